@@ -11,11 +11,13 @@ from typing import Any
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.torch_module import exported, is_torch, save_program
-from hil.controller.pipeline.board_pool import BoardPool, BoardSession
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import PATH, SECONDS, TEXT, TEXTS, checked, options_of
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
+from hil.controller.storage.run_context import RunContext
 from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
 from hil.errors import ImportFailed, UsageError
@@ -64,7 +66,7 @@ def run(
     board: Board,
     inputs: Mapping[str, Any] | Sequence[Any] = (),
     *,
-    shop: Workshop | None = None,
+    shop: RunContext | None = None,
     **options: Any,
 ) -> Case:
     """Compile a model, run it on a board and compare it with its reference.
@@ -105,14 +107,14 @@ def run(
         )
     if board.closed:
         raise UsageError(f"{board.name} was given back", hint="connect to it again")
-    if not isinstance(shop, Workshop | None):
-        raise UsageError(f"shop must be a hil.controller.pipeline.stages.Workshop or None, got {shop!r:.80}")
+    if not isinstance(shop, RunContext | None):
+        raise UsageError(f"shop must be a hil.controller.pipeline.stages.RunContext or None, got {shop!r:.80}")
     check_options(chosen, BoardChoice(board.config, board.name))
     if refused is not None:
         return Case(path.stem, path, chosen, Path()).ended(refused, Stage.IMPORT)
     with contextlib.ExitStack() as stack:
         if shop is None:
-            shop = Workshop(Cache(), stack.enter_context(Isolated()))
+            shop = RunContext(Cache(), stack.enter_context(Isolated()))
         elif chosen.recompute or chosen.debug_ir is not None:
             # A cache makes things anew once for all who ask it to: here every call asks for itself.
             shop = replace(shop, cache=Cache(shop.cache.root))

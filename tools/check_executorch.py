@@ -18,9 +18,9 @@ from typing import Any
 import click
 
 from hil.controller.models.flows import load_flow
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.results import Delegation
 from hil.controller.workloads.suites.store import SuiteRun
@@ -137,7 +137,7 @@ def main(suite: str, flow: str, patterns: tuple[str, ...], jobs: int | None, as_
     Ends with 1 where the tester finds something that hil does not, with 5 when no case matches.
     """
     with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
-        shop = Workshop(Cache(), isolated)
+        shop = RunContext(Cache(), isolated)
         tests = {test.id: test for test in torch_tests(suite, load_flow(flow), shop)}
         records = _run_hil(suite, flow, patterns, jobs, Path(folder) / "run").records()
         if not records:

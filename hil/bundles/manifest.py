@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from hil.bundles.cases import Method, MethodTestCase, Program, Signature, checked_cases
+from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
 from hil.bundles.layout import MAX_BLOBS
 from hil.core.digest import check, digest_of
 from hil.core.results import Noise
@@ -325,11 +325,13 @@ def to_document(
 
 def from_document(
     document: Mapping[str, Any], blobs: Mapping[str, memoryview]
-) -> tuple[Program, tuple[Method, ...], dict[str, Any]]:
-    """The program, its methods and how they were made, of a manifest and its blobs.
+) -> tuple[Program, list[tuple[Signature, MethodTestSuite]], dict[str, Any]]:
+    """The program, its methods with their cases, and how they were made, of a manifest and its blobs.
+
+    Nobody has looked yet whether a case fits its method.
 
     Raises:
-        UsageError: the manifest says what cannot be, or a case does not fit its method.
+        UsageError: the manifest says what cannot be.
     """
     program, methods, made, _ = _parts(document)
     digests, main, runtime, _ = program_files(document)
@@ -344,7 +346,7 @@ def from_document(
         _read_method(item, blobs, f"methods[{number}]")
         for number, item in enumerate(items(methods, "methods", MAX_METHODS))
     ]
-    if not read or len({method.name for method in read}) != len(read):
+    if not read or len({suite.method_name for _, suite in read}) != len(read):
         raise refused("methods", "is empty or has one name twice")
     _check_all_named(document, blobs)
     content = Program(
@@ -354,10 +356,10 @@ def from_document(
         name_of(compiler, "program.compiler", most=MAX_TEXT, empty=True),
         tuple(flags),
     )
-    return content, tuple(read), made
+    return content, read, made
 
 
-def _read_method(value: Any, blobs: Mapping[str, memoryview], where: str) -> Method:
+def _read_method(value: Any, blobs: Mapping[str, memoryview], where: str) -> tuple[Signature, MethodTestSuite]:
     name, inputs, outputs, cases = take(value, where, name=str, inputs=list, outputs=list, cases=list)
     signature = Signature(specs_of(inputs, f"{where}.inputs"), specs_of(outputs, f"{where}.outputs"))
     name_of(name, f"{where}.name")
@@ -365,7 +367,7 @@ def _read_method(value: Any, blobs: Mapping[str, memoryview], where: str) -> Met
         _read_case(item, blobs, f"{where}.cases[{number}]")
         for number, item in enumerate(items(cases, f"{where}.cases", MAX_CASES))
     ]
-    return Method(name, signature, checked_cases(name, signature, given))
+    return signature, MethodTestSuite(name, given)
 
 
 def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> MethodTestCase:

@@ -165,7 +165,7 @@ _ALL = (
         agent=f"{_AGENT}.xla_aot:XlaAotRuntime",
         compiler="tfcompile",
         compile=f"{_COMPILERS}.tfcompile:compile_tfcompile",
-        target=f"{_COMPILERS}.tfcompile_target:tfcompile_target",
+        target=f"{_COMPILERS}.tfcompile:tfcompile_target",
         targets_host=True,
     ),
 )

@@ -17,12 +17,13 @@ from hil.controller.devices.board import Board
 from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.board_pool import BoardSession
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.core.results import Outcome
 from hil.core.tensors import Array
 
@@ -31,9 +32,9 @@ STATIC = "static-int8-per-channel"
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
     with Isolated(2) as isolated:
-        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+        yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def images() -> list[dict[str, Array]]:
 
 
 @pytest.fixture
-def take(shop: Workshop, board: Board, tmp_path: Path) -> Callable[..., Case]:
+def take(shop: RunContext, board: Board, tmp_path: Path) -> Callable[..., Case]:
     """take(flow, model, inputs, samples) is the case of a model, ended."""
 
     def call(flow: Flow, model: Path, inputs: dict[str, Array], samples: list[dict[str, Array]]) -> Case:
@@ -74,7 +75,7 @@ def take(shop: Workshop, board: Board, tmp_path: Path) -> Callable[..., Case]:
     return call
 
 
-def random_inputs(model: Path, shop: Workshop, seed: int) -> dict[str, Array]:
+def random_inputs(model: Path, shop: RunContext, seed: int) -> dict[str, Array]:
     read = import_model(model, isolated=shop.isolated, cache=shop.cache)
     return make_inputs(read.inputs or (), {}, seed=seed, ranges=read.ranges)
 

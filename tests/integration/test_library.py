@@ -10,9 +10,9 @@ import pytest
 from support.models import DIGITS
 
 import hil
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.errors import UsageError
 
 pytestmark = pytest.mark.daily
@@ -117,7 +117,7 @@ def test_a_board_config_may_be_a_path(tmp_path):
 
 def test_a_shared_workshop_makes_anew_whenever_it_is_asked_to(board, doubling, tmp_path):
     with Isolated(1) as isolated:
-        shop = Workshop(Cache(tmp_path / "cache"), isolated)
+        shop = RunContext(Cache(tmp_path / "cache"), isolated)
         cached = [
             hil.run(doubling, board, {"x": X}, shop=shop, recompute=recompute).artifact.cached
             for recompute in (False, False, True, True)

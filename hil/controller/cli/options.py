@@ -16,8 +16,8 @@ from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.board_resolver import BoardChoice
-    from hil.controller.pipeline.case import Workshop
     from hil.controller.pipeline.options import Options
+    from hil.controller.storage.run_context import RunContext
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -234,14 +234,14 @@ def run_settings(settings: dict[str, Any], **more: Any) -> Options:
 
 
 @contextmanager
-def workshop(workers: int | None = None) -> Iterator[Workshop]:
+def workshop(workers: int | None = None) -> Iterator[RunContext]:
     """Open the cache and isolated processes."""
-    from hil.controller.pipeline.case import Workshop
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.run_context import RunContext
 
     with Isolated(workers) as isolated:
-        yield Workshop(Cache(), isolated)
+        yield RunContext(Cache(), isolated)
 
 
 def refuse_beside_resume(context: click.Context, *others: str) -> None:

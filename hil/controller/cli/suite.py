@@ -147,7 +147,7 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     request = Request(source, flow, **{**settings, "dims": settings["dims"]})
     with workshop() as shop:
         found = suite_of(request, load_flow(flow), shop)
-    cases = [spec for spec in found.cases if request.selects(spec)]
+    cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
     for line in found.left_out:
         click.echo(f"left out: {line}", err=True)

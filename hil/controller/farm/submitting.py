@@ -17,18 +17,16 @@ from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import span
 from hil.controller.models.flows import BESIDE, flows, load_flow
 from hil.controller.models.importers import SAVED_MODEL, import_model
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.paths import exists
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
-from hil.controller.workloads.suites.folder import models_at
 from hil.controller.workloads.suites.job import suite_of
-from hil.controller.workloads.suites.model_cases import SuiteModel
 from hil.controller.workloads.suites.request import Request
-from hil.controller.workloads.suites.sources import BUILT_IN
-from hil.controller.workloads.suites.spec import CaseSpec, Suite
+from hil.controller.workloads.suites.sources import BUILT_IN, look
+from hil.controller.workloads.suites.spec import CaseSpec, Suite, SuiteModel
 from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError
 
@@ -253,7 +251,7 @@ def plan_suite(request: Request, boards: int) -> SuitePlan:
     """
     flow = load_flow(request.flow)
     with Isolated(request.jobs) as isolated:
-        shop = Workshop(Cache(), isolated, logs=False)
+        shop = RunContext(Cache(), isolated)
         suite = suite_of(request, flow, shop)
         parcel = JobFiles()
         source = _packed_source(request, suite, shop, parcel)
@@ -266,7 +264,7 @@ def plan_suite(request: Request, boards: int) -> SuitePlan:
     }
     digests = parcel.digests()
     warm = affinity(request.source, *sorted(digests.values()), repr(flow))
-    selected = [one for one in suite.cases if request.selects(one)]
+    selected = [one for one in suite.cases if request.selects(one.id)]
     chosen = split(selected, parts_for(len(selected), boards))
     specs = [
         JobSpec(
@@ -286,14 +284,14 @@ def plan_suite(request: Request, boards: int) -> SuitePlan:
     return SuitePlan(f"{suite.name} {flow.name}", tuple(specs), parcel)
 
 
-def _packed_source(request: Request, suite: Suite, shop: Workshop, parcel: JobFiles) -> dict[str, str]:
+def _packed_source(request: Request, suite: Suite, shop: RunContext, parcel: JobFiles) -> dict[str, str]:
     """The models at a path of the user's, under the folder's own name: that is the suite's."""
     path = Path(request.source)
     if suite.source in BUILT_IN and not path.exists():
         return {}
     root = path if path.is_dir() else path.parent
     below = f"suite/{root.resolve().name or 'models'}"
-    for model in models_at(path):
+    for model in look(path).models:
         for file in (*_files_of(model, shop), *model.beside):
             if file.is_file():
                 parcel.add(file, f"{below}/{_below(file, root)}")
@@ -319,7 +317,7 @@ def _below(file: Path, root: Path) -> Path:
     return here.relative_to(os.path.normpath(root))
 
 
-def _files_of(model: SuiteModel, shop: Workshop) -> Iterable[Path]:
+def _files_of(model: SuiteModel, shop: RunContext) -> Iterable[Path]:
     """A model's file and its data; of a model that cannot be read here the file alone: its case will tell."""
     if model.path.name == SAVED_MODEL:
         return [file for file in sorted(model.path.parent.rglob("*")) if file.is_file()]

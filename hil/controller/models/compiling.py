@@ -1,22 +1,58 @@
-"""Call a compiler in a process of its own: where IREE's is, and the errors of compiling."""
+"""Call a compiler in a process of its own: what it is told, where IREE's is, and the errors of compiling."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypedDict
 
-from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
+
+
+class Work(TypedDict):
+    """How a result is made that the cache may hold already.
+
+    ``cache`` keeps it, by content and versions; ``isolated`` has the processes in which it is made, for what makes it
+    may crash; ``recompute`` makes it though the cache has it; ``timeout`` is seconds, or None; what is printed
+    meanwhile is appended to ``log``.
+    """
+
+    cache: Cache
+    isolated: Isolated
+    recompute: bool
+    timeout: float | None
+    log: Path
+
+
+class CompileOrder(Work):
+    """What a compiler is told beside the model: see :func:`hil.controller.backends.compilers.compile_model`."""
+
+    runtime: str
+    flags: Sequence[str]
+    debug_ir: Path | None
+
+
+def work_of(order: CompileOrder) -> Work:
+    """The part of an order that conversions take."""
+    return {
+        "cache": order["cache"],
+        "isolated": order["isolated"],
+        "recompute": order["recompute"],
+        "timeout": order["timeout"],
+        "log": order["log"],
+    }
 
 
 @contextlib.contextmanager
 def compiling(
     what: str = "compiling", *, died: str = "the compiler died", failed: str = "the model cannot be compiled"
 ) -> Iterator[None]:
-    """Around a call of an isolated compiler.
+    """Name the errors of a call of an isolated compiler.
 
     Args:
         what: is done, for the message of a time limit: "compiling gave no result within 60 s".
@@ -46,3 +82,26 @@ def native_compiler() -> Path:
     if found := shutil.which("iree-compile"):
         return Path(found)
     raise UsageError("there is no iree-compile", hint="pip install iree-base-compiler")
+
+
+@contextlib.contextmanager
+def keeping_log(log: Path, kept: Path) -> Iterator[None]:
+    """Copy what is appended to a log meanwhile to a file of its own; nothing where an error is raised."""
+    start = log.stat().st_size if log.exists() else 0
+    yield
+    with log.open("rb") as file:
+        file.seek(start)
+        kept.write_bytes(file.read())
+
+
+def make_debug_folder(debug_ir: Path | None) -> None:
+    """Make the folder of ``--debug-ir``, if there is one.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        if debug_ir is not None:
+            debug_ir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{debug_ir} cannot be made: {error.strerror}", hint="--debug-ir names a folder") from error

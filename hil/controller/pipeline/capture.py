@@ -7,16 +7,34 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from hil.controller.devices.measurement import CounterWatch
 from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.core.clock import ClockFit, now_ns
 from hil.core.tensors import Array
 from hil.core.timeline import Call, Sample, Span
 from hil.errors import HilError
 
-if TYPE_CHECKING:
-    from hil.controller.devices.board import Board, LoadedProgram
+
+class _Program(Protocol):
+    """What is profiled: a program on a board."""
+
+    def profile(self, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float) -> ProfilePass: ...
+
+
+class _Board(Protocol):
+    """What is looked at meanwhile: a board."""
+
+    @property
+    def name(self) -> str: ...
+
+    def ping(self) -> None: ...
+
+    def clock_fit(self, since_ns: int) -> ClockFit | None: ...
+
+    def watch_counters(self, period_s: float) -> CounterWatch: ...
+
 
 # Often enough to see a clock being throttled; 1 % of a slow core's time.
 PERIOD_S = 0.05
@@ -54,7 +72,7 @@ class Capture:
         notes: what went wrong, a line each.
     """
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: _Board) -> None:
         self.board = board.name
         self._board = board
         self._watch = board.watch_counters(PERIOD_S)
@@ -78,7 +96,7 @@ class Capture:
             self.calls.append(Call(TIMED, host, Span("run", *call.board_ns), call.warmup_ns, call.iterations_ns))
 
     def profile(
-        self, program: LoadedProgram, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
+        self, program: _Program, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
     ) -> None:
         """Run once more, under the profiler: as often as asked for, to the bound of :func:`bounded`.
 

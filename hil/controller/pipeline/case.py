@@ -12,7 +12,6 @@ from hil.bundles.cases import Signature
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.options import Options
-from hil.controller.storage.run_context import RunContext
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Outcome, RunResult, Stage, Timings
 from hil.core.tensors import Array
@@ -81,21 +80,16 @@ class Case:
         return replace(self, timings=replace(self.timings, **seconds))
 
 
-Watch = Callable[[Case, Stage, str], None]
-
-
 @dataclass(frozen=True)
-class Workshop(RunContext):
-    """What cases share beside the cache and the isolated processes: who is told of progress, and who stores what.
+class ProgressSink:
+    """Who is told how cases go on, and who stores what they make; called from several threads.
 
     Attributes:
-        watch: called with (case, stage, note) whenever a stage begins or has news.
+        stage: called with (case, stage, note) whenever a stage begins or has news.
         keep: called with (case, what) when inputs, outputs or references are there, to store them.
         ended: called with a case that a stage's error has ended, perhaps long before its turn.
-        logs: whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway.
     """
 
-    watch: Watch = lambda case, stage, note: None
+    stage: Callable[[Case, Stage, str], None] = lambda case, stage, note: None
     keep: Callable[[Case, str], None] = lambda case, what: None
     ended: Callable[[Case], None] = lambda case: None
-    logs: bool = True

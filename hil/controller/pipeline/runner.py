@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,10 +17,12 @@ from hil import errors
 from hil.controller.backends.references import default_references
 from hil.controller.backends.targets import described, likely_cause
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
-from hil.controller.pipeline.board_pool import BoardPool, BoardSession
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs
+from hil.controller.storage.run_context import RunContext
 from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.results import Stage
@@ -46,12 +48,15 @@ class Runner:
     """Takes cases through the stages.
 
     Attributes:
-        shop: what all cases share.
         of_usage: what becomes of bad usage that a stage finds: raises it, or returns the error that ends the case.
+        sink: told of progress.
+        logs: whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway.
     """
 
-    shop: Workshop
+    context: RunContext
     of_usage: Callable[[errors.UsageError, Stage], errors.HilError] = bad_usage_is_raised
+    sink: ProgressSink = field(default_factory=ProgressSink)
+    logs: bool = True
 
     def begin(self, path: Path, options: Options, folder: Path, *, name: str = "", want_inputs: bool = True) -> Case:
         """Import a model and check the user's inputs against it: the stage that may still say "you typed it wrongly".
@@ -68,7 +73,7 @@ class Runner:
         Raises:
             UsageError: missing file, unknown function, inputs that the model does not take.
         """
-        case = self._do(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT], Tools(self.shop))
+        case = self._do(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT], self._tools())
         if not want_inputs or case.model is None:
             return case
         if not (options.expected or options.references or default_references(case.model)):
@@ -84,7 +89,7 @@ class Runner:
 
     def compile(self, case: Case, config: BoardConfig) -> Case:
         """Compile for a board, on the host, unless the case came with its program."""
-        return self._advance(case, (Stage.COMPILE,), Tools(self.shop, config))
+        return self._advance(case, (Stage.COMPILE,), self._tools(config))
 
     def refer_early(self, case: Case) -> Case | None:
         """Ask the references while the case waits for its board.
@@ -95,18 +100,17 @@ class Runner:
         """
         if case.outcome or case.inputs is None or case.references:
             return None
-        quiet = Workshop(self.shop.cache, self.shop.isolated)
-        return replace(self, shop=quiet).refer(case)
+        return replace(self, sink=ProgressSink()).refer(case)
 
     def refer(self, case: Case) -> Case:
         """Ask the references, unless the case has them."""
-        return self._advance(case, (Stage.REFER,), Tools(self.shop))
+        return self._advance(case, (Stage.REFER,), self._tools())
 
     def execute(self, case: Case, session: BoardSession) -> Case:
         """Push, load and run on a board."""
         if case.artifact is None or case.outcome:
             return case
-        case = self._advance(case, _ON_BOARD, Tools(self.shop, session.board.config, session))
+        case = self._advance(case, _ON_BOARD, self._tools(session.board.config, session))
         if case.error is not None and case.artifact is not None and case.artifact.runtime == "iree":
             target, info = described(case.artifact.flags), session.board.info
             # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
@@ -123,7 +127,7 @@ class Runner:
         """
         if early is not None:
             case = self.with_references(case, early)
-        return self._advance(case, (Stage.REFER, Stage.COMPARE), Tools(self.shop))
+        return self._advance(case, (Stage.REFER, Stage.COMPARE), self._tools())
 
     def with_references(self, case: Case, early: Case) -> Case:
         """A case with what :meth:`refer_early` got for it: references, or the error that took their place."""
@@ -138,7 +142,7 @@ class Runner:
             unanswered=early.unanswered,
             spans=(*case.spans, *(span for span in early.spans if span not in case.spans)),
         ).timed(refer_s=early.timings.refer_s)
-        self.shop.keep(case, "references")
+        self.sink.keep(case, "references")
         return case
 
     def whole(self, case: Case, session: BoardSession) -> Case:
@@ -173,7 +177,9 @@ class Runner:
         def session() -> BoardSession:
             return pool.session(choice, runtimes=(runtime,), faults=faults)
 
-        with concurrent.futures.ThreadPoolExecutor(self.shop.isolated.workers, thread_name_prefix="prepare") as threads:
+        with concurrent.futures.ThreadPoolExecutor(
+            self.context.isolated.workers, thread_name_prefix="prepare"
+        ) as threads:
             compiling: deque[Case | concurrent.futures.Future[Case]] = deque()
             try:
                 if not all(case.outcome or knows_target(config, case.options.runtime) for case in cases):
@@ -193,7 +199,7 @@ class Runner:
                     # A reference depends on model and inputs alone, so it may be computed while the board runs.
                     referring = threads.submit(self.refer_early, case)
                     if case.references:
-                        self.shop.keep(case, "references")
+                        self.sink.keep(case, "references")
                     if not case.outcome and lost is None:
                         try:
                             case = self._on_board(case, session(), pool, choice, faults)
@@ -207,7 +213,7 @@ class Runner:
                 for waiting in compiling:
                     if not isinstance(waiting, Case):
                         waiting.cancel()
-                self.shop.isolated.close()
+                self.context.isolated.close()
                 raise
 
     def _on_board(
@@ -216,11 +222,14 @@ class Runner:
         """Run a case; where that costs the board, look for it: it may come back for the next case."""
         case = self.execute(case, session)
         if isinstance(case.error, errors.BoardError):
-            self.shop.watch(case, Stage(case.stage), "the board is gone, looking for it")
+            self.sink.stage(case, Stage(case.stage), "the board is gone, looking for it")
             pool.reconnect(choice, case.error, faults=faults)
             # What became of it is told in the reason too.
             case = replace(case, reason=case.error.message)
         return case
+
+    def _tools(self, config: BoardConfig | None = None, session: BoardSession | None = None) -> Tools:
+        return Tools(self.context, config, session, self.sink, self.logs)
 
     def _advance(self, case: Case, stages: Sequence[Stage], tools: Tools) -> Case:
         for stage in stages:
@@ -241,7 +250,7 @@ class Runner:
         except errors.HilError as error:
             case = case.ended(error, step.stage)
         if case.error is not None:
-            self.shop.ended(case)
+            self.sink.ended(case)
         return replace(case, spans=(*case.spans, Span(step.stage.value, start, clock.now_ns())))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,18 @@ from hil.bundles.cases import check_loaded
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import Verdict, compare, depends_on_noise, judge, too_far
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.references import expected_result, refer_each, refer_with_fallback
-from hil.controller.backends.references.noise import largest_noise, measure_noise
+from hil.controller.backends.references import expected_result, measure_noise, refer_each, refer_with_fallback
+from hil.controller.backends.references.noise import largest_noise
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_resolver import BoardChoice
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.board_pool import BoardSession
+from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.capture import Capture
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core import clock
 from hil.core.board_config import BoardConfig
@@ -45,14 +46,16 @@ class Tools:
     """What stages work with.
 
     Attributes:
-        shop: what all cases share.
         config: of the board that the case is compiled for; None until that is known.
         session: the board that the case runs on; None for the stages that need none.
+        logs: whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway.
     """
 
-    shop: Workshop
+    context: RunContext
     config: BoardConfig | None = None
     session: BoardSession | None = None
+    sink: ProgressSink = field(default_factory=ProgressSink)
+    logs: bool = True
 
 
 def check_options(options: Options, choice: BoardChoice) -> None:
@@ -75,10 +78,10 @@ def check_options(options: Options, choice: BoardChoice) -> None:
 
 def _import(case: Case, tools: Tools) -> Iterator[Case]:
     """Read the model's file."""
-    shop, options = tools.shop, case.options
+    context, options = tools.context, case.options
     start = time.monotonic()
     model = import_model(
-        case.path, function=options.function, dims=options.dims, isolated=shop.isolated, cache=shop.cache
+        case.path, function=options.function, dims=options.dims, isolated=context.isolated, cache=context.cache
     )
     options = replace(options, runtime=runtime_for(model.format, options.runtime))
     yield replace(case, model=model, options=options).timed(import_s=time.monotonic() - start)
@@ -86,10 +89,10 @@ def _import(case: Case, tools: Tools) -> Iterator[Case]:
 
 def _compile(case: Case, tools: Tools) -> Iterator[Case]:
     """Compile for a board, on the host; the log says what was from the cache."""
-    model, config, shop = case.model, tools.config, tools.shop
+    model, config, context = case.model, tools.config, tools.context
     assert model is not None and config is not None
     runtime = case.options.runtime or config.runtime
-    shop.watch(case, Stage.COMPILE, "")
+    tools.sink.stage(case, Stage.COMPILE, "")
     log = case.folder / "logs" / "compile.log"
     compiler = case.options.compiler or compiler_for(model.format, runtime)
     start = time.monotonic()
@@ -98,8 +101,8 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
         compiler=compiler,
         runtime=runtime,
         flags=(*config.compile_flags.get(compiler, ()), *case.options.compile_flags),
-        cache=shop.cache,
-        isolated=shop.isolated,
+        cache=context.cache,
+        isolated=context.isolated,
         recompute=case.options.recompute,
         debug_ir=case.options.debug_ir,
         timeout=COMPILE_TIMEOUT_S,
@@ -109,20 +112,20 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
     note = "from the cache" if artifact.cached else "done"
     with storing(log.parent), log.open("a") as file:
         file.write(f"{artifact.compiler}: {note}\n")
-    shop.watch(case, Stage.COMPILE, note)
+    tools.sink.stage(case, Stage.COMPILE, note)
 
 
 def _push(case: Case, tools: Tools) -> Iterator[Case]:
     """Send what the board lacks of the program."""
-    artifact, session, shop = case.artifact, tools.session, tools.shop
+    artifact, session = case.artifact, tools.session
     assert artifact is not None and session is not None
     start = time.monotonic()
-    shop.watch(case, Stage.PUSH, "")
+    tools.sink.stage(case, Stage.PUSH, "")
     sent: list[tuple[int, int]] = []
 
     def pushed(done: int, total: int) -> None:
         sent.append((clock.now_ns(), done))
-        shop.watch(case, Stage.PUSH, f"{done >> 10} of {total >> 10} KiB")
+        tools.sink.stage(case, Stage.PUSH, f"{done >> 10} of {total >> 10} KiB")
 
     size = session.board.push(artifact, pushed)
     yield replace(case, pushed_bytes=size, sent=tuple(sent)).timed(push_s=time.monotonic() - start)
@@ -133,7 +136,7 @@ def _load(case: Case, tools: Tools) -> Iterator[Case]:
     artifact, session, options = case.artifact, tools.session, case.options
     assert artifact is not None and session is not None
     start = time.monotonic()
-    tools.shop.watch(case, Stage.LOAD, "")
+    tools.sink.stage(case, Stage.LOAD, "")
 
     def check(program: LoadedProgram) -> None:
         if case.signature is not None:
@@ -146,16 +149,16 @@ def _load(case: Case, tools: Tools) -> Iterator[Case]:
 
 def _run(case: Case, tools: Tools) -> Iterator[Case]:
     """Run on the board; where a profile is asked for, once more under the profiler."""
-    artifact, session, shop, options = case.artifact, tools.session, tools.shop, case.options
+    artifact, session, options = case.artifact, tools.session, case.options
     assert artifact is not None and session is not None
     broken = False
     try:
         program, _ = session.load(artifact, timeout=options.timeout, no_fallback=options.no_fallback)
-        shop.watch(case, Stage.RUN, "")
+        tools.sink.stage(case, Stage.RUN, "")
         if case.inputs is None:
             yield (case := replace(case, inputs=make_case_inputs(case, program.loaded.inputs)))
         inputs = case.inputs or {}
-        shop.keep(case, "inputs")
+        tools.sink.keep(case, "inputs")
         with Capture(session.board) if options.profile else nullcontext() as capture:
             if capture is not None:
                 yield (case := replace(case, capture=capture))
@@ -176,12 +179,12 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
                 fetch_s=call.fetch_s,
             )
             yield case
-            shop.keep(case, "outputs")
+            tools.sink.keep(case, "outputs")
             if capture is not None:
                 capture.timed(call, inputs, result.outputs)
-                shop.watch(case, Stage.RUN, "once more, under the profiler")
+                tools.sink.stage(case, Stage.RUN, "once more, under the profiler")
                 capture.profile(program, inputs, **counts)
-        if shop.logs:
+        if tools.logs:
             yield replace(case, worker_log=tuple(program.log()))
     except (errors.RunCrashed, errors.StageTimeout):
         broken = True
@@ -200,15 +203,15 @@ def _as_signed(result: RunResult, own: Sequence[TensorSpec], signed: Sequence[Te
 
 def _refer(case: Case, tools: Tools) -> Iterator[Case]:
     """Ask the references, or take what is expected. Where one cannot answer, the others' answers count."""
-    shop, options = tools.shop, case.options
+    context, options = tools.context, case.options
     model, inputs = case.model, case.inputs
     assert model is not None and inputs is not None
     start = time.monotonic()
-    shop.watch(case, Stage.REFER, "")
+    tools.sink.stage(case, Stage.REFER, "")
     if options.expected:
         case = replace(case, references=(expected_result(options.expected, model.outputs),))
     else:
-        settings = _reference_settings(options, shop, case.folder / "logs" / "reference.log")
+        settings = _reference_settings(options, context, case.folder / "logs" / "reference.log")
         if options.references:
             references, unanswered = refer_each(options.references, model, inputs, **settings)
             case = replace(case, references=tuple(references), unanswered=unanswered)
@@ -217,26 +220,26 @@ def _refer(case: Case, tools: Tools) -> Iterator[Case]:
     yield case
     try:
         log = case.folder / "logs" / "plain-reference.log"
-        case = replace(case, plain_reference=_refer_plain(inputs, options, shop, log))
+        case = replace(case, plain_reference=_refer_plain(inputs, options, context, log))
     except errors.StageError as error:
         case = replace(case, unanswered={**case.unanswered, _PLAIN: error})
     yield (case := case.timed(refer_s=time.monotonic() - start))
-    shop.keep(case, "references")
+    tools.sink.keep(case, "references")
 
 
-def _refer_plain(inputs: Mapping[str, Array], options: Options, shop: Workshop, log: Path) -> RunResult | None:
+def _refer_plain(inputs: Mapping[str, Array], options: Options, context: RunContext, log: Path) -> RunResult | None:
     if options.plain_expected:
         return RunResult("expected, of the plain model", options.plain_expected)
     if options.plain_model is None:
         return None
-    model = import_model(options.plain_model, dims=options.dims, isolated=shop.isolated, cache=shop.cache)
-    return refer_with_fallback(model, inputs, **_reference_settings(options, shop, log))
+    model = import_model(options.plain_model, dims=options.dims, isolated=context.isolated, cache=context.cache)
+    return refer_with_fallback(model, inputs, **_reference_settings(options, context, log))
 
 
-def _reference_settings(options: Options, shop: Workshop, log: Path) -> dict[str, Any]:
+def _reference_settings(options: Options, context: RunContext, log: Path) -> dict[str, Any]:
     return {
-        "cache": shop.cache,
-        "isolated": shop.isolated,
+        "cache": context.cache,
+        "isolated": context.isolated,
         "recompute": options.recompute,
         "timeout": max(options.timeout, DEFAULT_TIMEOUT_S),
         "log": log,
@@ -259,15 +262,15 @@ def _compare(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _judge(case: Case, tools: Tools) -> Iterator[Case]:
-    shop, options, result = tools.shop, case.options, case.result
+    context, options, result = tools.context, case.options, case.result
     assert result is not None
     start = time.monotonic()
-    shop.watch(case, Stage.COMPARE, "")
+    tools.sink.stage(case, Stage.COMPARE, "")
     tolerance = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind")}
     case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
     if options.atol is None and any(map(depends_on_noise, case.verdicts)):
-        shop.watch(case, Stage.COMPARE, "measuring the reference's own noise")
-        case = _allow_for_noise(case, result, tolerance, shop)
+        tools.sink.stage(case, Stage.COMPARE, "measuring the reference's own noise")
+        case = _allow_for_noise(case, result, tolerance, context)
     yield case
     between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
     outcome, reason = judge(case.verdicts, between)
@@ -307,14 +310,14 @@ def _noting(verdict: Verdict, note: str) -> Verdict:
     return replace(verdict, reason="; ".join(filter(None, (verdict.reason, note))))
 
 
-def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], shop: Workshop) -> Case:
+def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], context: RunContext) -> Case:
     """Judge once more within the references' noise. Where that changes nothing, the verdicts stay as they are.
 
     Of several references the largest noise counts for each: it is the computation's, not one oracle's.
     """
     if case.model is None or case.inputs is None:
         return case
-    settings = _reference_settings(case.options, shop, case.folder / "logs" / "noise.log")
+    settings = _reference_settings(case.options, context, case.folder / "logs" / "noise.log")
     noise = largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
     references = tuple(replace(one, noise=one.noise or noise) for one in case.references)
     verdicts = _verdicts(case, result, references, tolerance)

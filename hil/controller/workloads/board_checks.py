@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board import Board
     from hil.controller.devices.deploy.probe import Seen
     from hil.controller.devices.ssh.shell import Shell
-    from hil.controller.pipeline.board_pool import BoardSession
+    from hil.controller.pipeline.board_session import BoardSession
 
 Say = Callable[[str], None]
 
@@ -221,11 +221,11 @@ def runtime_words(runtime: Mapping[str, Any]) -> str:
 def _program(session: BoardSession, runtime: str) -> Check:
     """Compile, push, run and compare a tiny model, as `hil run` does."""
     from hil.controller.backends.compilers import compilers
-    from hil.controller.pipeline.case import Workshop
     from hil.controller.pipeline.options import Options
     from hil.controller.pipeline.runner import Runner
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.run_context import RunContext
     from hil.core.results import Outcome
     from hil.core.runtimes import RUNTIMES
 
@@ -236,7 +236,7 @@ def _program(session: BoardSession, runtime: str) -> Check:
         return Check("program", SKIP, found, "hil run a program or a model of your own")
     with temporary_folder("hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
-        runner = Runner(Workshop(Cache(), isolated))
+        runner = Runner(RunContext(Cache(), isolated))
         try:
             case = runner.begin(tiny_model(Path(folder)), Options(runtime=runtime), Path(folder))
             case = runner.whole(case, session)

@@ -11,7 +11,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.options import Job, Options
 from hil.controller.pipeline.record import Recorder
@@ -19,7 +19,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
-from hil.controller.storage.run_context import Progress
+from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import GO_ON, Run, RunStore, check_seal, safe_name
 from hil.core.results import Stage
 from hil.core.text import jsonable
@@ -74,7 +74,7 @@ def _run(
 ) -> dict[str, Any]:
     names = _unique_names(job.models)
     options = replace(job.options(), inputs=tuple(job.inputs))
-    shop = Workshop(Cache(), isolated)
+    shop = RunContext(Cache(), isolated)
     kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
     for name, path in zip(names, job.models, strict=True):
         if name in kept and _has_changed(kept[name], path, options, shop):
@@ -101,7 +101,7 @@ def _run(
             screen.note(f"compiling for {board.target}")
         stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
 
-    runner = Runner(replace(shop, watch=watch, keep=recorder.keep, ended=recorder.write))
+    runner = Runner(shop, sink=ProgressSink(watch, recorder.keep, recorder.write))
     pool = BoardPool(f"hil run {stored.id}", wait_s=job.wait_s, say=screen.note, opened=opened)
     try:
         with pool:
@@ -125,7 +125,7 @@ def _run(
     return recorder.finish()
 
 
-def _has_changed(record: Mapping[str, Any], path: Path, options: Options, shop: Workshop) -> bool:
+def _has_changed(record: Mapping[str, Any], path: Path, options: Options, shop: RunContext) -> bool:
     """Whether the model of a case that has ended is another one by now. One that is gone cannot be asked any more."""
     was = record["model"] and record["model"]["digest"]
     try:
@@ -158,7 +158,7 @@ def _profile_folders(job: Job, case: str) -> dict[str, Path]:
     return {kind: folder / case if len(job.models) > 1 else folder for kind, folder in kinds.items() if folder}
 
 
-def _with_profiles(case: Case, job: Job, run: Run, shop: Workshop) -> Iterator[Case]:
+def _with_profiles(case: Case, job: Job, run: Run, shop: RunContext) -> Iterator[Case]:
     """Write the profiles that were asked for; yields the case with what is known of them, as they come."""
     wanted = _profile_folders(job, case.name)
     if not wanted:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.devices.links.provider import is_lent
-from hil.controller.pipeline.board_pool import BoardPool, BoardSession
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
 from hil.core.board_config import BoardConfig
 from hil.core.digest import digest_of
 from hil.errors import BoardError

@@ -16,12 +16,12 @@ import pytest
 
 from hil import errors
 from hil.compare.verdict import Verdict, compare
-from hil.controller.pipeline.board_pool import BoardSession
+from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.outcome import record_of
+from hil.controller.workloads.suites.preparing import begin_case
 from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.request import begin_case
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.artifacts import Artifact, Model
@@ -29,9 +29,8 @@ from hil.core.results import Outcome, RunResult, Stage
 from hil.core.tensors import Array
 from hil.core.text import visible
 from hil.testing.pytest_plugin import failure_text
-from hil.testing.pytest_plugin.collecting import ModelCase
 from hil.testing.pytest_plugin.options import profile_folders, repeat_command
-from hil.testing.pytest_plugin.session import Bench, HilCase
+from hil.testing.pytest_plugin.session import Bench, HilCase, ModelCase
 
 RUN = pytest.StashKey["CaseRun"]()
 _NAME_MOST = 150

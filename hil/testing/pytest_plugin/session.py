@@ -20,20 +20,19 @@ from hil.controller.devices.links.provider import is_lent
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.folder import look
-from hil.controller.workloads.suites.model_cases import LayerChoice, SuiteModel, cases_of
-from hil.controller.workloads.suites.preparing import prepared
-from hil.controller.workloads.suites.request import Request, Settings, suite_runner
-from hil.controller.workloads.suites.sources import EXPECTED
-from hil.controller.workloads.suites.spec import CaseSpec
+from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
+from hil.controller.workloads.suites.preparing import prepared, suite_runner
+from hil.controller.workloads.suites.request import Request, Settings
+from hil.controller.workloads.suites.sources import EXPECTED, look
+from hil.controller.workloads.suites.spec import CaseSpec, SuiteModel
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig
@@ -167,6 +166,16 @@ class HilCase:
         return self.folder.out / safe_name(self.hw_type)
 
 
+class ModelCase(pytest.Function):
+    """One case of a model."""
+
+    case: HilCase
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """The model, not the lines of ours that test it."""
+        return self.path, None, self.name
+
+
 class Bench:
     """What the tests of one process share.
 
@@ -214,11 +223,11 @@ class Bench:
         self.work = new_folder("hil-pytest-")
 
     @cached_property
-    def shop(self) -> Workshop:
+    def shop(self) -> RunContext:
         """The cache, and processes for what may crash: as many as this process' share of the machine."""
         share = max(1, (os.cpu_count() or 1) // self._worker.get("workercount", 1))
         self._isolated = Isolated(share)
-        return Workshop(Cache(), self._isolated)
+        return RunContext(Cache(), self._isolated)
 
     @cached_property
     def runner(self) -> Runner:
@@ -339,7 +348,7 @@ class Bench:
         return Turns(Path(folder), [choice.name for choice in choices])
 
 
-def _symbols_of(file: Path, shop: Workshop) -> set[str]:
+def _symbols_of(file: Path, shop: RunContext) -> set[str]:
     """A model's symbolic dimensions; none of one that cannot be read, for its case says that."""
     try:
         specs = import_model(file, isolated=shop.isolated, cache=shop.cache).inputs or ()

@@ -47,7 +47,7 @@ def reproduce(source: str, flags: list[str], reproducer: str, log: str) -> None:
         reproducer: the file to write; nothing is written where no pass failed.
         log: the file that standard error goes to.
     """
-    from hil.controller.backends.compilers.iree_build import run_compiler
+    from hil.controller.backends.compilers.iree_program import run_compiler
 
     extra = [f"--mlir-pass-pipeline-crash-reproducer={reproducer}", "--mlir-disable-threading"]
     with temporary_folder("hil-reproduce-") as scratch:

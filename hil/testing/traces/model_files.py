@@ -10,8 +10,8 @@ from typing import Any
 
 from hil.controller.backends.references import refer, references
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S
+from hil.controller.storage.run_context import RunContext
 from hil.core.artifacts import Artifact, Model
 from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
@@ -85,7 +85,7 @@ class FileSubject:
         notes = {name: model.unseen for name, model in self._models.items()}
         return "; ".join(f"{name}: {note}" for name, note in notes.items() if note)
 
-    def model(self, method: str, shop: Workshop) -> Model:
+    def model(self, method: str, shop: RunContext) -> Model:
         """Return a method's model.
 
         Raises:
@@ -99,7 +99,7 @@ class FileSubject:
             )
         return self._models[method]
 
-    def runner(self, backend: Backend, shop: Workshop, folder: Path) -> Runner:
+    def runner(self, backend: Backend, shop: RunContext, folder: Path) -> Runner:
         """Return a reference of hil's, or programs on a board."""
         if backend.choice is None:
             if backend.runtime not in self.references:
@@ -114,7 +114,7 @@ class FileSubject:
 class _Models:
     """What runners of such modules share."""
 
-    def __init__(self, subject: FileSubject, shop: Workshop) -> None:
+    def __init__(self, subject: FileSubject, shop: RunContext) -> None:
         self._subject = subject
         self._shop = shop
 
@@ -146,7 +146,7 @@ class _Models:
 class _Refers(_Models):
     """A reference of hil's."""
 
-    def __init__(self, subject: FileSubject, reference: str, shop: Workshop) -> None:
+    def __init__(self, subject: FileSubject, reference: str, shop: RunContext) -> None:
         super().__init__(subject, shop)
         self._reference = reference
 
@@ -164,7 +164,7 @@ class _Refers(_Models):
 class _OnBoard(_Models):
     """Programs on a board."""
 
-    def __init__(self, subject: FileSubject, shop: Workshop, target: Target) -> None:
+    def __init__(self, subject: FileSubject, shop: RunContext, target: Target) -> None:
         super().__init__(subject, shop)
         self._target = target
         self._artifacts: dict[str, tuple[Artifact, Path]] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.run_context import RunContext
 from hil.core.tensors import Array, dtype_of
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.trace import as_numpy
@@ -118,7 +118,7 @@ class Subject(Protocol):
     def unseen(self) -> str:
         """What comparing its calls says nothing about, for people; known once they were made."""
 
-    def runner(self, backend: Backend, shop: Workshop, folder: Path) -> Runner:
+    def runner(self, backend: Backend, shop: RunContext, folder: Path) -> Runner:
         """Return what runs it on a backend.
 
         Args:

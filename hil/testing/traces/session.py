@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.flagfiles import ATOLS, FlagFile, write_flagfile
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.record import CaseRecord
@@ -98,7 +98,7 @@ class ModuleTraces:
         self.folder = options.artifacts_dir.absolute() / self._subject.name
         self._expectations = Expectations.load(expected)
         self._isolated = Isolated()
-        self._shop = Workshop(Cache(), self._isolated)
+        self._shop = RunContext(Cache(), self._isolated)
         self._runners: dict[str, Runner] = {}
         self._traced: dict[str, str] = {}
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.compilers.iree import recipe_of
+from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.backends.targets import described, likely_cause
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.models.compiling import native_compiler
-from hil.controller.pipeline.board_pool import BoardPool, BoardSession
-from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing, write_file
 from hil.core.artifacts import Artifact, Model
 from hil.core.placement import placement_text
@@ -39,7 +40,7 @@ class Target:
         folder: where what compiling leaves behind goes.
     """
 
-    def __init__(self, backend: Backend, shop: Workshop, folder: Path) -> None:
+    def __init__(self, backend: Backend, shop: RunContext, folder: Path) -> None:
         assert backend.choice is not None
         self.backend = backend
         self.folder = folder

@@ -17,8 +17,8 @@ import numpy as np
 
 from hil.controller.models.tensorflow.graphs import is_variable, replace_leaves, words
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.packages import needed_version
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.texts import first_line
 from hil.core.results import Stage
 from hil.core.tensors import Array
@@ -84,7 +84,7 @@ class TfSubject:
                 )
         return module
 
-    def runner(self, backend: Backend, shop: Workshop, folder: Path) -> Runner:
+    def runner(self, backend: Backend, shop: RunContext, folder: Path) -> Runner:
         """TensorFlow itself, or programs on a board."""
         if backend.runtime == TF:
             return _Eager(self)

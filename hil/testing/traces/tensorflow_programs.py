@@ -20,9 +20,9 @@ from hil.controller.models.tensorflow.graphs import (
 )
 from hil.controller.models.tensorflow.lower import Live, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import spec_of
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import write_file
 from hil.core.artifacts import Artifact, Model
 from hil.core.results import Stage
@@ -67,7 +67,7 @@ class Programs:
         folder: of the module's artifacts.
     """
 
-    def __init__(self, name: str, shop: Workshop, folder: Path) -> None:
+    def __init__(self, name: str, shop: RunContext, folder: Path) -> None:
         self._name = name
         self._shop = shop
         self._folder = folder
@@ -239,7 +239,7 @@ class TfLiteProgram:
         return restore(self.structure, outputs)
 
 
-def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop: Workshop) -> TfLiteProgram:
+def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop: RunContext) -> TfLiteProgram:
     """Convert a method for the dtypes and shapes of some inputs; variables that it reads become constants.
 
     Args:

@@ -19,11 +19,12 @@ import hil
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.backends.references import expected_result
 from hil.controller.devices.board import Board
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.bpte import read_bpte, write_bpte
 from hil.core.artifacts import Artifact
 from hil.core.results import RunResult
@@ -44,9 +45,9 @@ class Mixed(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
-        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+        yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def board() -> Iterator[Board]:
 
 
 @pytest.fixture(scope="module")
-def judged(shop: Workshop, board: Board) -> Callable[[Bundle, Path], list[bool]]:
+def judged(shop: RunContext, board: Board) -> Callable[[Bundle, Path], list[bool]]:
     """What hil says of each case of a bundle, on the simulator."""
 
     def judge(bundle: Bundle, folder: Path) -> list[bool]:
@@ -76,7 +77,7 @@ def judged(shop: Workshop, board: Board) -> Callable[[Bundle, Path], list[bool]]
     return judge
 
 
-def _concluded(result: RunResult, expected: dict[str, Any], shop: Workshop) -> Case:
+def _concluded(result: RunResult, expected: dict[str, Any], shop: RunContext) -> Case:
     references = (expected_result(expected["expected"], None),)
     case = Case("case", Path("case"), Options(**expected), Path(), result=result, references=references)
     return Runner(shop).judge(case)

@@ -19,10 +19,11 @@ from support.executorch_programs import NETS, Residual, export, save_pt2
 import hil
 from hil.controller.backends.compilers import compile_model
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import case_record, print_case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.core.artifacts import Artifact
 from hil.core.results import Outcome
 from hil.errors import CompileFailed, UsageError
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, ther
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
-        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+        yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def compiled(shop: Workshop, tmp_path: Path) -> Callable[..., Artifact]:
+def compiled(shop: RunContext, tmp_path: Path) -> Callable[..., Artifact]:
     """compiled(path, *flags, **more) is the program."""
 
     def call(path: Path, *flags: str, **more: Any) -> Artifact:
@@ -63,7 +64,7 @@ def compiled(shop: Workshop, tmp_path: Path) -> Callable[..., Artifact]:
     return call
 
 
-def test_a_program_passes_and_tells_what_was_delegated(shop: Workshop, residual: Path):
+def test_a_program_passes_and_tells_what_was_delegated(shop: RunContext, residual: Path):
     with hil.connect("sim") as board:
         case = hil.run(residual, board, shop=shop, runtime="executorch")
     assert case, (case.reason, case.error)
@@ -104,7 +105,7 @@ def test_portable_delegates_nothing_and_notes_outlive_the_cache(compiled, residu
     assert again.digests == first.digests
 
 
-def test_what_a_program_writes_into_its_inputs_is_no_output(shop: Workshop, tmp_path: Path):
+def test_what_a_program_writes_into_its_inputs_is_no_output(shop: RunContext, tmp_path: Path):
     """ExecuTorch would return it, in the place of the first output; PyTorch does not."""
 
     class Changing(torch.nn.Module):
@@ -132,7 +133,7 @@ class Erf(torch.nn.Module):
         return torch.erf(x if self.alone else torch.sigmoid(x * 2) + x)
 
 
-def test_a_backend_that_was_asked_for_and_did_not_take_it_is_a_fallback(shop: Workshop, tmp_path: Path):
+def test_a_backend_that_was_asked_for_and_did_not_take_it_is_a_fallback(shop: RunContext, tmp_path: Path):
     alone, within = (
         save_pt2(tmp_path / f"{name}.pt2", export(Erf(alone=name == "alone"), [torch.ones(4)]))
         for name in ("alone", "within")

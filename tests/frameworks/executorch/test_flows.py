@@ -16,9 +16,10 @@ import hil
 from hil.controller.devices.board import Board
 from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.errors import ImportFailed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
@@ -27,9 +28,9 @@ STATIC = "xnnpack-static-int8-per-channel"
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
-        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+        yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def take(shop: Workshop, board: Board, tmp_path: Path) -> Callable[[Flow, Path], Case]:
+def take(shop: RunContext, board: Board, tmp_path: Path) -> Callable[[Flow, Path], Case]:
     """take(flow, model) is the case of a model, ended."""
 
     def call(flow: Flow, model: Path) -> Case:

@@ -9,9 +9,9 @@ import pytest
 
 from hil.controller.models.flows import load_flow
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.sources import open_suite
 from hil.errors import ImportFailed
 
@@ -21,7 +21,7 @@ pytest.importorskip("executorch")
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
     with Isolated(2) as isolated:
-        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+        yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_inputs_within_tuples_keep_their_order(made):
 
 def test_the_same_weights_and_inputs_are_drawn_each_time(operators, shop, tmp_path):
     first = operators["conv1d_basic"].make(shop, tmp_path)
-    again = operators["conv1d_basic"].make(Workshop(Cache(tmp_path / "other"), shop.isolated), tmp_path)
+    again = operators["conv1d_basic"].make(RunContext(Cache(tmp_path / "other"), shop.isolated), tmp_path)
     assert first.path != again.path
     for name, array in first.expected.items():
         np.testing.assert_array_equal(array, again.expected[name])

@@ -27,15 +27,16 @@ from hil.controller.analysis.bench.store import (
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose, knows_target, with_target
 from hil.controller.devices.links.factory import is_address
-from hil.controller.pipeline.board_pool import BoardPool, BoardSession
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.run_context import Progress
+from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name
 from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage
@@ -151,7 +152,7 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
     """
     _check(bench)
     with Isolated() as isolated:
-        return _Bench(bench, Workshop(Cache(), isolated), screen).run()
+        return _Bench(bench, RunContext(Cache(), isolated), screen).run()
 
 
 def _check(bench: BenchJob) -> None:
@@ -187,7 +188,7 @@ def _check(bench: BenchJob) -> None:
 class _Bench:
     """One bench on its way."""
 
-    def __init__(self, bench: BenchJob, shop: Workshop, screen: Progress) -> None:
+    def __init__(self, bench: BenchJob, shop: RunContext, screen: Progress) -> None:
         self.bench = bench
         self.shop = shop
         self.screen = screen
@@ -336,4 +337,4 @@ class _Bench:
             if not note:
                 self.recorder.write(case)
 
-        return Runner(replace(self.shop, watch=watch, keep=self.recorder.keep, ended=self.recorder.write))
+        return Runner(self.shop, sink=ProgressSink(watch, self.recorder.keep, self.recorder.write))

@@ -21,12 +21,12 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, quanta, quantum_atol
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.isolated import IsolatedError
-from hil.controller.storage.run_context import Progress
+from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, storing
 from hil.core.results import BOARD_OUTCOMES, Outcome, Stage
 from hil.core.scratch import temporary_folder
@@ -40,7 +40,7 @@ def bisect(
     model: Path,
     choice: BoardChoice,
     *,
-    shop: Workshop,
+    shop: RunContext,
     screen: Progress,
     options: Options | None = None,
     flow: Flow | None = None,
@@ -142,7 +142,7 @@ class _Bench:
     subject: Subject
     flow: Flow | None
     place: _Place
-    shop: Workshop
+    shop: RunContext
     screen: Progress
     folder: Path
     keep: bool
@@ -161,7 +161,7 @@ class _Bench:
         def watch(case: Case, stage: Stage, note: str) -> None:
             self.screen.stage(label, len(ended), f"{case.name}: {stage.value} {note}".strip())
 
-        place, runner = self.place, Runner(replace(self.shop, watch=watch))
+        place, runner = self.place, Runner(self.shop, sink=ProgressSink(watch))
         judged = {trial.case.name: (trial.atol, trial.by_chance) for trial in trials}
         cases = [trial.case for trial in trials]
         # What has been judged needs no memory any more: there may be hundreds of layers.
@@ -360,7 +360,7 @@ def _numbered(folder: Path) -> list[Path]:
 _TIMEOUT_S = 600.0
 
 
-def quantum_atols(flow: Flow, path: Path, shop: Workshop, log: Path) -> dict[str, float]:
+def quantum_atols(flow: Flow, path: Path, shop: RunContext, log: Path) -> dict[str, float]:
     """What a flow's ``quanta`` come to for each of a model's outputs: see
     :func:`hil.controller.models.flows.quantum_atol`.
 

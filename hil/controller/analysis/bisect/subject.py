@@ -14,10 +14,10 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core.artifacts import Model
 from hil.core.tensors import Array, TensorSpec, dtype_name
@@ -193,7 +193,7 @@ def open_subject(
     flow: Flow | None,
     artifact_model: Path | None,
     group: str,
-    shop: Workshop,
+    shop: RunContext,
     folder: Path,
 ) -> Subject:
     """Read a model, take it apart and ask the reference for all of its tensors.
@@ -268,7 +268,7 @@ def _check_tolerance(name: str, reference: Array, options: Options) -> None:
     refuse_vacuous(name, tolerance, scale, rtol=options.rtol, atol=options.atol)
 
 
-def _read(path: Path, options: Options, flow: Flow | None, shop: Workshop, log: Path) -> Model:
+def _read(path: Path, options: Options, flow: Flow | None, shop: RunContext, log: Path) -> Model:
     """A model as the flow's recipe makes it, in ONNX; its ``dims`` are those that are still to be given to it."""
     settings: dict[str, Any] = {"isolated": shop.isolated, "cache": shop.cache}
     model = import_model(path, function=options.function, dims=options.dims, **settings)

@@ -18,8 +18,9 @@ from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.devices.streams import ProfilePass
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core.artifacts import Model
 from hil.core.clock import ClockFit
@@ -37,7 +38,7 @@ Made = TypeVar("Made")
 _KNOWN_BY = {"run": (HEAD, TABLE, RAW), "compile": (PASSES, DISPATCHES, EXECUTABLES)}
 
 
-def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: Workshop) -> list[str]:
+def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: RunContext) -> list[str]:
     """Write the profile of a case (see :mod:`hil.controller.analysis.profile.store`) and the raw files to a folder.
 
     What cannot be collected becomes a note: the case keeps its outcome.
@@ -87,7 +88,7 @@ class _Reader:
         scratch: Path,
         run: str,
         board: str,
-        shop: Workshop,
+        shop: RunContext,
         notes: list[str],
     ) -> None:
         self._case = case
@@ -222,7 +223,7 @@ def check_folder(folder: Path, kind: str) -> None:
 
 
 def write_profiles(
-    case: Case, folders: Mapping[str, Path], *, run_id: str, shop: Workshop
+    case: Case, folders: Mapping[str, Path], *, run_id: str, shop: RunContext
 ) -> Iterator[tuple[Mapping[str, Any], ...]]:
     """Write the profiles of a case that has ended; what cannot be collected becomes a note.
 
@@ -247,7 +248,7 @@ def write_profiles(
         yield tuple(profiles)
 
 
-def _compile(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
+def _compile(case: Case, folder: Path, run_id: str, shop: RunContext) -> list[str]:
     if case.model is None or case.artifact is None:
         return ["no profile of the compiler: the model was not compiled"]
     made = profile_compile(
@@ -264,7 +265,7 @@ def _compile(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]
     return list(made.notes)
 
 
-def _run(case: Case, folder: Path, run_id: str, shop: Workshop) -> list[str]:
+def _run(case: Case, folder: Path, run_id: str, shop: RunContext) -> list[str]:
     if case.capture is None:
         return ["no profile of the run: the model did not run"]
     notes = collect(case, case.capture, folder, run=run_id, shop=shop)

@@ -13,8 +13,8 @@ from typing import Any
 from hil.controller.analysis.profile.estimate import Estimate, Estimates, estimate
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, join_list
 from hil.controller.analysis.profile.sites import Sites, sites_of
-from hil.controller.backends.compilers.iree import recipe_of
-from hil.controller.backends.compilers.iree_takes import as_iree_takes
+from hil.controller.backends.compilers.iree import as_iree_takes
+from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
@@ -207,7 +207,7 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
     Raises:
         UsageError, CompileFailed, CompileCrashed: as for compiling.
     """
-    from hil.controller.backends.compilers.iree_build import check_target, fail
+    from hil.controller.backends.compilers.iree_program import check_target, fail
 
     phases: list[list[Any]] = []
     with temporary_folder("hil-phases-") as scratch:

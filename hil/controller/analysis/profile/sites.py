@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.analysis.profile.estimate import dispatch_estimate
-from hil.controller.backends.compilers.iree import recipe_of
-from hil.controller.backends.compilers.iree_takes import as_iree_takes
+from hil.controller.backends.compilers.iree import as_iree_takes
+from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache
@@ -190,7 +190,7 @@ def sites_of(
     """Return the sites of a model's program, compiled with these flags; see :func:`dispatch_sites`."""
     if model.format == "vmfb":
         return Sites((), {}, ("the nodes of dispatches are unknown for a program that came compiled",))
-    taken = as_iree_takes(model, flags, cache=cache, isolated=isolated, timeout=timeout, log=log)
+    taken = as_iree_takes(model, flags, cache=cache, isolated=isolated, recompute=False, timeout=timeout, log=log)
     model = taken.model
     recipe = recipe_of(model, taken.flags)
     op_types = model.files.get(OP_TYPES)
@@ -238,7 +238,7 @@ def build(
     Raises:
         UsageError, CompileFailed, CompileCrashed: as for compiling.
     """
-    from hil.controller.backends.compilers.iree_build import fail, run_compiler
+    from hil.controller.backends.compilers.iree_program import fail, run_compiler
 
     with temporary_folder("hil-sites-") as scratch:
         folder = Path(scratch)

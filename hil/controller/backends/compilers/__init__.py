@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from hil.controller.models.compiling import CompileOrder
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import pick, registered
 from hil.core.artifacts import Artifact, Model
 from hil.core.runtimes import NO_COMPILER, RUNTIMES, resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Compiler(Protocol):
@@ -41,32 +45,15 @@ def compilers() -> dict[str, Compiler]:
     return registered("hil.compilers", built_in)
 
 
-def compile_model(
-    model: Model,
-    *,
-    compiler: str,
-    runtime: str,
-    flags: Sequence[str],
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    debug_ir: Path | None,
-    timeout: float | None,
-    log: Path,
-) -> Artifact:
+def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder]) -> Artifact:
     """Make a program of a model, or take the one made before.
 
     Args:
         model: what was imported.
         compiler: ``iree``, ``none``, or the name of one that a package registered.
-        runtime: what will load the program: ``iree`` or ``onnxruntime``.
-        flags: the compiler's own, those of the target included.
-        cache: where programs are kept, by content, compiler version and flags.
-        isolated: where the compiler runs: it may crash.
-        recompute: compile even though the cache has it.
-        debug_ir: a folder for the compiler's intermediate forms; the cache is not asked then.
-        timeout: seconds, or None.
-        log: what the compiler prints is appended here.
+        order: ``runtime``, which will load the program; ``flags``, the compiler's own, those of the target included;
+            ``debug_ir``, a folder for the compiler's intermediate forms (the cache is not asked then), or None; and
+            how the work is done: see :class:`hil.controller.models.compiling.Work`.
 
     Raises:
         UsageError: no such compiler, or one that has nothing to do with this model or runtime.
@@ -75,14 +62,4 @@ def compile_model(
         StageTimeout: it took too long.
         StorageError: the program cannot be kept.
     """
-    return pick("compiler", compilers(), compiler)(
-        model,
-        runtime=runtime,
-        flags=flags,
-        cache=cache,
-        isolated=isolated,
-        recompute=recompute,
-        debug_ir=debug_ir,
-        timeout=timeout,
-        log=log,
-    )
+    return pick("compiler", compilers(), compiler)(model, **order)

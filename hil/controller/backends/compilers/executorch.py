@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hil.controller.backends.compilers.executorch_build import build
 from hil.controller.backends.compilers.none import take_as_it_is
-from hil.controller.models.compiling import compiling
+from hil.controller.models.compiling import CompileOrder, compiling, keeping_log, make_debug_folder
 from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import needed_version
+from hil.controller.storage.texts import first_line
 from hil.core.artifacts import Artifact, Model
 from hil.core.placement import BACKEND_FLAG
-from hil.errors import UsageError, did_you_mean
+from hil.errors import CompileFailed, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAIN = "main.pte"
 LOG = "compile.log"
@@ -31,77 +34,45 @@ _TOLD = 8
 _VERSION = 3
 
 
-def compile_executorch(
-    model: Model,
-    *,
-    runtime: str,
-    flags: Sequence[str],
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    debug_ir: Path | None,
-    timeout: float | None,
-    log: Path,
-) -> Artifact:
+def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     """Lower a PyTorch program (.pt2) to a .pte. The one flag is ``--backend=`` and one of :data:`BACKENDS`.
 
     The artifact's notes say how long lowering took, how large the program is, and which operators were delegated:
-    :func:`hil.controller.backends.compilers.executorch_build.build`; ``text`` says it to people.
+    :func:`build`; ``text`` says it to people.
 
     Arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
     """
     if model.format == "pte":
-        return take_as_it_is(
-            model,
-            runtime=runtime,
-            flags=flags,
-            cache=cache,
-            isolated=isolated,
-            recompute=recompute,
-            debug_ir=debug_ir,
-            timeout=timeout,
-            log=log,
-        )
-    if model.format != "pt2" or runtime != "executorch":
+        return take_as_it_is(model, **order)
+    if model.format != "pt2" or order["runtime"] != "executorch":
         raise UsageError(
             f"the executorch compiler makes programs for the runtime executorch of PyTorch's .pt2 files, not for "
-            f"{runtime} of {model.format}",
+            f"{order['runtime']} of {model.format}",
             hint="torch.export.save(torch.export.export(module, inputs), 'model.pt2')",
         )
-    backend = _backend(flags)
+    backend = _backend(order["flags"])
     versions = [needed_version(package, "executorch") for package in _PACKAGES]
     partitioner = backend.partition(",")[0]
     by = f"executorch {versions[0]} {partitioner}"
     key = Cache.key("executorch", model=model.digest, versions=versions, backend=partitioner, version=_VERSION)
-    if debug_ir is not None:
-        try:
-            debug_ir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"{debug_ir} cannot be made: {error.strerror}", hint="--debug-ir names a folder"
-            ) from error
+    debug_ir, log = order["debug_ir"], order["log"]
+    make_debug_folder(debug_ir)
 
     def make(folder: Path) -> None:
-        start = log.stat().st_size if log.exists() else 0
         arguments = {
             "model": str(model.path.absolute()),
             "backend": partitioner,
             "output": str(folder / MAIN),
             "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
         }
-        with compiling(
-            "lowering", died="ExecuTorch's compiler died", failed=f"ExecuTorch cannot lower {model.path.name}"
-        ):
-            notes = isolated.call(build, arguments, timeout=timeout, log=log)
+        failed = f"ExecuTorch cannot lower {model.path.name}"
+        with keeping_log(log, folder / LOG), compiling("lowering", died="ExecuTorch's compiler died", failed=failed):
+            notes = order["isolated"].call(build, arguments, timeout=order["timeout"], log=log)
         (folder / NOTES).write_text(json.dumps(notes))
-        with log.open("rb") as file:
-            file.seek(start)
-            (folder / LOG).write_bytes(file.read())
 
     began = time.monotonic()
-    entry, cached = cache.get_or_make(
-        key, {"model": model.name, "compiler": by}, make, recompute or debug_ir is not None
-    )
+    meta = {"model": model.name, "compiler": by}
+    entry, cached = order["cache"].get_or_make(key, meta, make, order["recompute"] or debug_ir is not None)
     notes = json.loads((entry / NOTES).read_bytes())
     return Artifact(
         runtime="executorch",
@@ -145,3 +116,112 @@ def _backend(flags: Sequence[str]) -> str:
                 hint=f"{did_you_mean(chosen, BACKENDS)}one of {' | '.join(BACKENDS)}",
             )
     return chosen
+
+
+# What only carries values about.
+_NO_WORK = ("executorch_call_delegate", "getitem")
+
+
+def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[str, Any]:
+    """Lower a program and write it.
+
+    Args:
+        model: the .pt2 file.
+        backend: ``xnnpack``, which takes what it can, or ``portable``.
+        output: the .pte file.
+        debug_ir: a folder for the graph before and after it was lowered, as text; or None.
+
+    Returns:
+        ``lower_s``: seconds that lowering took; ``program_bytes``; ``delegation``: ``backends``, ``delegated`` and
+        ``undelegated``, each operator -> how many nodes.
+
+    Raises:
+        ImportFailed: the file cannot be read.
+        CompileFailed: ExecuTorch cannot lower it.
+    """
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+
+    from hil.controller.models.importers.pt2 import new_values
+    from hil.controller.models.importers.pt2_archive import load_program
+
+    program = load_program(model)
+    passes = []
+    if new_values(program):
+        program = _showing_state(program.run_decompositions({}))
+        # Without it ExecuTorch begins with zeros, whatever the buffers were saved with.
+        passes = [InitializedMutableBufferPass(list(program.graph_signature.inputs_to_buffers))]
+    if debug_ir is not None:
+        Path(debug_ir, "exported.txt").write_text(str(program))
+    start = time.monotonic()
+    try:
+        lowered = to_edge_transform_and_lower(
+            program,
+            partitioner=[XnnpackPartitioner()] if backend == "xnnpack" else [],
+            # Operators beyond PyTorch's core ones: the board says by name which of them its kernels lack.
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+        seconds = time.monotonic() - start
+        edge = lowered.exported_program()
+        if debug_ir is not None:
+            Path(debug_ir, "lowered.txt").write_text(str(edge))
+        delegation = shared_out(edge.graph_module)
+        with Path(output).open("wb") as file:
+            lowered.to_executorch(ExecutorchBackendConfig(passes=passes)).write_to_file(file)
+    except Exception as error:  # each pass has errors of its own
+        raise CompileFailed(
+            f"ExecuTorch cannot lower {Path(model).name}: {first_line(error)}",
+            detail=f"{type(error).__name__}: {error}",
+        ) from error
+    return {"lower_s": seconds, "program_bytes": Path(output).stat().st_size, "delegation": delegation}
+
+
+def _showing_state(program: Any) -> Any:
+    """A program that returns the new values of what it changes after its own outputs.
+
+    It keeps its buffers from call to call all the same. What it writes back into inputs is only returned: ExecuTorch
+    would do that before the program's own outputs.
+    """
+    from torch.export.graph_signature import OutputKind, OutputSpec
+    from torch.utils._pytree import tree_structure
+
+    from hil.controller.models.importers.pt2 import changed
+
+    specs = program.graph_signature.output_specs
+    returned = next(node for node in program.graph.nodes if node.op == "output")
+    kept = [at for at, spec in enumerate(specs) if spec.kind is not OutputKind.USER_INPUT_MUTATION]
+    new = changed(program)
+    returned.args = (tuple(returned.args[0][at] for at in (*kept, *new)),)
+    specs[:] = [*(specs[at] for at in kept), *(OutputSpec(OutputKind.USER_OUTPUT, specs[at].arg, None) for at in new)]
+    count = sum(spec.kind is OutputKind.USER_OUTPUT for spec in specs)
+    program.module_call_graph[0].signature.out_spec = tree_structure(tuple(range(count)))
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    return program
+
+
+def shared_out(graph_module: Any) -> dict[str, Any]:
+    """How a lowered graph is shared out between backends and ExecuTorch's own kernels: see :func:`build`."""
+    delegated: Counter[str] = Counter()
+    undelegated: Counter[str] = Counter()
+    backends: dict[str, None] = {}
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr" and hasattr(part := getattr(graph_module, node.target), "backend_id"):
+            backends[part.backend_id] = None
+            delegated.update(_operators(part.original_module.graph))
+    undelegated.update(_operators(graph_module.graph))
+    return {
+        "backends": list(backends),
+        "delegated": dict(sorted(delegated.items())),
+        "undelegated": dict(sorted(undelegated.items())),
+    }
+
+
+def _operators(graph: Any) -> list[str]:
+    names = (_name(node.target) for node in graph.nodes if node.op == "call_function")
+    return [name for name in names if name not in _NO_WORK]
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "__name__", target))

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from hil.controller.models.compiling import CompileOrder, work_of
 from hil.controller.models.conversions import can_convert, convert
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
 from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-def take_as_it_is(
-    model: Model,
-    *,
-    runtime: str,
-    flags: Sequence[str],
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    debug_ir: Path | None,
-    timeout: float | None,
-    log: Path,
-) -> Artifact:
+
+def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     """The model's files as a program, untouched where the runtime takes its format, else converted to one it takes.
 
     Raises:
         UsageError: the runtime does not load this format, nor anything that it can be converted into.
         CompileFailed, CompileCrashed, StageTimeout: it cannot be converted.
     """
+    runtime = order["runtime"]
     info = RUNTIMES.get(runtime)
     wanted = info.loads if info and info.loads else model.format
     by = ""
     if can_convert(model.format, wanted):
-        settings: dict[str, Any] = {"cache": cache, "isolated": isolated, "recompute": recompute, "log": log}
-        model, by = convert(model, wanted, timeout=timeout, **settings)
+        model, by = convert(model, wanted, **work_of(order))
     if model.format != wanted:
         raise UsageError(
             f"the runtime {runtime} cannot load {model.path.name}: it takes .{wanted} files",

@@ -6,16 +6,17 @@ generated, tfcompile makes a header and objects of them, and these are linked wi
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers import tfcompile_build, tfcompile_graph
 from hil.controller.backends.compilers.tfcompile_command import HEADER
-from hil.controller.backends.compilers.tfcompile_target import Target, target_of
+from hil.controller.backends.targets import Target as BoardTarget
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.packages import needed_version, version
@@ -23,6 +24,11 @@ from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 from hil.formats.xla_program import LIBRARY, VALUES, Argument, Signature, write_signature
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hil.controller.models.compiling import CompileOrder
 
 RUNTIME = "xla-aot"
 FORMATS = ("tf", "keras")
@@ -79,18 +85,7 @@ class Workplace:
         self.isolated.call(function, arguments, timeout=self.timeout, log=self.log)
 
 
-def compile_tfcompile(
-    model: Model,
-    *,
-    runtime: str,
-    flags: Sequence[str],
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    debug_ir: Path | None,
-    timeout: float | None,
-    log: Path,
-) -> Artifact:
+def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     """Compile a SavedModel's or a Keras model's function to a shared library.
 
     Flags: ``--target-triple=`` and ``--target-cpu=`` (this machine's family by default), and ``--variables=outside``,
@@ -99,6 +94,7 @@ def compile_tfcompile(
 
     Other arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
     """
+    runtime, flags, log, debug_ir = order["runtime"], order["flags"], order["log"], order["debug_ir"]
     if model.format not in FORMATS or runtime != RUNTIME:
         raise UsageError(
             f"tfcompile makes programs for the runtime {RUNTIME} of TensorFlow's and Keras's models, not {runtime} "
@@ -108,7 +104,9 @@ def compile_tfcompile(
     by = compiler()
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
-    place = Workplace(cache, isolated, recompute or debug_ir is not None, timeout, log, {})
+    place = Workplace(
+        order["cache"], order["isolated"], order["recompute"] or debug_ir is not None, order["timeout"], log, {}
+    )
     graph = generate(model, place)
     program = compile_graph(model, graph, target, place)
     library = link(model, graph, program, target, place)
@@ -264,3 +262,62 @@ def _copy_all(folders: Sequence[Path], to: Path) -> None:
             shutil.copytree(folder, to, dirs_exist_ok=True)
     except OSError as error:
         raise UsageError(f"{to} cannot be made: {error.strerror}", hint="--debug-ir names a folder") from error
+
+
+_TRIPLE, _CPU, _VARIABLES = "--target-triple", "--target-cpu", "--variables"
+# Family of CPUs -> (tfcompile's target, Zig's). Old C libraries, which newer ones still are.
+_TARGETS = {
+    "x86_64": ("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17"),
+    "aarch64": ("aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.17"),
+}
+_FAMILY = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to compile for.
+
+    Attributes:
+        triple: as LLVM calls it.
+        cpu: as LLVM calls it; "" is any of its family.
+        zig: as Zig calls it, with the C library.
+        variables: whether the program's variables are arguments and results like others, and not kept with it.
+    """
+
+    triple: str
+    cpu: str
+    zig: str
+    variables: bool
+
+
+def target_of(flags: Sequence[str]) -> Target:
+    """What the flags ask for.
+
+    Raises:
+        UsageError: a flag is none of ours, or the target is unknown.
+    """
+    given = {name: value for name, _, value in (flag.partition("=") for flag in flags)}
+    if unknown := sorted(set(given) - {_TRIPLE, _CPU, _VARIABLES}):
+        raise UsageError(f"tfcompile has no flag {unknown[0]}", hint=f"it has {_TRIPLE}=, {_CPU}= and {_VARIABLES}=")
+    variables = given.get(_VARIABLES, "inside")
+    if variables not in ("inside", "outside"):
+        raise UsageError(f"{_VARIABLES} is 'inside' or 'outside', not {variables!r}")
+    machine = platform.machine().lower()
+    triple = given.get(_TRIPLE) or _TARGETS.get(_FAMILY.get(machine, machine), ("",))[0]
+    family = triple.split("-")[0]
+    if _FAMILY.get(family, family) not in _TARGETS or "linux" not in triple:
+        raise UsageError(
+            f"tfcompile's programs cannot be linked for {triple or machine}",
+            hint=f"{_TRIPLE} with one of: {', '.join(known for known, _ in _TARGETS.values())}",
+        )
+    return Target(triple, given.get(_CPU, ""), _TARGETS[_FAMILY.get(family, family)][1], variables == "outside")
+
+
+def tfcompile_target(machine: Mapping[str, Any]) -> BoardTarget:
+    """Return what to compile for on a machine as a board shows it (``arch``).
+
+    Compiling refuses a machine that there are no programs for.
+    """
+    arch = str(machine.get("arch", "")).lower()
+    triple = f"{_FAMILY.get(arch, arch)}-unknown-linux-gnu"
+    return BoardTarget((f"{_TRIPLE}={triple}",), triple) if arch else BoardTarget((), "")

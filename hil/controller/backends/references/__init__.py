@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hil.controller.backends.references.expected import expected_result
+from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
+from hil.controller.models.compiling import Work
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.artifacts import Model
-from hil.core.digest import digest_of
-from hil.core.results import RunResult
+from hil.core.digest import digest_file, digest_of
+from hil.core.results import Noise, RunResult
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name, to_bytes
 from hil.errors import (
@@ -28,10 +30,14 @@ from hil.errors import (
     UsageError,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = [
     "Reference",
     "default_references",
     "expected_result",
+    "measure_noise",
     "refer",
     "refer_each",
     "refer_with_fallback",
@@ -40,6 +46,8 @@ __all__ = [
 
 # Raise this when what a reference computes changes without its version changing.
 _VERSION = 2
+# What one protobuf message holds, and some room.
+_MOST_BYTES = 1 << 30
 
 
 class Compute(Protocol):
@@ -77,25 +85,36 @@ class Reference:
 
 def references() -> dict[str, Reference]:
     """Every reference by name: the built-in ones and those of the entry point group ``hil.references``."""
-    from hil.controller.backends.references import (
-        iree_llvm_cpu,
-        onnx_reference,
-        onnxruntime,
-        tensorflow,
-        tflite,
-        torch_eager,
-    )
+    from hil.controller.backends.references import iree_llvm_cpu, onnx, tensorflow, tflite, torch_eager
 
     built_in = {
-        "onnxruntime": Reference(("onnx",), onnxruntime.source, onnxruntime.compute),
-        "onnx-reference": Reference(("onnx",), onnx_reference.source, onnx_reference.compute),
+        "onnxruntime": Reference(("onnx",), onnx.runtime_source, _by(onnx.run_runtime)),
+        "onnx-reference": Reference(("onnx",), onnx.evaluator_source, _by(onnx.run_evaluator)),
         "iree-llvm-cpu": Reference(("onnx", "mlir"), iree_llvm_cpu.source, iree_llvm_cpu.compute),
-        "torch-eager": Reference(("pt2",), torch_eager.source, torch_eager.compute),
-        "tensorflow": Reference(("tf", "keras"), tensorflow.source, tensorflow.compute),
-        "tflite": Reference(("tflite",), tflite.source, tflite.compute),
-        "tflite-builtin": Reference(("tflite",), tflite.source_builtin, tflite.compute_builtin),
+        "torch-eager": Reference(("pt2",), torch_eager.source, _by(torch_eager.run)),
+        "tensorflow": Reference(("tf", "keras"), tensorflow.source, _by(tensorflow.run, "function", "dims")),
+        "tflite": Reference(("tflite",), tflite.source, _by(tflite.run, "function", kernels="reference")),
+        "tflite-builtin": Reference(("tflite",), tflite.source_builtin, _by(tflite.run, "function", kernels="builtin")),
     }
     return registered("hil.references", built_in)
+
+
+def _by(run: Callable[..., None], *fields: str, **settings: str) -> Compute:
+    """Compute by calling a function in a process of its own.
+
+    Args:
+        run: takes ``model`` (the file), ``inputs`` and ``outputs`` (folders), and what follows.
+        fields: of the model, which it takes as well.
+        settings: which it takes as well.
+    """
+
+    def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
+        files = {"model": str(model.path.absolute()), "inputs": str(inputs), "outputs": str(outputs)}
+        values = ((field, getattr(model, field)) for field in fields)
+        more = {field: dict(value) if isinstance(value, Mapping) else value for field, value in values}
+        work["isolated"].call(run, {**files, **more, **settings}, timeout=work["timeout"], log=work["log"])
+
+    return compute
 
 
 # Who is asked, in this order, when the user names no reference. ONNX's evaluator comes before IREE because it shares
@@ -116,28 +135,14 @@ def default_references(model: Model) -> list[str]:
     return list(_ORDER.get(model.format, ())[:1])
 
 
-def refer(
-    name: str,
-    model: Model,
-    inputs: Mapping[str, Array],
-    *,
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    timeout: float | None,
-    log: Path,
-) -> RunResult:
+def refer(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[Work]) -> RunResult:
     """What one reference makes of a model and its inputs, computed or from the cache.
 
     Args:
         name: the reference's.
         model: what was imported.
         inputs: every input by name.
-        cache: where results are kept, by model, inputs and the reference's version.
-        isolated: where it is computed.
-        recompute: compute even though the cache has it.
-        timeout: seconds, or None.
-        log: what is printed meanwhile is appended here.
+        work: how it is done; the cache keeps results by model, inputs and the reference's version.
 
     Raises:
         UsageError: no such reference, or one that does not take this format.
@@ -168,16 +173,7 @@ def refer(
         with temporary_folder("hil-reference-") as given:
             save_tensors(Path(given), inputs)
             try:
-                reference.compute(
-                    model,
-                    Path(given),
-                    folder,
-                    cache=cache,
-                    isolated=isolated,
-                    recompute=recompute,
-                    timeout=timeout,
-                    log=log,
-                )
+                reference.compute(model, Path(given), folder, **work)
             except IsolatedTimeout as error:
                 text = f"the reference {name} {error.message}"
                 raise StageTimeout(text, stage="refer", detail=error.detail) from error
@@ -193,7 +189,8 @@ def refer(
                 text = f"the reference {name} failed: {type(error).__name__}: {error}"
                 raise ReferenceFailed(text, detail=traceback.format_exc()) from error
 
-    entry, cached = cache.get_or_make(key, {"reference": source, "model": model.name}, make, recompute)
+    meta = {"reference": source, "model": model.name}
+    entry, cached = work["cache"].get_or_make(key, meta, make, work["recompute"])
     return RunResult(source, load_tensors(entry), provenance={"reference": name, "version": source, "cached": cached})
 
 
@@ -257,3 +254,58 @@ def refer_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: A
         f"no reference can run this model ({said})" if said else f"a {model.format} model has no reference",
         hint="give what you expect: --expected out.npy",
     )
+
+
+def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, **settings: Any) -> dict[str, Noise]:
+    """Measure the noise of a reference's outputs.
+
+    Args:
+        model: what the reference computed.
+        inputs: every input by name.
+        result: what the reference made of them. Where no reference of hil's made it (it was given, as what is
+            expected), the model's default one is asked in its place.
+        settings: as :func:`refer` takes them.
+
+    Returns:
+        Output name -> its noise. Empty where no input is a float that can be moved (nor, of an ONNX model, a weight),
+        or the reference cannot run.
+    """
+    moved = [perturbed(inputs, seed) for seed in range(RUNS)]
+    moved = [one for one in moved if any(one[name] is not array for name, array in inputs.items())]
+    name = result.provenance.get("reference")
+    try:
+        if name not in references():
+            if not default_references(model):
+                return {}
+            result = refer_with_fallback(model, inputs, **settings)
+            name = result.provenance["reference"]
+        if moved:
+            runs = [refer(name, model, one, **settings) for one in moved]
+        else:
+            with temporary_folder("hil-noise-") as folder:
+                others = _of_moved_weights(model, Path(folder))
+                runs = [refer(name, other, inputs, **settings) for other in others]
+    except (StageError, UsageError):
+        return {}
+    return noise_between(result.outputs, [run.outputs for run in runs])
+
+
+def _of_moved_weights(model: Model, folder: Path) -> Iterator[Model]:
+    """An ONNX model with every float weight moved, a few times over: one of integers has nothing else to move."""
+    if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MOST_BYTES:
+        return
+    import onnx
+    from onnx import numpy_helper
+
+    graph = onnx.load(model.path)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
+    for seed in range(RUNS):
+        moved = {name: one for name, one in perturbed(weights, seed).items() if one is not weights[name]}
+        if not moved:
+            return
+        for tensor in graph.graph.initializer:
+            if tensor.name in moved:
+                tensor.CopyFrom(numpy_helper.from_array(moved[tensor.name], tensor.name))
+        path = folder / f"{seed}.onnx"
+        onnx.save(graph, path)
+        yield replace(model, path=path, files={path.name: path}, digest=digest_file(path))

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.backends.compilers.iree_program import PARAMETERS, compile_program
+from hil.controller.backends.compilers.onnx_to_mlir import PARAMETER_SCOPE
+from hil.controller.models.compiling import Work
 from hil.controller.storage.packages import version
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.controller.storage.texts import first_line
 from hil.core.artifacts import Model
 from hil.core.tensors import Array, TensorSpec, dtype_of
-from hil.formats.iree_values import SCALAR_PREFIX
+from hil.errors import HilError, ReferenceFailed
+from hil.formats.iree_buffers import array_of, view_of
+from hil.formats.iree_command import is_number
+from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _FLAGS = (
     "--iree-hal-target-device=local",
@@ -28,34 +37,12 @@ def source() -> str:
     return f"iree {version('iree-base-compiler')} llvm-cpu"
 
 
-def compute(
-    model: Model,
-    inputs: Path,
-    outputs: Path,
-    *,
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    timeout: float | None,
-    log: Path,
-) -> None:
+def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
     """Compile the model for the host and run it in an isolated process."""
-    from hil.controller.backends.compilers.iree import compile_iree
-    from hil.controller.backends.compilers.iree_build import PARAMETERS
 
-    artifact = compile_iree(
-        model,
-        runtime="iree",
-        flags=_FLAGS,
-        cache=cache,
-        isolated=isolated,
-        recompute=False,
-        debug_ir=None,
-        timeout=timeout,
-        log=log,
-    )
+    artifact = compile_program(model, _FLAGS, None, {**work, "recompute": False})
     parameters = artifact.files.get(PARAMETERS)
-    isolated.call(
+    work["isolated"].call(
         run,
         {
             "program": str(artifact.files[artifact.main]),
@@ -65,8 +52,8 @@ def compute(
             "inputs": str(inputs),
             "outputs": str(outputs),
         },
-        timeout=timeout,
-        log=log,
+        timeout=work["timeout"],
+        log=work["log"],
     )
 
 
@@ -84,13 +71,6 @@ def run(
         ReferenceFailed: the program cannot be loaded or run here.
     """
     from iree import runtime
-
-    from hil.controller.backends.compilers.onnx_to_mlir import PARAMETER_SCOPE
-    from hil.controller.storage.tensor_files import load_tensors, save_tensors
-    from hil.errors import HilError, ReferenceFailed
-    from hil.formats.iree_buffers import view_of
-    from hil.formats.iree_command import is_number
-    from hil.formats.iree_values import choose_function, functions_of
 
     try:
         instance = runtime.VmInstance()
@@ -113,12 +93,12 @@ def run(
     except HilError as error:
         raise ReferenceFailed(f"IREE cannot take the model: {error.message}") from error
     except Exception as error:
-        raise ReferenceFailed(f"IREE cannot load the program: {_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"IREE cannot load the program: {first_line(error, 400)}", detail=str(error)) from error
     results = runtime.VmVariantList(len(gives))
     try:
         context.invoke(module.lookup_function(function), arguments, results)
     except Exception as error:
-        raise ReferenceFailed(f"IREE failed to run the program: {_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"IREE failed to run the program: {first_line(error, 400)}", detail=str(error)) from error
     named = outputs_of_model or [[spec.name.removeprefix(SCALAR_PREFIX), spec.dtype] for spec in gives]
     save_tensors(Path(outputs), dict(_results(runtime, device, results, named, gives)))
 
@@ -126,16 +106,9 @@ def run(
 def _results(
     runtime: Any, device: Any, results: Any, named: Sequence[Sequence[str]], gives: Sequence[TensorSpec]
 ) -> Iterator[tuple[str, Array]]:
-    from hil.formats.iree_buffers import array_of
-    from hil.formats.iree_command import is_number
 
     for position, ((name, dtype), spec) in enumerate(zip(named, gives, strict=True)):
         if is_number(spec):
             yield name, np.asarray(results.get_variant(position), dtype_of(dtype))
         else:
             yield name, array_of(device, results.get_as_object(position, runtime.HalBufferView), dtype).copy()
-
-
-def _words(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:400] if lines else type(error).__name__

@@ -9,82 +9,18 @@ so that every format has it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 
 import numpy as np
 
 from hil.compare.tolerance import DEFAULT_TOLERANCES, blindness, fitted
 from hil.compare.values import EXACT_DTYPES
-from hil.controller.backends.references import default_references, refer, refer_with_fallback, references
-from hil.core.artifacts import Model
-from hil.core.digest import digest_file
-from hil.core.results import Noise, RunResult
-from hil.core.scratch import temporary_folder
+from hil.core.results import Noise
 from hil.core.tensors import Array, dtype_name
-from hil.errors import StageError, UsageError
 
 # A single run may round to the very same values by chance; the largest of four seldom does.
 RUNS = 4
-# What one protobuf message holds, and some room.
-_MOST_BYTES = 1 << 30
-
-
-def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, **settings: Any) -> dict[str, Noise]:
-    """Measure the noise of a reference's outputs.
-
-    Args:
-        model: what the reference computed.
-        inputs: every input by name.
-        result: what the reference made of them. Where no reference of hil's made it (it was given, as what is
-            expected), the model's default one is asked in its place.
-        settings: as :func:`hil.controller.backends.references.refer` takes them.
-
-    Returns:
-        Output name -> its noise. Empty where no input is a float that can be moved (nor, of an ONNX model, a weight),
-        or the reference cannot run.
-    """
-    moved = [perturbed(inputs, seed) for seed in range(RUNS)]
-    moved = [one for one in moved if any(one[name] is not array for name, array in inputs.items())]
-    name = result.provenance.get("reference")
-    try:
-        if name not in references():
-            if not default_references(model):
-                return {}
-            result = refer_with_fallback(model, inputs, **settings)
-            name = result.provenance["reference"]
-        if moved:
-            runs = [refer(name, model, one, **settings) for one in moved]
-        else:
-            with temporary_folder("hil-noise-") as folder:
-                others = _of_moved_weights(model, Path(folder))
-                runs = [refer(name, other, inputs, **settings) for other in others]
-    except (StageError, UsageError):
-        return {}
-    return noise_between(result.outputs, [run.outputs for run in runs])
-
-
-def _of_moved_weights(model: Model, folder: Path) -> Iterator[Model]:
-    """An ONNX model with every float weight moved, a few times over: one of integers has nothing else to move."""
-    if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MOST_BYTES:
-        return
-    import onnx
-    from onnx import numpy_helper
-
-    graph = onnx.load(model.path)
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
-    for seed in range(RUNS):
-        moved = {name: one for name, one in perturbed(weights, seed).items() if one is not weights[name]}
-        if not moved:
-            return
-        for tensor in graph.graph.initializer:
-            if tensor.name in moved:
-                tensor.CopyFrom(numpy_helper.from_array(moved[tensor.name], tensor.name))
-        path = folder / f"{seed}.onnx"
-        onnx.save(graph, path)
-        yield replace(model, path=path, files={path.name: path}, digest=digest_file(path))
 
 
 def perturbed(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:

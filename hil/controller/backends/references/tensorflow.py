@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.models.tensorflow.graphs import new_value, words
+from hil.controller.models.tensorflow.source import array_of, named_outputs, open_model
 from hil.controller.storage.packages import needed_version
-from hil.core.artifacts import Model
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.errors import ReferenceFailed
 
 
 def source() -> str:
     """Who speaks."""
     return f"tensorflow {needed_version('tensorflow', 'tensorflow')}"
-
-
-def compute(
-    model: Model,
-    inputs: Path,
-    outputs: Path,
-    *,
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    timeout: float | None,
-    log: Path,
-) -> None:
-    """Run the model in an isolated process."""
-    arguments = {"model": str(model.path.absolute()), "function": model.function, "dims": dict(model.dims)}
-    folders = {"inputs": str(inputs), "outputs": str(outputs)}
-    isolated.call(run, arguments | folders, timeout=timeout, log=log)
 
 
 def run(model: str, function: str, dims: dict[str, int], inputs: str, outputs: str) -> None:
@@ -39,11 +23,6 @@ def run(model: str, function: str, dims: dict[str, int], inputs: str, outputs: s
         ReferenceFailed: TensorFlow cannot run it.
     """
     import tensorflow as tf
-
-    from hil.controller.models.tensorflow.graphs import new_value, words
-    from hil.controller.models.tensorflow.source import array_of, named_outputs, open_model
-    from hil.controller.storage.tensor_files import load_tensors, save_tensors
-    from hil.errors import ReferenceFailed
 
     opened = open_model(model, function, dims)
     assigned = opened.assigned

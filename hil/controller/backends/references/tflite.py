@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import needed_version
-from hil.core.artifacts import Model
-from hil.formats.litert import PACKAGE
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.errors import LoadFailed, ReferenceFailed, RunFailed
+from hil.formats.litert import PACKAGE, open_signature
 
 
 def source() -> str:
@@ -24,53 +23,12 @@ def source_builtin() -> str:
     return f"{PACKAGE} {needed_version(PACKAGE, 'tflite')} builtin kernels"
 
 
-def compute(
-    model: Model,
-    inputs: Path,
-    outputs: Path,
-    *,
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    timeout: float | None,
-    log: Path,
-) -> None:
-    """Run the model with the reference kernels in an isolated process."""
-    _compute("reference", model, inputs, outputs, isolated, timeout, log)
-
-
-def compute_builtin(
-    model: Model,
-    inputs: Path,
-    outputs: Path,
-    *,
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    timeout: float | None,
-    log: Path,
-) -> None:
-    """Run the model with LiteRT's optimised kernels in an isolated process."""
-    _compute("builtin", model, inputs, outputs, isolated, timeout, log)
-
-
-def _compute(
-    kernels: str, model: Model, inputs: Path, outputs: Path, isolated: Isolated, timeout: float | None, log: Path
-) -> None:
-    arguments = {"model": str(model.path.absolute()), "function": model.function, "kernels": kernels}
-    folders = {"inputs": str(inputs), "outputs": str(outputs)}
-    isolated.call(run, arguments | folders, timeout=timeout, log=log)
-
-
 def run(model: str, function: str, kernels: str, inputs: str, outputs: str) -> None:
     """Run a model on the tensors of one folder, into another; called in the isolated process.
 
     Raises:
         ReferenceFailed: LiteRT cannot load or run it with these kernels.
     """
-    from hil.controller.storage.tensor_files import load_tensors, save_tensors
-    from hil.errors import LoadFailed, ReferenceFailed, RunFailed
-    from hil.formats.litert import open_signature
 
     try:
         opened = open_signature(Path(model), function, kernels=kernels)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.models.importers.pt2 import is_tensor, new_values, output_names, user_inputs
+from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.packages import needed_version
-from hil.core.artifacts import Model
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.controller.storage.texts import first_line
+from hil.errors import ReferenceFailed
+from hil.formats.torch_values import from_torch, to_torch
 
 # Sums are split among threads, so their number must not follow the machine: the same answer wherever it is asked for.
 _THREADS = 4
@@ -23,26 +26,6 @@ def source() -> str:
     return f"torch-eager {needed_version('torch', 'torch')} CPU"
 
 
-def compute(
-    model: Model,
-    inputs: Path,
-    outputs: Path,
-    *,
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    timeout: float | None,
-    log: Path,
-) -> None:
-    """Run the program in an isolated process."""
-    isolated.call(
-        run,
-        {"model": str(model.path.absolute()), "inputs": str(inputs), "outputs": str(outputs)},
-        timeout=timeout,
-        log=log,
-    )
-
-
 def run(model: str, inputs: str, outputs: str) -> None:
     """Run a program on the tensors of one folder, into another; called in the isolated process.
 
@@ -55,13 +38,6 @@ def run(model: str, inputs: str, outputs: str) -> None:
     from functools import reduce
 
     import torch
-
-    from hil.controller.models.importers.pt2 import is_tensor, new_values, output_names, user_inputs
-    from hil.controller.models.importers.pt2_archive import load_program
-    from hil.controller.storage.tensor_files import load_tensors, save_tensors
-    from hil.controller.storage.texts import first_line
-    from hil.errors import ReferenceFailed
-    from hil.formats.torch_values import from_torch, to_torch
 
     torch.set_num_threads(_THREADS)
     torch.use_deterministic_algorithms(True, warn_only=True)

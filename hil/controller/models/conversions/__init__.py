@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hil.controller.models.compiling import compiling
+from hil.controller.models.compiling import Work, compiling
 from hil.controller.models.conversions import tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache, digests_in
@@ -17,6 +17,9 @@ from hil.controller.storage.packages import needed_version
 from hil.core.artifacts import Model
 from hil.core.digest import digest_of
 from hil.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -74,19 +77,13 @@ def can_convert(have: str, want: str) -> bool:
     return (have, want) in CONVERSIONS
 
 
-def convert(
-    model: Model, want: str, *, cache: Cache, isolated: Isolated, recompute: bool, timeout: float | None, log: Path
-) -> tuple[Model, str]:
+def convert(model: Model, want: str, **work: Unpack[Work]) -> tuple[Model, str]:
     """A model in another format, made or from the cache.
 
     Args:
         model: what was imported.
         want: the format.
-        cache: where results are kept, by content and versions.
-        isolated: where the work is done: frameworks crash, and import for seconds.
-        recompute: do it though the cache has it.
-        timeout: seconds, or None for half an hour.
-        log: what the framework prints is appended here.
+        work: how it is done; a ``timeout`` of None is half an hour.
 
     Returns:
         The model, with the same name, inputs and outputs, and who made it, with version.
@@ -118,9 +115,12 @@ def convert(
         arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
         with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
-            isolated.call(conversion.convert, arguments, timeout=timeout or CONVERT_TIMEOUT_S, log=log)
+            work["isolated"].call(
+                conversion.convert, arguments, timeout=work["timeout"] or CONVERT_TIMEOUT_S, log=work["log"]
+            )
 
-    entry, _ = cache.get_or_make(key, {"model": model.name, "converted by": by}, make, recompute)
+    meta = {"model": model.name, "converted by": by}
+    entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])
     digests = {file: digest for file, digest in digests_in(entry).items() if file == name or file.endswith(_BESIDE)}
     files = {file: entry / file for file in digests}
     # One digest of them all: large weights lie beside the model.

@@ -11,9 +11,9 @@ import numpy as np
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles import Method as BundleMethod
 from hil.compare.values import EXACT_DTYPES, largest
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.packages import needed_version
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import save_tensors
 from hil.controller.workloads.bundles.bpte_build import write
 from hil.core.artifacts import Artifact
@@ -41,7 +41,7 @@ _RTOL = 1e-5 / (1 + 1e-5)
 _ATOL = 1e-8 / (1 + 1e-5)
 
 
-def read_bpte(path: Path, *, shop: Workshop) -> Bundle:
+def read_bpte(path: Path, *, shop: RunContext) -> Bundle:
     """A ``.bpte`` as a bundle: its program, and every case of every method, judged as its own verifier would.
 
     Nothing of ExecuTorch is needed for it. Tensors are called ``input0``... and ``output0``... in order.
@@ -81,7 +81,7 @@ def read_bpte(path: Path, *, shop: Workshop) -> Bundle:
         return Bundle.create(artifact, suites, signatures=signatures, made=made)
 
 
-def write_bpte(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+def write_bpte(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     """A bundle as a ``.bpte`` that ExecuTorch's own tools load and verify.
 
     Names of cases and tensors and the cases' tolerances have no place in it: who verifies one chooses a tolerance.

@@ -12,7 +12,7 @@ from typing import Any
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.manifest import file_name, name_of, noise_json, signature_json, specs_of, take, take_noise
 from hil.controller.models.inputs import fits_spec
-from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.controller.storage.tensor_files import load_pb
 from hil.core.artifacts import Artifact
@@ -87,12 +87,12 @@ def read_tensor(path: Path, dtype: str) -> Array:
     return load_npy(path, dtype, mmap=True)
 
 
-INDEX = "golden.json"
+GOLDEN_INDEX = "golden.json"
 _VERSION = 1
 _MAX_INDEX_BYTES = 16 << 20
 
 
-def write_golden(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+def write_golden(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     """Write the folder."""
     program = bundle.program
     (path / "program").mkdir(parents=True)
@@ -121,28 +121,28 @@ def write_golden(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
         "methods": methods,
         "made": dict(bundle.made),
     }
-    (path / INDEX).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    (path / GOLDEN_INDEX).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def read_golden(path: Path, *, shop: Workshop) -> Bundle:
+def read_golden(path: Path, *, shop: RunContext) -> Bundle:
     """A bundle of such a folder, whoever wrote it."""
-    document = _load(within(path, path / INDEX))
+    document = _load(within(path, path / GOLDEN_INDEX))
     kinds = {"golden": int, "runtime": str, "main": str, "files": list, "compiler": str, "flags": list}
     version, runtime, main, names, compiler, flags, methods, made = take(
-        document, INDEX, **kinds, methods=list, made=dict
+        document, GOLDEN_INDEX, **kinds, methods=list, made=dict
     )
     if version != _VERSION:
-        raise UsageError(f"{path / INDEX} is of version {version}, this hil reads version {_VERSION}")
+        raise UsageError(f"{path / GOLDEN_INDEX} is of version {version}, this hil reads version {_VERSION}")
     if not all(isinstance(text, str) for text in (*names, *flags)):
-        raise UsageError(f"{path / INDEX}: a file's name or a flag is no text")
-    files = {file_name(name, f"{INDEX}: files"): within(path, path / "program" / name) for name in names}
+        raise UsageError(f"{path / GOLDEN_INDEX}: a file's name or a flag is no text")
+    files = {file_name(name, f"{GOLDEN_INDEX}: files"): within(path, path / "program" / name) for name in names}
     if missing := [name for name, file in files.items() if not file.is_file()]:
         raise UsageError(f"{path / 'program'} lacks {missing[0]!r}")
     if main not in files:
-        raise UsageError(f"{path / INDEX}: the main file {main[:80]!r} is none of its files")
+        raise UsageError(f"{path / GOLDEN_INDEX}: the main file {main[:80]!r} is none of its files")
     suites, signatures = [], {}
     for number, item in enumerate(methods):
-        where = f"{INDEX}: methods[{number}]"
+        where = f"{GOLDEN_INDEX}: methods[{number}]"
         name, inputs, outputs, cases = take(item, where, name=str, inputs=list, outputs=list, cases=list)
         signatures[name_of(name, where)] = signature = Signature(specs_of(inputs, where), specs_of(outputs, where))
         suites.append(
@@ -170,7 +170,9 @@ def _load(path: Path) -> Any:
     try:
         return json.loads(read_file(path, _MAX_INDEX_BYTES))
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=f"a golden folder has a {INDEX}") from error
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", hint=f"a golden folder has a {GOLDEN_INDEX}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}") from error
 

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.bundles.cases import checked_inputs
-from hil.controller.backends.references import expected_result, refer, refer_with_fallback
-from hil.controller.backends.references.noise import measure_noise, telling_noise
+from hil.bundles.checks import checked_inputs
+from hil.controller.backends.references import expected_result, measure_noise, refer, refer_with_fallback
+from hil.controller.backends.references.noise import telling_noise
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
+from hil.controller.devices.client import Loaded
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.board_pool import BoardSession
-from hil.controller.pipeline.case import Case, Workshop
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import import_methods, settled_signatures, signatures_of
 from hil.core.artifacts import Artifact, Model
@@ -50,7 +52,7 @@ class Request:
 def create_bundle(
     request: Request,
     choice: BoardChoice,
-    shop: Workshop,
+    shop: RunContext,
     *,
     connect: Callable[[], BoardSession],
     say: Callable[[str], None] = lambda text: None,
@@ -73,7 +75,15 @@ def create_bundle(
     models = import_methods(request.model, request.functions, shop, dims=request.options.dims)
     with temporary_folder("hil-bundle-") as folder:
         artifact, target = _compiled(request, models[0], choice, shop, Path(folder), connect)
-        signatures = signatures_of(artifact, models, shop, connect=connect)
+
+        def ask(program: Artifact) -> Loaded:
+            session = connect()
+            session.board.push(artifact)
+            loaded = session.load(program, timeout=DEFAULT_TIMEOUT_S)[0].loaded
+            session.after_run(program, broken=False)
+            return loaded
+
+        signatures = signatures_of(artifact, models, shop, ask=ask)
         say(f"{artifact.compiler}: {', '.join(signatures)}")
         collected = _Cases(request, list(signatures), shop, Path(folder) / "reference.log", say)
         suites = [
@@ -88,7 +98,7 @@ def _compiled(
     request: Request,
     model: Model,
     choice: BoardChoice,
-    shop: Workshop,
+    shop: RunContext,
     folder: Path,
     connect: Callable[[], BoardSession],
 ) -> tuple[Artifact, str]:
@@ -120,7 +130,7 @@ class _Cases:
     """The cases of each method, from all that was said of them."""
 
     def __init__(
-        self, request: Request, methods: Sequence[str], shop: Workshop, log: Path, say: Callable[[str], None]
+        self, request: Request, methods: Sequence[str], shop: RunContext, log: Path, say: Callable[[str], None]
     ) -> None:
         self._request = request
         self._shop = shop

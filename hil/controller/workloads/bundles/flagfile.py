@@ -24,8 +24,8 @@ from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references import expected_result
 from hil.controller.devices.agentless.signature import signature_of
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile, tool_tolerance
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.methods import (
     LEFT_OUT,
@@ -50,7 +50,7 @@ _TRACE = "trace.json"
 _FLOATS = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
 
 
-def write_flagfiles(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+def write_flagfiles(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     """Write the folder; programs of other runtimes, and what the tools cannot compare, are refused."""
     program = bundle.program
     if program.runtime != "iree":
@@ -84,7 +84,7 @@ def write_flagfiles(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
             (path / f"{name}{_SUFFIX}").write_text("\n".join(lines) + "\n")
 
 
-def _own(artifact: Artifact, method: Method, shop: Workshop) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
+def _own(artifact: Artifact, method: Method, shop: RunContext) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
     """What the program itself says it takes and gives: it alone tells bare numbers from tensors."""
     program = Artifact(
         artifact.runtime, artifact.main, artifact.files, artifact.digests, method.name, artifact.compiler
@@ -179,7 +179,7 @@ def _in_order(path: Path) -> list[tuple[str, int]]:
     return [(text, int(number)) for text, number in itertools.zip_longest(pieces[::2], pieces[1::2], fillvalue="0")]
 
 
-def read_flagfiles(path: Path, *, shop: Workshop) -> Bundle:
+def read_flagfiles(path: Path, *, shop: RunContext) -> Bundle:
     """A bundle of the flag files in a folder and below, or of one file: they are of one module, and each is a case."""
     folder = path if path.is_dir() else path.parent
     there = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -195,7 +195,7 @@ def read_flagfiles(path: Path, *, shop: Workshop) -> Bundle:
     artifact = Artifact(
         "iree", module.name, program, {name: digest_file(one) for name, one in program.items()}, models[0].function, ""
     )
-    signatures = signatures_of(artifact, models, shop, connect=no_board)
+    signatures = signatures_of(artifact, models, shop, ask=no_board)
     suites = []
     for file, flags in found.items():
         method = flags.function or next(iter(signatures))

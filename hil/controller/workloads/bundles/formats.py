@@ -12,15 +12,15 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hil.bundles import Bundle
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.packages import pick, registered
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles import bpte, case_files, flagfile, onnx
 
 
 class Read(Protocol):
     """Makes a bundle of what another tool wrote."""
 
-    def __call__(self, path: Path, *, shop: Workshop) -> Bundle:
+    def __call__(self, path: Path, *, shop: RunContext) -> Bundle:
         """Read a file or a folder.
 
         What is untrusted or heavy is parsed through ``shop.isolated.call(function, {...})``. A bundle is made
@@ -41,7 +41,7 @@ class Read(Protocol):
 class Write(Protocol):
     """Writes a bundle as another tool reads it."""
 
-    def __call__(self, bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+    def __call__(self, bundle: Bundle, path: Path, *, shop: RunContext) -> None:
         """Write a file or a folder.
 
         Args:
@@ -105,7 +105,7 @@ def formats() -> dict[str, Format]:
     return registered("hil.bundle_formats", _BUILT_IN)
 
 
-def read_format(name: str, path: Path, *, shop: Workshop) -> Bundle:
+def read_format(name: str, path: Path, *, shop: RunContext) -> Bundle:
     """Read a bundle from another tool's form.
 
     Raises:
@@ -115,7 +115,7 @@ def read_format(name: str, path: Path, *, shop: Workshop) -> Bundle:
     return read(path, shop=shop)
 
 
-def write_format(name: str, bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+def write_format(name: str, bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     """Write a bundle in another tool's form.
 
     Raises:

@@ -12,11 +12,10 @@ import numpy as np
 from hil.bundles import MethodTestSuite, Signature
 from hil.bundles.cases import Values
 from hil.controller.devices.agentless.signature import signature_of
+from hil.controller.devices.client import Loaded
 from hil.controller.models.importers import import_model, importers, mlir
-from hil.controller.pipeline.board_pool import BoardSession
-from hil.controller.pipeline.case import Workshop
-from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedError
+from hil.controller.storage.run_context import RunContext
 from hil.core.artifacts import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, dtype_name
@@ -31,7 +30,7 @@ _READ_S = 600.0
 _WHOLE = ("mlir", "vmfb", "tflite", "pte")
 
 
-def import_methods(path: Path, functions: Sequence[str], shop: Workshop, **settings: Any) -> list[Model]:
+def import_methods(path: Path, functions: Sequence[str], shop: RunContext, **settings: Any) -> list[Model]:
     """A model once for each of its entry points.
 
     Args:
@@ -54,7 +53,7 @@ def import_methods(path: Path, functions: Sequence[str], shop: Workshop, **setti
     return models
 
 
-def _functions(path: Path, shop: Workshop) -> list[str]:
+def _functions(path: Path, shop: RunContext) -> list[str]:
     """The entry points of a module; of other models the one that their importers choose where none is named."""
     reader: Callable[[str], Any] = mlir.functions
     if not _is_mlir(path):
@@ -81,7 +80,7 @@ def _is_mlir(path: Path) -> bool:
 
 
 def signatures_of(
-    artifact: Artifact, models: Sequence[Model], shop: Workshop, *, connect: Callable[[], BoardSession]
+    artifact: Artifact, models: Sequence[Model], shop: RunContext, *, ask: Callable[[Artifact], Loaded]
 ) -> dict[str, Signature]:
     """What each method of a program takes and gives: as the model says, else the program's file, else a board.
 
@@ -89,7 +88,7 @@ def signatures_of(
         artifact: the program, of the first model.
         models: the entry points.
         shop: the isolated processes.
-        connect: opens the board, where nobody else can tell.
+        ask: loads a program on the board, where nobody else can tell.
 
     Raises:
         LoadFailed, BoardError: the board cannot load the program, or is not there.
@@ -101,10 +100,7 @@ def signatures_of(
         program = replace(program, inputs=model.inputs, outputs=model.outputs)
         name, signature = program.function, _read(program, shop)
         if signature is None:
-            session = connect()
-            session.board.push(artifact)
-            said = session.load(program, timeout=DEFAULT_TIMEOUT_S)[0].loaded
-            session.after_run(program, broken=False)
+            said = ask(program)
             name = said.function
             signature = Signature(_plain(said.inputs), _plain(said.outputs))
         if name in found:
@@ -159,7 +155,7 @@ def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
     return TensorSpec(spec.name, dtype_name(arrays[0].dtype), shape)
 
 
-def no_board() -> BoardSession:
+def no_board(program: Artifact) -> Loaded:
     """In place of a board, where there is none to ask.
 
     Raises:
@@ -171,7 +167,7 @@ def no_board() -> BoardSession:
     )
 
 
-def _read(program: Artifact, shop: Workshop) -> Signature | None:
+def _read(program: Artifact, shop: RunContext) -> Signature | None:
     if program.inputs is not None and program.outputs is not None:
         return Signature(tuple(program.inputs), tuple(program.outputs))
     if program.runtime != "iree" or not program.function:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hil.bundles import Bundle, MethodTestSuite
 from hil.controller.backends.compilers import compile_model
-from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import LEFT_OUT, import_methods, no_board, signatures_of
 from hil.core.files import within
@@ -49,7 +49,7 @@ def data_sets_left_out(folder: Path) -> list[str]:
     return told
 
 
-def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
+def read_onnx(path: Path, *, shop: RunContext) -> Bundle:
     """A bundle for ONNX Runtime of a folder with a model and its test data."""
     chosen = model_of_data_sets(path)
     if chosen is None:
@@ -72,7 +72,7 @@ def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
             timeout=None,
             log=Path(folder) / "compile.log",
         )
-    ((name, signature),) = signatures_of(artifact, [model], shop, connect=no_board).items()
+    ((name, signature),) = signatures_of(artifact, [model], shop, ask=no_board).items()
     cases = [replace(read_case(one, signature), source="ONNX test data") for one in found]
     made: dict[str, Any] = {
         "model": {"name": model.path.name, "format": "onnx", "digest": model.digest},
@@ -86,7 +86,7 @@ def read_onnx(path: Path, *, shop: Workshop) -> Bundle:
     return Bundle.create(artifact, [MethodTestSuite(name, cases)], signatures={name: signature}, made=made)
 
 
-def write_onnx(bundle: Bundle, path: Path, *, shop: Workshop) -> None:
+def write_onnx(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     """Write the model and its test data; of a program that is no ONNX model there is none."""
     program = bundle.program
     if program.runtime != "onnxruntime" or not program.main.endswith(".onnx"):

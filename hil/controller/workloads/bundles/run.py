@@ -12,14 +12,14 @@ from hil.bundles.signature import sealed
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
-from hil.controller.storage.run_context import Progress
+from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import RunStore, safe_name
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle
 from hil.core.results import Stage
@@ -70,7 +70,7 @@ def run_bundle(
             for method in chosen
             for given in method.cases
         ]
-        return _run(job, choice, path.stem, _named(cases), Workshop(Cache(), workers), screen)
+        return _run(job, choice, path.stem, _named(cases), RunContext(Cache(), workers), screen)
 
 
 def _named(cases: Sequence[Case]) -> list[Case]:
@@ -89,7 +89,7 @@ def _named(cases: Sequence[Case]) -> list[Case]:
 
 
 def _run(
-    job: Job, choice: BoardChoice, title: str, cases: Sequence[Case], shop: Workshop, screen: Progress
+    job: Job, choice: BoardChoice, title: str, cases: Sequence[Case], shop: RunContext, screen: Progress
 ) -> dict[str, Any]:
     stored = RunStore(job.out).create(title, jsonable(asdict(job)))
     cases = [replace(case, folder=stored.case_folder(case.name)) for case in cases]
@@ -101,7 +101,7 @@ def _run(
     def opened(board: Board) -> None:
         stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
 
-    runner = Runner(replace(shop, watch=watch, keep=recorder.keep, ended=recorder.write))
+    runner = Runner(shop, sink=ProgressSink(watch, recorder.keep, recorder.write))
     # All cases of a method run in the worker that has it.
     pool = BoardPool(f"hil bundle run {stored.id}", wait_s=job.wait_s, say=screen.note, opened=opened, most_loaded=1)
     try:

@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hil.controller.backends.compilers import tfcompile
-from hil.controller.backends.compilers.iree import compile_iree, compiler_version_or_fail
-from hil.controller.backends.compilers.tfcompile_target import target_of
+from hil.controller.backends.compilers.iree import compile_iree
+from hil.controller.backends.compilers.iree_program import compiler_version_or_fail
+from hil.controller.backends.compilers.tfcompile import target_of
 from hil.controller.devices.board_resolver import with_target
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache

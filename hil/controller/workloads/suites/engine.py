@@ -16,14 +16,13 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_resolver import BoardChoice, knows_target
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Workshop
+from hil.controller.pipeline.runner import Runner
 from hil.controller.storage import prompts
 from hil.controller.workloads.suites.board_slots import Agreement, Going, Loss, OtherTarget, Seat, seats_of
-from hil.controller.workloads.suites.preparing import prepared, unread
-from hil.controller.workloads.suites.request import Settings, suite_runner
+from hil.controller.workloads.suites.request import Settings
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
-from hil.controller.workloads.suites.tasks import Task, TaskQueue, attempt, fresh, next_confirmation
+from hil.controller.workloads.suites.tasks import Task, TaskQueue, attempt, fresh, next_confirmation, unread
 from hil.core.results import Outcome, Stage
 from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnreachable, FarmError, SessionEnded
 
@@ -64,18 +63,27 @@ class Engine:
     Args:
         plan: how.
         choices: the boards, each once, or what boards of a farm must be; what they are compiled for must be the same.
-        shop: what the cases share.
+        runner: takes cases through their stages.
         run: whose folder takes the cases' files.
+        prepare: does the host's part: :func:`~hil.controller.workloads.suites.preparing.prepared`.
 
     Attributes:
         boards: what each board that was opened said of itself, by name.
     """
 
-    def __init__(self, plan: Plan, choices: Sequence[BoardChoice], shop: Workshop, run: SuiteRun) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        choices: Sequence[BoardChoice],
+        runner: Runner,
+        run: SuiteRun,
+        prepare: Callable[..., Iterator[Task]],
+    ) -> None:
         self._plan = plan
         self._seats = seats_of(choices, plan.boards, plan.purpose, plan.wait_s)
-        self._shop = shop
+        self._runner = runner
         self._run = run
+        self._prepare_cases = prepare
         self._queue = TaskQueue([seat.name for seat in self._seats])
         self._ended: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -83,7 +91,6 @@ class Engine:
         self._lost: BoardError | None = None
         self._got_in = False
         self._pool = BoardPool(plan.purpose, wait_s=plan.wait_s, say=plan.say, opened=self._opened)
-        self._runner = suite_runner(shop)
         self._going = Going(self._over.is_set, lambda: self._pool.any_open, plan.say)
         self._hw_type = choices[0].config.hw_type
         self.boards: dict[str, dict[str, object]] = {}
@@ -108,7 +115,7 @@ class Engine:
         except BaseException:
             self._over.set()
             prompts.interrupt()
-            self._shop.isolated.close()
+            self._runner.context.isolated.close()
             with contextlib.suppress(BoardError):
                 self._pool.close()
             raise
@@ -146,11 +153,12 @@ class Engine:
         if self._agreed.config is None:
             # No board answered, so nobody knows what to compile for.
             for spec in specs:
-                case = unread(spec, self._plan.flow, self._run.case_folder(spec.id))
+                case = unread(spec.id, self._plan.flow.runtime, self._run.case_folder(spec.id))
                 self._end_lost(Task(case))
             return
         plan = self._plan
-        for task in prepared(specs, plan.flow, plan.settings, self._runner, self._agreed.config, self._run, self._over):
+        config = self._agreed.config
+        for task in self._prepare_cases(specs, plan.flow, plan.settings, self._runner, config, self._run, self._over):
             if task.case.outcome:
                 self._end(task)
             elif not self._queue.put(task, most=_WAITING) and not self._over.is_set():

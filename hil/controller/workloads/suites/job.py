@@ -12,15 +12,16 @@ from typing import Any, Protocol
 
 from hil.controller.devices.board_resolver import BoardChoice, choose
 from hil.controller.models.flows import Flow, load_flow
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import GO_ON, check_seal
 from hil.controller.workloads.suites.engine import Engine, Plan
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
+from hil.controller.workloads.suites.preparing import prepared, suite_runner
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
@@ -95,7 +96,7 @@ def select(
     suite: Suite, request: Request, flow: Flow, expectations: Expectations, choices: Sequence[BoardChoice]
 ) -> list[CaseSpec]:
     """The cases of a suite that a request asks for, in order."""
-    found = [spec for spec in suite.cases if request.selects(spec)]
+    found = [spec for spec in suite.cases if request.selects(spec.id)]
     if request.only_expected_failures:
         boards = [(choice.name, choice.config.hw_type) for choice in choices]
         found = [
@@ -106,7 +107,7 @@ def select(
     return found
 
 
-def suite_of(request: Request, flow: Flow, shop: Workshop) -> Suite:
+def suite_of(request: Request, flow: Flow, shop: RunContext) -> Suite:
     """The suite that a request names."""
     return open_suite(
         request.source,
@@ -140,12 +141,14 @@ def _ssh(request: Request) -> dict[str, Any]:
     return {**given, "accept_new_host_key": bool(request.ssh.get("accept_new_host_key"))}
 
 
-def _with_workers(request: Request, work: Callable[[Workshop], SuiteRun], isolated: Isolated | None = None) -> SuiteRun:
+def _with_workers(
+    request: Request, work: Callable[[RunContext], SuiteRun], isolated: Isolated | None = None
+) -> SuiteRun:
     with lent(isolated, None if request.on_farm else request.jobs) as workers:
-        return work(Workshop(Cache(), workers, logs=False))
+        return work(RunContext(Cache(), workers))
 
 
-def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress) -> SuiteRun:
+def _start(request: Request, out: Path | None, shop: RunContext, screen: Progress) -> SuiteRun:
     flow, choices = _checked(request)
     suite = suite_of(request, flow, shop)
     expectations = Expectations.load(suite.expected)
@@ -182,7 +185,7 @@ def _start(request: Request, out: Path | None, shop: Workshop, screen: Progress)
         raise
 
 
-def _resume(run: SuiteRun, request: Request, shop: Workshop, screen: Progress) -> SuiteRun:
+def _resume(run: SuiteRun, request: Request, shop: RunContext, screen: Progress) -> SuiteRun:
     flow, choices = _checked(request)
     suite = suite_of(request, flow, shop)
     by_id = {spec.id: spec for spec in suite.cases}
@@ -233,7 +236,7 @@ def _run(
     suite: Suite,
     specs: Sequence[CaseSpec],
     expectations: Expectations,
-    shop: Workshop,
+    shop: RunContext,
     screen: Progress,
 ) -> SuiteRun:
     if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
@@ -259,7 +262,7 @@ def _run(
     )
     try:
         if todo:
-            engine = Engine(plan, choices, shop, run)
+            engine = Engine(plan, choices, suite_runner(shop), run, prepared)
             # Filled as boards are opened; those that an earlier part of the run had are kept.
             engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
             for task in engine.run(todo):

@@ -7,23 +7,23 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hil.bundles import Signature
-from hil.bundles.cases import BundledCase, checked_cases
+from hil.bundles.cases import BundledCase
+from hil.bundles.checks import checked_cases
 from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
 from hil.controller.backends.references import default_references
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.paths import exists
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
-from hil.controller.workloads.suites.bundled import OwnCase
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec, numbered, short, worded
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec, OwnCase, SuiteModel, numbered, short, worded
 from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
 from hil.core.scratch import temporary_folder
@@ -31,45 +31,6 @@ from hil.core.tensors import Array
 from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
 
 T = TypeVar("T")
-
-
-def _nothing() -> Mapping[str, Array]:
-    return {}
-
-
-@dataclass(frozen=True)
-class SuiteModel:
-    """A model of a suite and what is known of it.
-
-    Attributes:
-        name: unique in the suite.
-        path: its file.
-        dims: values of symbolic dimensions.
-        given: inputs by name; what is missing is seeded random.
-        expected: outputs that take the reference's place.
-        calibration: samples for recipes, each input -> tensor. Where there are none, recipes look for
-            ``<model>.calibration.npz`` beside the model, then take what was given as inputs, then random samples.
-        beside: further files that its cases are made from, there or not.
-        rtol, atol: tolerance for the whole model; None is the dtype's default, as for each layer.
-        own_cases: the cases that its file brings with it, each with a compiled program; None for a file that is a model
-            alone.
-        data_sets: folders of inputs and expected outputs, ONNX's own test data: a case each. Of the first, the whole
-            model has its inputs where none are given.
-        is_case: whether it is a case by itself even where its file brings cases.
-    """
-
-    name: str
-    path: Path
-    dims: Mapping[str, int] = field(default_factory=dict)
-    given: Callable[[], Mapping[str, Array]] = _nothing
-    expected: Callable[[], Mapping[str, Array]] = _nothing
-    calibration: Callable[[], Sequence[Mapping[str, Array]]] = tuple
-    beside: tuple[Path, ...] = ()
-    rtol: float | None = None
-    atol: float | None = None
-    own_cases: Callable[[Workshop], Sequence[OwnCase]] | None = None
-    data_sets: tuple[Path, ...] = ()
-    is_case: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,7 +48,7 @@ class LayerChoice:
 def cases_of(
     models: Sequence[SuiteModel],
     flow: Flow,
-    shop: Workshop,
+    shop: RunContext,
     *,
     layers: LayerChoice | None,
     seed: int = 0,
@@ -126,7 +87,7 @@ def cases_of(
     )
 
 
-def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[CaseSpec]:
+def _cases(whole: _Whole, shop: RunContext, choice: LayerChoice | None) -> list[CaseSpec]:
     source = whole.source
     own = _own_cases(source, whole.flow, shop)
     if own and not source.is_case:
@@ -161,7 +122,7 @@ def _cases(whole: _Whole, shop: Workshop, choice: LayerChoice | None) -> list[Ca
     return specs
 
 
-def _own_cases(source: SuiteModel, flow: Flow, shop: Workshop) -> list[CaseSpec]:
+def _own_cases(source: SuiteModel, flow: Flow, shop: RunContext) -> list[CaseSpec]:
     """A case for each that the model's file brings with it; of a file that cannot be read one that says so."""
     if source.own_cases is None:
         return []
@@ -182,7 +143,7 @@ def _own_cases(source: SuiteModel, flow: Flow, shop: Workshop) -> list[CaseSpec]
     ]
 
 
-def _make_own(own: OwnCase, path: Path, flow: Flow, shop: Workshop, folder: Path) -> CaseData:
+def _make_own(own: OwnCase, path: Path, flow: Flow, shop: RunContext, folder: Path) -> CaseData:
     program = own.make(shop, folder)
     runtime = program.artifact.runtime
     if flow.recipe:
@@ -197,8 +158,8 @@ def _make_own(own: OwnCase, path: Path, flow: Flow, shop: Workshop, folder: Path
     return CaseData(path, rtol=program.given.rtol, atol=program.given.atol, program=program)
 
 
-def _raising(error: HilError) -> Callable[[Workshop, Path], CaseData]:
-    def make(shop: Workshop, folder: Path) -> CaseData:
+def _raising(error: HilError) -> Callable[[RunContext, Path], CaseData]:
+    def make(shop: RunContext, folder: Path) -> CaseData:
         raise error
 
     return make
@@ -215,7 +176,7 @@ class _Whole:
         self._lock = threading.RLock()
         self._known: dict[str, Any] = {}
 
-    def make(self, shop: Workshop, folder: Path) -> CaseData:
+    def make(self, shop: RunContext, folder: Path) -> CaseData:
         """The data of the whole model's case."""
         plain = self._plain(shop)
         expected = _read(self.source.expected)
@@ -226,13 +187,13 @@ class _Whole:
             )
         return self._data(self.inputs(shop), expected, shop, folder)
 
-    def make_data_set(self, place: Path, shop: Workshop, folder: Path) -> CaseData:
+    def make_data_set(self, place: Path, shop: RunContext, folder: Path) -> CaseData:
         """The data of a case that is a folder of inputs and expected outputs."""
         given = self._data_set(place, shop)
         return self._data(dict(given.inputs), given.expected_outputs, shop, folder)
 
     def _data(
-        self, inputs: Mapping[str, Array], expected: Mapping[str, Array], shop: Workshop, folder: Path
+        self, inputs: Mapping[str, Array], expected: Mapping[str, Array], shop: RunContext, folder: Path
     ) -> CaseData:
         plain = self._plain(shop)
         path = self._after_recipe(shop, folder / "prepare.log", self._sizes(shop, inputs))
@@ -240,18 +201,18 @@ class _Whole:
             return CaseData(path, inputs, expected, rtol=self.source.rtol, atol=self.source.atol, dims=plain.dims)
         return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)
 
-    def _data_set(self, place: Path, shop: Workshop) -> BundledCase:
+    def _data_set(self, place: Path, shop: RunContext) -> BundledCase:
         model = self._plain(shop)
         signature = Signature(tuple(model.inputs or ()), tuple(model.outputs or ()))
         (given,) = checked_cases(model.function, signature, [read_case(place, signature)])
         return given
 
-    def make_layer(self, layer: Layer, mode: str, shop: Workshop, folder: Path) -> CaseData:
+    def make_layer(self, layer: Layer, mode: str, shop: RunContext, folder: Path) -> CaseData:
         """The data of a layer's case: its inputs come from what the reference computed for the whole model."""
         computed = self._activations(shop, folder / "prepare.log")
         return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._seed))
 
-    def final(self, shop: Workshop, log: Path) -> Model:
+    def final(self, shop: RunContext, log: Path) -> Model:
         """The model as the recipe made it, every dimension that the inputs settle fixed: what layers are cut from."""
 
         def read() -> Model:
@@ -260,7 +221,7 @@ class _Whole:
 
         return self._once("final", read)
 
-    def content(self, shop: Workshop) -> str:
+    def content(self, shop: RunContext) -> str:
         """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""
         try:
             model = self._plain(shop).digest
@@ -271,7 +232,7 @@ class _Whole:
         beside = [_digest(file) for file in self.source.beside]
         return digest_of(repr((model, beside, self.flow)).encode())
 
-    def _plain(self, shop: Workshop) -> Model:
+    def _plain(self, shop: RunContext) -> Model:
         def read() -> Model:
             known = self.symbols(shop) if self._dims else ()
             chosen = {name: size for name, size in self._dims.items() if name in known}
@@ -279,7 +240,7 @@ class _Whole:
 
         return self._once("plain", read)
 
-    def symbols(self, shop: Workshop) -> set[str]:
+    def symbols(self, shop: RunContext) -> set[str]:
         """The model's symbolic dimensions; none of a model that cannot be read."""
         try:
             specs = _import(self.source.path, {}, shop).inputs or ()
@@ -289,7 +250,7 @@ class _Whole:
             return set()
         return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
 
-    def inputs(self, shop: Workshop) -> dict[str, Array]:
+    def inputs(self, shop: RunContext) -> dict[str, Array]:
         """Every input by name: those given, and seeded random ones."""
 
         def read() -> dict[str, Array]:
@@ -305,14 +266,14 @@ class _Whole:
 
         return self._once("inputs", read)
 
-    def _given(self, shop: Workshop) -> Mapping[str, Array]:
+    def _given(self, shop: RunContext) -> Mapping[str, Array]:
         """The inputs that lie beside the model."""
         given = _read(self.source.given)
         if given or not self.source.data_sets:
             return given
         return self._data_set(self.source.data_sets[0], shop).inputs
 
-    def _sizes(self, shop: Workshop, inputs: Mapping[str, Array]) -> dict[str, int]:
+    def _sizes(self, shop: RunContext, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Every dimension that is known: those given, and those that the inputs settle."""
         plain = self._plain(shop)
         sizes = dict(plain.dims)
@@ -321,13 +282,13 @@ class _Whole:
             sizes |= {dim: size for dim, size in pairs if isinstance(dim, str)}
         return sizes
 
-    def _after_recipe(self, shop: Workshop, log: Path, sizes: Mapping[str, int]) -> Path:
+    def _after_recipe(self, shop: RunContext, log: Path, sizes: Mapping[str, int]) -> Path:
         def apply() -> Path:
             return apply_recipe(self.flow, self._plain(shop).path, self._samples(shop), shop, log, dims=sizes)
 
         return self._once(f"recipe {sorted(sizes.items())}", apply)
 
-    def _samples(self, shop: Workshop) -> Sequence[Mapping[str, Array]]:
+    def _samples(self, shop: RunContext) -> Sequence[Mapping[str, Array]]:
         """What a recipe is told to calibrate with; nothing where it is to look for itself."""
         if found := self.source.calibration():
             return found
@@ -336,7 +297,7 @@ class _Whole:
         given = self._given(shop)
         return [given] if given else []
 
-    def _activations(self, shop: Workshop, log: Path) -> Activations:
+    def _activations(self, shop: RunContext, log: Path) -> Activations:
         def compute() -> Activations:
             return activations(
                 self.final(shop, log),
@@ -367,7 +328,7 @@ class _Whole:
         return cast(T, known)
 
 
-def _import(path: Path, dims: Mapping[str, int], shop: Workshop) -> Model:
+def _import(path: Path, dims: Mapping[str, int], shop: RunContext) -> Model:
     try:
         return import_model(path, dims=dims, isolated=shop.isolated, cache=shop.cache)
     except StorageError:

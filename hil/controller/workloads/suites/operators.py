@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.flows import Flow, apply_recipe
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import version
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.core.digest import digest_of
 from hil.core.npy import parse_npy, save_npy, typed
@@ -67,7 +67,7 @@ class NodeTests:
         key: identifies these tests.
     """
 
-    def __init__(self, shop: Workshop) -> None:
+    def __init__(self, shop: RunContext) -> None:
         installed = version("onnx")
         key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)
 
@@ -99,7 +99,7 @@ class NodeTests:
         return typed(parse_npy(self._archive.read(member)), dtype)
 
 
-def operator_cases(flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
+def operator_cases(flow: Flow, shop: RunContext) -> tuple[CaseSpec, ...]:
     """Return a case for each data set of each node test, by name.
 
     Args:
@@ -117,7 +117,7 @@ def operator_cases(flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
     )
 
 
-def _make(kept: NodeTests, test: NodeTest, flow: Flow, shop: Workshop, folder: Path) -> CaseData:
+def _make(kept: NodeTests, test: NodeTest, flow: Flow, shop: RunContext, folder: Path) -> CaseData:
     path = kept.save_model(test, folder)
     inputs = kept.tensors(test.inputs)
     expected = kept.tensors(test.outputs)

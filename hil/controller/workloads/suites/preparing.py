@@ -3,27 +3,123 @@
 from __future__ import annotations
 
 import concurrent.futures
+import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
-from hil.controller.models.flows import Flow
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.models.flows import Flow, quantum_atol
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
-from hil.controller.workloads.suites.request import Settings, begin_case
-from hil.controller.workloads.suites.spec import CaseSpec
+from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.runs import storing
+from hil.controller.workloads.suites.request import Settings
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
-from hil.controller.workloads.suites.tasks import Task
+from hil.controller.workloads.suites.tasks import Task, unread
 from hil.core.board_config import BoardConfig
-from hil.errors import HilError
+from hil.core.results import Stage
+from hil.errors import (
+    CompileFailed,
+    HilError,
+    ImportFailed,
+    ReferenceFailed,
+    RunFailed,
+    StorageError,
+    UsageError,
+    VacuousTolerance,
+)
 
 # So many cases are read before the first is compiled: small programs are compiled many at a time. And so many cases'
 # tensors are in memory at once.
 _BATCH = 96
+
+
+# What bad usage that a stage finds is in a suite.
+_KINDS: Mapping[Stage, type[HilError]] = {
+    Stage.IMPORT: ImportFailed,
+    Stage.COMPILE: CompileFailed,
+    Stage.REFER: ReferenceFailed,
+    Stage.COMPARE: ReferenceFailed,
+}
+
+
+def suite_runner(context: RunContext) -> Runner:
+    """The runner of a suite's cases: what a user of `hil run` typed wrongly, a suite found in a model or a flow."""
+    return Runner(context, _outcome, logs=False)
+
+
+def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, settings: Settings, name: str = "") -> Case:
+    """Make a case's data and import its model. Whatever fails is the outcome of the case.
+
+    Args:
+        spec: the case.
+        flow: how it is compiled and judged.
+        runner: imports the model.
+        folder: the case's own; it is made anew, with ``logs`` in it: a run that was killed may have left something.
+        settings: how it is run.
+        name: the case's; "" is its id.
+    """
+    with storing(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+    name = name or spec.id
+    try:
+        data = spec.make(runner.context, folder)
+        if data.program is not None:
+            return data.program.begin(options_for(data, flow, settings, spec.id), folder, name)
+        quantum = quantum_atol(flow, data.path, runner.context, folder / "logs" / "import.log")
+        if quantum is not None:
+            data = replace(data, atol=max(quantum, data.atol or 0.0))
+        return runner.begin(data.path, options_for(data, flow, settings, spec.id), folder, name=name)
+    except StorageError:
+        raise
+    except HilError as error:
+        case = unread(name, flow.runtime, folder)
+        told = _outcome(error, Stage.IMPORT) if isinstance(error, UsageError) else error
+        return case.ended(told, Stage.IMPORT)
+
+
+def _outcome(error: UsageError, stage: Stage) -> HilError:
+    """The error that ends a case in place of bad usage.
+
+    A tolerance that cannot judge one case may suit all the others: that is an outcome as well.
+    """
+    if isinstance(error, VacuousTolerance):
+        return error
+    return _KINDS.get(stage, RunFailed)(error.message, hint=error.hint, detail=error.detail)
+
+
+def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
+    """The pipeline's options for a case: its data, its flow, and how it is to be run."""
+    # A tolerance that the user typed goes before the flow's, and that before the case's own.
+    chosen: dict[str, Any] = {
+        name: next(
+            (one for one in (getattr(settings, name), getattr(flow, name)) if one is not None), getattr(data, name)
+        )
+        for name in ("rtol", "atol")
+    }
+    chosen["debug_ir"] = settings.debug_ir / case_id if settings.debug_ir else None
+    shared = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return Options(
+        **{**shared, **chosen},
+        runtime=flow.runtime,
+        compiler=flow.compiler,
+        compile_flags=flow.compile_flags,
+        dims=data.dims,
+        inputs=data.inputs,
+        expected=data.expected,
+        plain_model=data.plain_path,
+        plain_expected=data.plain_expected,
+        min_sqnr_db=flow.min_sqnr_db,
+        # A flow, or a case, has one tolerance for many outputs; what the user typed is never replaced.
+        replace_blind_tolerance=settings.rtol is None and settings.atol is None,
+    )
 
 
 def prepared(
@@ -45,7 +141,7 @@ def prepared(
         run: whose folder takes the cases' files.
         over: set when nobody wants more.
     """
-    shop = runner.shop
+    shop = runner.context
     batches = [specs[start : start + _BATCH] for start in range(0, len(specs), _BATCH)]
     with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
 
@@ -85,7 +181,7 @@ def prepared(
                 future.cancel()
 
 
-def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardConfig, shop: Workshop) -> bool:
+def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardConfig, shop: RunContext) -> bool:
     """Whether a case's program is still to be made by a compiler that makes several at once."""
     if case.outcome or case.model is None or case.artifact is not None or (flow.compiler or flow.runtime) != "iree":
         return False
@@ -101,7 +197,7 @@ def _flags(flow: Flow, config: BoardConfig) -> tuple[str, ...]:
 
 
 def _compiled_together(
-    cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, shop: Workshop, logs: Path
+    cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, shop: RunContext, logs: Path
 ) -> dict[str, float]:
     """Compile small models many at a time; digest -> each one's share of the seconds, of those compiled now."""
     models = [case.model for case in cases if case.model is not None and not case.outcome]
@@ -123,11 +219,6 @@ def _compiled_together(
         return {}
     share = (time.monotonic() - start) / max(len(done.compiled), 1)
     return {model.digest: share for model in done.compiled}
-
-
-def unread(spec: CaseSpec, flow: Flow, folder: Path) -> Case:
-    """A case that nothing was done for: nobody knows what to compile it for."""
-    return Case(spec.id, folder / "unread", Options(runtime=flow.runtime), folder)
 
 
 def _compile(case: Case, config: BoardConfig, runner: Runner, seconds: float | None) -> Case:

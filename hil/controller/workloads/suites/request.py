@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import shlex
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hil.controller.devices.links.provider import is_lent
-from hil.controller.models.flows import Flow, quantum_atol
-from hil.controller.pipeline.case import Case, Workshop
-from hil.controller.pipeline.options import CaseSettings, Options, flag_of, specs_of, stored_settings
-from hil.controller.pipeline.runner import Runner
-from hil.controller.storage.runs import storing
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec
-from hil.core.results import Stage
-from hil.errors import (
-    CompileFailed,
-    HilError,
-    ImportFailed,
-    ReferenceFailed,
-    RunFailed,
-    StorageError,
-    UsageError,
-    VacuousTolerance,
-)
+from hil.controller.pipeline.options import CaseSettings, flag_of, specs_of, stored_settings
 
 
 @dataclass(frozen=True)
@@ -39,88 +21,6 @@ class Settings(CaseSettings):
     """
 
     profile: bool = False
-
-
-# What bad usage that a stage finds is in a suite.
-_KINDS: Mapping[Stage, type[HilError]] = {
-    Stage.IMPORT: ImportFailed,
-    Stage.COMPILE: CompileFailed,
-    Stage.REFER: ReferenceFailed,
-    Stage.COMPARE: ReferenceFailed,
-}
-
-
-def suite_runner(shop: Workshop) -> Runner:
-    """The runner of a suite's cases: what a user of `hil run` typed wrongly, a suite found in a model or a flow."""
-    return Runner(shop, of_usage=_outcome)
-
-
-def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, settings: Settings, name: str = "") -> Case:
-    """Make a case's data and import its model. Whatever fails is the outcome of the case.
-
-    Args:
-        spec: the case.
-        flow: how it is compiled and judged.
-        runner: imports the model.
-        folder: the case's own; it is made anew, with ``logs`` in it: a run that was killed may have left something.
-        settings: how it is run.
-        name: the case's; "" is its id.
-    """
-    with storing(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
-    name = name or spec.id
-    try:
-        data = spec.make(runner.shop, folder)
-        if data.program is not None:
-            return data.program.begin(options_for(data, flow, settings, spec.id), folder, name)
-        quantum = quantum_atol(flow, data.path, runner.shop, folder / "logs" / "import.log")
-        if quantum is not None:
-            data = replace(data, atol=max(quantum, data.atol or 0.0))
-        return runner.begin(data.path, options_for(data, flow, settings, spec.id), folder, name=name)
-    except StorageError:
-        raise
-    except HilError as error:
-        case = Case(name, folder / "unread", Options(runtime=flow.runtime), folder)
-        told = _outcome(error, Stage.IMPORT) if isinstance(error, UsageError) else error
-        return case.ended(told, Stage.IMPORT)
-
-
-def _outcome(error: UsageError, stage: Stage) -> HilError:
-    """The error that ends a case in place of bad usage.
-
-    A tolerance that cannot judge one case may suit all the others: that is an outcome as well.
-    """
-    if isinstance(error, VacuousTolerance):
-        return error
-    return _KINDS.get(stage, RunFailed)(error.message, hint=error.hint, detail=error.detail)
-
-
-def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
-    """The pipeline's options for a case: its data, its flow, and how it is to be run."""
-    # A tolerance that the user typed goes before the flow's, and that before the case's own.
-    chosen: dict[str, Any] = {
-        name: next(
-            (one for one in (getattr(settings, name), getattr(flow, name)) if one is not None), getattr(data, name)
-        )
-        for name in ("rtol", "atol")
-    }
-    chosen["debug_ir"] = settings.debug_ir / case_id if settings.debug_ir else None
-    shared = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    return Options(
-        **{**shared, **chosen},
-        runtime=flow.runtime,
-        compiler=flow.compiler,
-        compile_flags=flow.compile_flags,
-        dims=data.dims,
-        inputs=data.inputs,
-        expected=data.expected,
-        plain_model=data.plain_path,
-        plain_expected=data.plain_expected,
-        min_sqnr_db=flow.min_sqnr_db,
-        # A flow, or a case, has one tolerance for many outputs; what the user typed is never replaced.
-        replace_blind_tolerance=settings.rtol is None and settings.atol is None,
-    )
 
 
 @dataclass(frozen=True)
@@ -184,9 +84,9 @@ class Request:
         """Whether it runs on boards that a farm lends."""
         return any(is_lent(board) for board in self.boards)
 
-    def selects(self, spec: CaseSpec) -> bool:
+    def selects(self, case_id: str) -> bool:
         """Whether the filters let a case through."""
-        return not self.filters or any(_matches(spec.id, pattern) for pattern in self.filters)
+        return not self.filters or any(_matches(case_id, pattern) for pattern in self.filters)
 
     def command(self, case_id: str) -> str:
         """The command that runs one of the cases again."""

@@ -1,20 +1,44 @@
-"""Where suites come from: ``operators``, ``models``, or a path of the user's."""
+"""Where suites come from: ``operators``, ``models``, or models in a path of the user's with what lies beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hil.bundles import Bundle, Method
+from hil.bundles.cases import BundledCase
+from hil.bundles.signature import sealed
 from hil.controller.models.flows import Flow
-from hil.controller.pipeline.case import Workshop
+from hil.controller.models.importers import importers
+from hil.controller.pipeline.flagfiles import parse_flagfile
 from hil.controller.storage.paths import exists
-from hil.controller.workloads.suites.folder import look
+from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.tensor_files import load_npz
+from hil.controller.workloads.bundles.bpte import read_bpte
+from hil.controller.workloads.bundles.case_files import GOLDEN_INDEX, read_golden
+from hil.controller.workloads.bundles.flagfile import (
+    calls_left_out,
+    case_name,
+    flagfiles_among,
+    is_flagfile,
+    read_flagfiles,
+)
+from hil.controller.workloads.bundles.onnx import data_sets, data_sets_left_out, model_of_data_sets
+from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
 from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
 from hil.controller.workloads.suites.operators import operator_cases
-from hil.controller.workloads.suites.spec import Suite
+from hil.controller.workloads.suites.spec import OwnCase, Suite, SuiteModel, numbered, worded
 from hil.controller.workloads.suites.torch_cases import starts_from_torch, torch_cases
 from hil.controller.workloads.suites.zoo import zoo_models
+from hil.core.digest import digest_file, digest_of
+from hil.core.files import MAX_TEXT_BYTES, read_file
+from hil.core.tensors import Array
 from hil.errors import UsageError, did_you_mean
+from hil.formats.executorch_file import Damaged, is_bundle, mapped, read_cases, read_methods
 
 BUILT_IN = ("operators", "models")
 EXPECTED = "expected.toml"
@@ -24,7 +48,7 @@ _SHIPPED = Path(__file__).parent / "expected_lists"
 def open_suite(
     source: str,
     flow: Flow,
-    shop: Workshop,
+    shop: RunContext,
     *,
     layers: bool = True,
     group: str = "node",
@@ -80,3 +104,262 @@ def _known(path: Path) -> list[str]:
     """What could have been meant: a suite, or what lies where the path points to."""
     beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
     return [*BUILT_IN, *(str(one) for one in beside if not one.name.startswith("."))]
+
+
+_INPUTS = ".inputs.npz"
+_EXPECTED = ".expected.npz"
+_CALIBRATION = ".calibration.npz"
+# TensorFlow's SavedModel is a folder, known by this file in it; the other .pb files there are no models.
+_SAVED_MODEL = "saved_model.pb"
+# Files by which a folder is known to be a model, which is then called by the folder's name.
+_FOLDERS = (_SAVED_MODEL, GOLDEN_INDEX)
+# A folder that holds one of these is what hil wrote of a run, with copies of models in it.
+_RUNS = ("suite.json", "run.json")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a path of the user's holds.
+
+    Attributes:
+        models: by path.
+        left_out: test cases that lie there and cannot be run, a line for each place.
+    """
+
+    models: list[SuiteModel]
+    left_out: list[str]
+
+
+def look(path: Path) -> Found:
+    """The models of a folder and those below, by path; or the one that a file is.
+
+    A model is called by its file's name, or by its folder's where TensorFlow saved it as one or hil exported it as a
+    golden folder; where several have the same one, by their paths in the folder (``a.net`` and ``b.net`` for
+    ``a/net.onnx`` and ``b/net.onnx``), and where these are alike too, with their suffixes.
+
+    Test cases that lie with a model are its own: folders ``test_data_set_N`` beside an ONNX model, and flag files that
+    name a program of IREE's. Where the program is elsewhere, the first of its flag files takes the model's place.
+
+    Raises:
+        UsageError: the file is no model, or the folder cannot be read.
+    """
+    if path.is_dir():
+        root, files = path, sorted(_walk(path))
+        flagged, left_out = by_program(flagfiles_among(files))
+        sets = {file.parent.parent for file in files if file.parent.name.startswith("test_data_set")}
+        left_out += [*calls_left_out(files), *(line for one in sorted(sets) for line in data_sets_left_out(one))]
+    else:
+        root, files, left_out = path.parent, [path], []
+        flagged, _ = by_program([path] if is_flagfile(path.name) else flagfiles_among(root.iterdir()))
+        if not is_flagfile(path.name):
+            flagged = {program: its for program, its in flagged.items() if program == path.resolve()}
+        if not flagged and not _is_model(path, _suffixes()):
+            hint = f"one of {', '.join(_suffixes())}"
+            raise UsageError(f"{path.name} is no kind of model that hil knows", hint=hint)
+    suffixes = _suffixes()
+    own = {file: flagged.pop(file.resolve(), []) for file in files if _is_model(file, suffixes)}
+    elsewhere = {its[0]: program.name for program, its in flagged.items()}
+    own |= {its[0]: its for its in flagged.values()}
+    ordered = sorted(own)
+    called = [_called(file.relative_to(root)) for file in ordered]
+    called = [one.with_name(elsewhere.get(file, one.name)) for file, one in zip(ordered, called, strict=True)]
+    models = [_model(name, file, own[file]) for name, file in zip(_names(called), ordered, strict=True)]
+    return Found(models, left_out)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """The files of a folder and those below, but for what is hidden, a package manager's, or hil's own of a run."""
+
+    def refuse(error: OSError) -> None:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    for place, below, names in os.walk(folder, onerror=refuse):
+        if any(name in names for name in _RUNS):
+            below.clear()
+            continue
+        if GOLDEN_INDEX in names and is_golden(Path(place, GOLDEN_INDEX)):
+            below.clear()
+            yield Path(place, GOLDEN_INDEX)
+            continue
+        below[:] = [name for name in below if not name.startswith(".") and not _is_foreign(Path(place, name))]
+        yield from (Path(place, name) for name in names if not name.startswith("."))
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether a folder holds what package managers put there: a virtual environment has models of its own."""
+    return folder.name in ("__pycache__", "node_modules") or (folder / "pyvenv.cfg").exists()
+
+
+def _suffixes() -> tuple[str, ...]:
+    return tuple(sorted(suffix for one in importers().values() for suffix in one.suffixes))
+
+
+def _is_model(file: Path, suffixes: tuple[str, ...]) -> bool:
+    if file.name in _FOLDERS:
+        return file.name == _SAVED_MODEL or is_golden(file)
+    return file.name.lower().endswith(suffixes) and not file.name.lower().endswith(".pb")
+
+
+def _names(files: list[Path]) -> list[str]:
+    """A name for each file: the shortest of stem, path and path with suffix that tells it from all others."""
+    forms = [[worded(part) for part in (own.stem, str(own.with_suffix("")), str(own))] for own in files]
+    names = [form[0] for form in forms]
+    for longer in (1, 2):
+        count = Counter(names)
+        names = [form[longer] if count[name] > 1 else name for name, form in zip(names, forms, strict=True)]
+    return numbered(names)
+
+
+def _called(file: Path) -> Path:
+    """The path that a model is called by: its file, or the folder that a SavedModel or a golden folder is."""
+    return file.parent if file.name in _FOLDERS and file.parent.name else file
+
+
+def _model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
+    inputs, expected, calibration = (_archive(file, kind) for kind in (_INPUTS, _EXPECTED, _CALIBRATION))
+    beside = [inputs, expected, calibration]
+    model = SuiteModel(name, file, given=functools.partial(_read, inputs), expected=functools.partial(_read, expected))
+    is_case = exists(inputs) or exists(expected)
+    if flagfiles:
+        beside += [one for flagfile in flagfiles for one in _files_of(flagfile) if one != file]
+        own = cases_of_flagfiles(flagfiles, file.parent)
+        model = replace(model, own_cases=lambda shop: own, is_case=is_case)
+    elif brings_cases(file):
+        if is_golden(file):
+            beside += [one for one in sorted(file.parent.rglob("*")) if one.is_file() and one != file]
+        model = replace(model, own_cases=functools.partial(cases_in, file), is_case=is_case)
+    elif file.suffix.lower() == ".onnx" and model_of_data_sets(file.parent) == file:
+        model = replace(model, data_sets=tuple(data_sets(file.parent)))
+        beside += [one for place in model.data_sets for one in sorted(place.iterdir())]
+    return replace(model, beside=tuple(dict.fromkeys(beside)))
+
+
+def _files_of(flagfile: Path) -> list[Path]:
+    try:
+        return files_of(flagfile)
+    except UsageError:  # its case runs into it again, and tells
+        return [flagfile]
+
+
+def _read(archive: Path) -> Mapping[str, Array]:
+    """The arrays beside a model, as ``net.inputs.npz`` beside ``net.onnx`` or the folder ``net`` of a SavedModel."""
+    return load_npz(archive) if exists(archive) else {}
+
+
+def _archive(file: Path, kind: str) -> Path:
+    own = _called(file)
+    return own.with_name(own.stem + kind)
+
+
+BUNDLES = (".hilb", ".bpte")
+
+
+def brings_cases(file: Path) -> bool:
+    """Whether a file is one that may bring cases with it, by its name: a bundle, or the index of a golden folder."""
+    return file.suffix.lower() in BUNDLES or is_golden(file)
+
+
+def is_golden(file: Path) -> bool:
+    """Whether a file is the index of a golden folder, as ``hil bundle export --to golden`` writes one."""
+    return file.name == GOLDEN_INDEX and (file.parent / "program").is_dir()
+
+
+def cases_in(file: Path, shop: RunContext) -> list[OwnCase]:
+    """Every case of every method of a bundle or a golden folder, in order; none of a ``.bpte`` that bundles none.
+
+    Args:
+        file: one that :func:`brings_cases`.
+        shop: the cache and the isolated processes.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if is_golden(file):
+        bundle = read_golden(file.parent, shop=shop)
+    elif file.suffix.lower() == ".hilb":
+        bundle = open_bundle(file)
+    elif _has_cases(file):
+        bundle = read_bpte(file, shop=shop)
+    else:
+        return []
+    return list(_own_cases_of(file, bundle))
+
+
+def cases_of_flagfiles(files: Sequence[Path], folder: Path) -> list[OwnCase]:
+    """The cases of flag files of one program, one each.
+
+    Args:
+        files: the flag files, in the folder or below.
+        folder: what the cases' names are relative to.
+    """
+
+    def make(file: Path, shop: RunContext, place: Path) -> ProgramCase:
+        (own,) = _own_cases_of(file, read_flagfiles(file, shop=shop))
+        return own.make(shop, place)
+
+    return [OwnCase(case_name(file, folder), _content(file), functools.partial(make, file)) for file in files]
+
+
+def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[str]]:
+    """Flag files by the program that they name, and of those that are no cases why, a line for each kind.
+
+    A file that names no program, and so is none of IREE's tools', is passed over. One that hil cannot read stands by
+    itself: its case says what is wrong.
+    """
+    programs: dict[Path, list[Path]] = {}
+    silent = []
+    for file in flagfiles:
+        try:
+            text = read_file(file, MAX_TEXT_BYTES).decode(errors="replace")
+            if "--module=" not in text:
+                continue
+            if "--expected_output=" not in text:
+                silent.append(file)
+                continue
+            program = parse_flagfile(file).modules[0].resolve()
+        except (OSError, UsageError):
+            program = file
+        programs.setdefault(program, []).append(file)
+    left_out = [f"{silent[0]}{_more(silent)}: nothing is expected, for there is no --expected_output"] if silent else []
+    return programs, left_out
+
+
+def _more(files: Sequence[Path]) -> str:
+    return f" and {len(files) - 1} more flag files" if len(files) > 1 else ""
+
+
+def files_of(flagfile: Path) -> list[Path]:
+    """The flag file and every file that it names.
+
+    Raises:
+        UsageError: it is no flag file.
+    """
+    flags = parse_flagfile(flagfile)
+    tensors = [text.partition("@")[2] for text in (*flags.inputs, *flags.expected)]
+    return [flagfile, *flags.modules, *flags.parameters, *(Path(name) for name in tensors if name)]
+
+
+def _own_cases_of(file: Path, bundle: Bundle) -> Iterator[OwnCase]:
+    def make(method: Method, case: BundledCase, shop: RunContext, place: Path) -> ProgramCase:
+        program = sealed(stored_program(bundle, shop.cache), bundle.head, place)
+        return ProgramCase(file, bundle.digest, method, case, program)
+
+    for method in bundle.methods:
+        for case in method.cases:
+            yield OwnCase(f"{method.name}_{case.name}", bundle.digest, functools.partial(make, method, case))
+
+
+def _content(flagfile: Path) -> str:
+    try:
+        return digest_of("\n".join(digest_file(file) for file in files_of(flagfile)).encode())
+    except (OSError, UsageError):
+        return ""
+
+
+def _has_cases(file: Path) -> bool:
+    try:
+        data = mapped(file)
+        # Of a file whose program is damaged nobody can say that it bundles nothing.
+        return is_bundle(data) and bool(read_methods(data)) and any(read_cases(data).values())
+    except (OSError, Damaged) as error:
+        raise UsageError(f"{file.name} cannot be read: {error}") from error

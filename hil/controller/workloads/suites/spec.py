@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.program_case import ProgramCase
 from hil.core.digest import digest_of
 from hil.core.tensors import Array
@@ -87,7 +87,7 @@ class CaseSpec:
 
     id: str
     model: str
-    make: Callable[[Workshop, Path], CaseData]
+    make: Callable[[RunContext, Path], CaseData]
     layer: str = ""
     op: str = ""
     content: str = ""
@@ -111,3 +111,57 @@ class Suite:
     cases: tuple[CaseSpec, ...]
     expected: Path | None = None
     left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OwnCase:
+    """A case that a file brings with it.
+
+    Attributes:
+        name: unique in its file and the same in every run.
+        content: digest of all that it is made from; "" where that cannot be read, then making it says so.
+        make: makes it, with the case's own folder; raises UsageError where it cannot be read.
+    """
+
+    name: str
+    content: str
+    make: Callable[[RunContext, Path], ProgramCase]
+
+
+def _nothing() -> Mapping[str, Array]:
+    return {}
+
+
+@dataclass(frozen=True)
+class SuiteModel:
+    """A model of a suite and what is known of it.
+
+    Attributes:
+        name: unique in the suite.
+        path: its file.
+        dims: values of symbolic dimensions.
+        given: inputs by name; what is missing is seeded random.
+        expected: outputs that take the reference's place.
+        calibration: samples for recipes, each input -> tensor. Where there are none, recipes look for
+            ``<model>.calibration.npz`` beside the model, then take what was given as inputs, then random samples.
+        beside: further files that its cases are made from, there or not.
+        rtol, atol: tolerance for the whole model; None is the dtype's default, as for each layer.
+        own_cases: the cases that its file brings with it, each with a compiled program; None for a file that is a model
+            alone.
+        data_sets: folders of inputs and expected outputs, ONNX's own test data: a case each. Of the first, the whole
+            model has its inputs where none are given.
+        is_case: whether it is a case by itself even where its file brings cases.
+    """
+
+    name: str
+    path: Path
+    dims: Mapping[str, int] = field(default_factory=dict)
+    given: Callable[[], Mapping[str, Array]] = _nothing
+    expected: Callable[[], Mapping[str, Array]] = _nothing
+    calibration: Callable[[], Sequence[Mapping[str, Array]]] = tuple
+    beside: tuple[Path, ...] = ()
+    rtol: float | None = None
+    atol: float | None = None
+    own_cases: Callable[[RunContext], Sequence[OwnCase]] | None = None
+    data_sets: tuple[Path, ...] = ()
+    is_case: bool = True

@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
 from hil.core.results import Timings
 
 
@@ -124,6 +126,11 @@ class TaskQueue:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+def unread(name: str, runtime: str, folder: Path) -> Case:
+    """A case that nothing was done for: nobody knows its model, or what to compile it for."""
+    return Case(name, folder / "unread", Options(runtime=runtime), folder)
 
 
 def fresh(case: Case) -> Case:

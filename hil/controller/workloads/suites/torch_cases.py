@@ -29,10 +29,10 @@ import numpy as np
 
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.packages import needed_version
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.storage.texts import first_line, import_hint
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
@@ -104,7 +104,7 @@ def quantises(flow: Flow) -> bool:
     return bool(flow.recipe)
 
 
-def torch_cases(suite: str, flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
+def torch_cases(suite: str, flow: Flow, shop: RunContext) -> tuple[CaseSpec, ...]:
     """Return a case for each model that the tests lower, by file and name; nothing is exported yet.
 
     Args:
@@ -136,7 +136,7 @@ def torch_cases(suite: str, flow: Flow, shop: Workshop) -> tuple[CaseSpec, ...]:
     return tuple(specs)
 
 
-def torch_tests(suite: str, flow: Flow, shop: Workshop) -> list[TorchTest]:
+def torch_tests(suite: str, flow: Flow, shop: RunContext) -> list[TorchTest]:
     """Return the models that the tests lower; arguments and errors as for :func:`torch_cases`."""
     quantize, versions = quantises(flow), _versions(suite)
 
@@ -157,7 +157,7 @@ def _versions(suite: str) -> dict[str, str]:
 
 
 def _make(
-    test: TorchTest, made_by: Mapping[str, Any], flow: Flow, whole: bool, shop: Workshop, folder: Path
+    test: TorchTest, made_by: Mapping[str, Any], flow: Flow, whole: bool, shop: RunContext, folder: Path
 ) -> CaseData:
     if test.skipped:
         raise LeftOut(f"ExecuTorch's own tester skips it: {test.skipped}")

@@ -8,10 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
 
-from hil.controller.backends.references import expected_result, refer
+from hil.controller.backends.references import expected_result, measure_noise, refer
 from hil.controller.backends.references.noise import (
     largest_noise,
-    measure_noise,
     noise_between,
     perturbed,
     telling_noise,

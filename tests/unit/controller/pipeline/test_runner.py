@@ -10,10 +10,11 @@ import pytest
 from support.fake_boards import FakeBoards, fake_boards, fake_case, fake_choice, lost
 
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import PIPELINE, STAGES
 from hil.controller.storage.cache import Cache
+from hil.controller.storage.run_context import RunContext
 from hil.core.results import Outcome, RunResult, Stage
 from hil.errors import (
     BoardLost,
@@ -42,11 +43,11 @@ class Pool:
 
 
 @pytest.fixture
-def shop(tmp_path: Any) -> Workshop:
-    return Workshop(Cache(tmp_path), Pool())  # type: ignore[arg-type]
+def shop(tmp_path: Any) -> RunContext:
+    return RunContext(Cache(tmp_path), Pool())  # type: ignore[arg-type]
 
 
-def go(shop: Workshop, *cases: Case, most_loaded: int = 0) -> list[Case]:
+def go(shop: RunContext, *cases: Case, most_loaded: int = 0) -> list[Case]:
     with BoardPool("a test", most_loaded=most_loaded) as pool:
         return list(Runner(shop).run(cases, pool, fake_choice()))
 
@@ -55,7 +56,7 @@ def outcomes(cases: list[Case]) -> list[str]:
     return [str(case.outcome and case.outcome.value) for case in cases]
 
 
-def test_a_case_goes_through_the_stages_in_their_order(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_a_case_goes_through_the_stages_in_their_order(fake_boards: FakeBoards, shop: RunContext) -> None:
     (case,) = go(shop, fake_case("a"))
     assert case and case.result is not None and case.worker_log == ("ran",) and case.pushed_bytes == 8
     assert fake_boards.did == ["push a", "load a", "run a", "unload a", "close"]
@@ -63,12 +64,12 @@ def test_a_case_goes_through_the_stages_in_their_order(fake_boards: FakeBoards, 
     assert STAGES == tuple(step.stage for step in PIPELINE) == tuple(Stage)[: len(STAGES)]
 
 
-def test_a_board_is_opened_once_for_all_cases_and_given_back(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_a_board_is_opened_once_for_all_cases_and_given_back(fake_boards: FakeBoards, shop: RunContext) -> None:
     assert outcomes(go(shop, *map(fake_case, "abc"))) == ["PASS"] * 3
     assert len(fake_boards.opened) == 1 and fake_boards.opened[0].closed
 
 
-def test_what_a_stage_is_given_is_never_changed(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_what_a_stage_is_given_is_never_changed(fake_boards: FakeBoards, shop: RunContext) -> None:
     before = fake_case("a")
     (after,) = go(shop, before)
     assert before.result is None and before.outcome is None and before.spans == ()
@@ -93,7 +94,7 @@ EVENTS = {
 @pytest.mark.parametrize("most_loaded", [0, 1], ids=["unloaded", "kept loaded"])
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
-    fake_boards: FakeBoards, shop: Workshop, event: str, most_loaded: int
+    fake_boards: FakeBoards, shop: RunContext, event: str, most_loaded: int
 ) -> None:
     script, refused, wanted, opened = EVENTS[event]
     fake_boards.scripts[A], fake_boards.refuse[A] = dict(script), list(refused)
@@ -104,7 +105,7 @@ def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
     assert [one for one in fake_boards.did if one.startswith("run b")] == ["run b"][: "run b" in fake_boards.did]
 
 
-def test_a_board_that_does_not_come_back_ends_what_is_left(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_a_board_that_does_not_come_back_ends_what_is_left(fake_boards: FakeBoards, shop: RunContext) -> None:
     class Once(dict[tuple[str, str], BaseException]):
         def pop(self, key: Any, default: Any = None) -> Any:
             if key in self:
@@ -119,7 +120,7 @@ def test_a_board_that_does_not_come_back_ends_what_is_left(fake_boards: FakeBoar
 
 
 @pytest.mark.parametrize("stage", ["push", "load", "run"])
-def test_ctrl_c_in_any_stage_gives_the_board_back(fake_boards: FakeBoards, shop: Workshop, stage: str) -> None:
+def test_ctrl_c_in_any_stage_gives_the_board_back(fake_boards: FakeBoards, shop: RunContext, stage: str) -> None:
     fake_boards.scripts[A] = {(stage, "b"): KeyboardInterrupt()}
     seen: list[Case] = []
     with pytest.raises(KeyboardInterrupt), BoardPool("a test") as pool:
@@ -132,7 +133,7 @@ def test_ctrl_c_in_any_stage_gives_the_board_back(fake_boards: FakeBoards, shop:
 
 @pytest.mark.parametrize("stage", ["push", "load", "run"])
 def test_bad_usage_that_only_the_board_could_tell_is_raised(
-    fake_boards: FakeBoards, shop: Workshop, stage: str
+    fake_boards: FakeBoards, shop: RunContext, stage: str
 ) -> None:
     fake_boards.scripts[A] = {(stage, "a"): UsageError("not that way")}
     with pytest.raises(UsageError, match="not that way"):
@@ -140,7 +141,7 @@ def test_bad_usage_that_only_the_board_could_tell_is_raised(
     assert fake_boards.opened[0].closed
 
 
-def test_a_workload_may_take_bad_usage_for_an_outcome(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_a_workload_may_take_bad_usage_for_an_outcome(fake_boards: FakeBoards, shop: RunContext) -> None:
     def as_outcome(error: UsageError, stage: Stage) -> HilError:
         return RunFailed(f"in {stage.value}: {error.message}")
 
@@ -151,7 +152,7 @@ def test_a_workload_may_take_bad_usage_for_an_outcome(fake_boards: FakeBoards, s
     assert case.pushed_bytes == 8  # what came before is kept
 
 
-def test_a_program_stays_loaded_while_it_is_the_same_and_works(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_a_program_stays_loaded_while_it_is_the_same_and_works(fake_boards: FakeBoards, shop: RunContext) -> None:
     first, second = fake_case("a"), fake_case("b")
     again = replace(first, name="a again")
     fake_boards.scripts[A] = {("run", "b"): RunCrashed("SIGILL")}
@@ -163,7 +164,7 @@ def test_a_program_stays_loaded_while_it_is_the_same_and_works(fake_boards: Fake
 
 
 def test_a_program_that_cannot_be_loaded_is_not_tried_for_each_of_its_cases(
-    fake_boards: FakeBoards, shop: Workshop
+    fake_boards: FakeBoards, shop: RunContext
 ) -> None:
     fake_boards.scripts[A] = {("load", "a"): LoadFailed("no such operator")}
     case = fake_case("a")
@@ -171,7 +172,7 @@ def test_a_program_that_cannot_be_loaded_is_not_tried_for_each_of_its_cases(
     assert outcomes(cases) == ["LOAD_ERROR"] * 2 and fake_boards.did.count("load a") == 1
 
 
-def test_references_that_were_asked_early_are_the_cases_own(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_references_that_were_asked_early_are_the_cases_own(fake_boards: FakeBoards, shop: RunContext) -> None:
     case = replace(fake_case("a"), references=())
     early = replace(case, references=(RunResult("early", {"y": np.array([2, 4], np.float32)}),)).timed(refer_s=1.5)
     with BoardPool("a test") as pool:
@@ -180,7 +181,7 @@ def test_references_that_were_asked_early_are_the_cases_own(fake_boards: FakeBoa
     assert judged and judged.references[0].source == "early" and judged.timings.refer_s == 1.5
 
 
-def test_a_reference_that_failed_early_ends_the_case_that_ran(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_a_reference_that_failed_early_ends_the_case_that_ran(fake_boards: FakeBoards, shop: RunContext) -> None:
     case = replace(fake_case("a"), references=())
     early = case.ended(RunFailed("the oracle died"), Stage.REFER)
     with BoardPool("a test") as pool:
@@ -189,23 +190,23 @@ def test_a_reference_that_failed_early_ends_the_case_that_ran(fake_boards: FakeB
     assert judged.reason == "the oracle died" and judged.result is not None
 
 
-def test_progress_and_what_is_stored_come_stage_by_stage(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_progress_and_what_is_stored_come_stage_by_stage(fake_boards: FakeBoards, shop: RunContext) -> None:
     told: list[str] = []
-    shop = replace(
-        shop,
-        watch=lambda case, stage, note: told.append(f"{stage.value} {note}".strip()),
+    sink = ProgressSink(
+        stage=lambda case, stage, note: told.append(f"{stage.value} {note}".strip()),
         keep=lambda case, what: told.append(f"keep {what}"),
         ended=lambda case: told.append(f"ended {case.name}"),
     )
     fake_boards.scripts[A] = {("run", "b"): RunFailed("no")}
-    go(shop, fake_case("a"), fake_case("b"))
+    with BoardPool("a test") as pool:
+        list(Runner(shop, sink=sink).run([fake_case("a"), fake_case("b")], pool, fake_choice()))
     assert told == [
         "keep references", "push", "push 0 of 0 KiB", "load", "run", "keep inputs", "keep outputs", "compare",
         "keep references", "push", "push 0 of 0 KiB", "load", "run", "keep inputs", "ended b",
     ]  # fmt: skip
 
 
-def test_what_has_ended_before_passes_through(fake_boards: FakeBoards, shop: Workshop) -> None:
+def test_what_has_ended_before_passes_through(fake_boards: FakeBoards, shop: RunContext) -> None:
     done = fake_case("a").ended(RunFailed("before"), Stage.RUN)
     assert go(shop, done)[0].reason == "before" and fake_boards.opened == []
 

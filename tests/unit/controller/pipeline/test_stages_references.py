@@ -12,11 +12,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.core.results import Outcome, RunResult
 
 FLOAT = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
@@ -28,7 +29,7 @@ def ended(save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_
     model = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT)
     nobodys = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
     plain = save_onnx([nobodys], *FLOAT, name="plain.onnx", domains=("com.acme",))
-    shop = Workshop(cache, isolated)
+    shop = RunContext(cache, isolated)
 
     def call(y: list[float], **options: Any) -> Case:
         (tmp_path / "logs").mkdir(exist_ok=True)
@@ -76,7 +77,7 @@ def test_a_wrong_output_hides_no_noise_of_another(
     (tmp_path / "logs").mkdir()
     x = np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
     case = Case("net", path, Options(), tmp_path, import_model(path, isolated=isolated), inputs={"x": x})
-    runner = Runner(Workshop(cache, isolated))
+    runner = Runner(RunContext(cache, isolated))
     case = runner.refer(case)
     near = case.references[0].outputs["zero"] + np.float32(1e-5)
     case = runner.judge(replace(case, result=RunResult("board", {"zero": near, "y": x})))

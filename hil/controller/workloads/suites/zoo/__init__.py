@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import version
+from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_npz
-from hil.controller.workloads.suites.model_cases import SuiteModel
+from hil.controller.workloads.suites.spec import SuiteModel
 from hil.controller.workloads.suites.zoo import networks
 from hil.core.digest import digest_of
 from hil.core.scratch import temporary_folder
@@ -57,7 +57,7 @@ ATOL = {"half": 4e-3, "bfloat16": 3e-2}
 _DIGITS_MODELS = ("digits_cnn", "digits_cnn_int8", "digits_cnn_batch")
 
 
-def zoo_models(shop: Workshop) -> list[SuiteModel]:
+def zoo_models(shop: RunContext) -> list[SuiteModel]:
     """Return the models of the suite ``models``, in order; the built ones are kept in the cache.
 
     Args:

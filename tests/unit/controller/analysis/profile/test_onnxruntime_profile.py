@@ -14,8 +14,8 @@ from hil.controller.analysis.profile.collect import onnxruntime_rows
 from hil.controller.analysis.profile.estimate import estimate
 from hil.controller.analysis.profile.onnxruntime_profile import KernelEvent, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.zoo import zoo_models
 from hil.core.artifacts import Model
 from hil.errors import RunFailed, StageTimeout
@@ -72,7 +72,7 @@ def test_kernels_of_a_quantised_model_name_the_nodes_around_the_operator(
 
 def test_kernels_of_a_fused_pattern_name_all_of_it(settings: dict[str, Any], tmp_path: Path) -> None:
     model = next(
-        each for each in zoo_models(Workshop(settings["cache"], settings["isolated"])) if each.name == "transformer"
+        each for each in zoo_models(RunContext(settings["cache"], settings["isolated"])) if each.name == "transformer"
     )
     kernels = first_run(profiled(model.path, settings, tmp_path))
     by_nodes = {kernel.nodes: kernel for kernel in kernels if kernel.computes}
@@ -87,7 +87,7 @@ def test_what_is_added_behind_a_convolution_is_fused_into_it_not_into_the_next(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     model = next(
-        each for each in zoo_models(Workshop(settings["cache"], settings["isolated"])) if each.name == "resnet"
+        each for each in zoo_models(RunContext(settings["cache"], settings["isolated"])) if each.name == "resnet"
     )
     kernels = first_run(profiled(model.path, settings, tmp_path))
     behind = next(kernel.nodes for kernel in kernels if kernel.computes and "Conv_7" in kernel.nodes)

@@ -15,7 +15,7 @@ from hil.controller.analysis.profile.collect import iree_rows
 from hil.controller.analysis.profile.iree_profile import read_ireeprof
 from hil.controller.analysis.profile.sites import Region, Site, Sites, dispatch_sites, names_in
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Workshop
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.zoo import zoo_models
 from hil.core.artifacts import Artifact, Model
 from hil.errors import CompileFailed, UsageError
@@ -95,7 +95,7 @@ def test_calls_of_one_executable_are_told_apart(save_onnx: Save, settings: dict[
 
 
 def test_loops_are_told_from_one_another(settings: dict[str, Any]) -> None:
-    workshop = Workshop(settings["cache"], settings["isolated"])
+    workshop = RunContext(settings["cache"], settings["isolated"])
     gru = next(model for model in zoo_models(workshop) if model.name == "gru")
     regions = sites_of(gru.path, settings).regions
     assert [{node for site in each.sites for node in site.nodes} for each in regions] == [{"GRU_1"}, {"GRU_2"}]
@@ -206,7 +206,7 @@ def test_every_dispatch_of_every_model_of_the_zoo_has_its_nodes(
 ) -> None:
     given = {name: settings[name] for name in ("isolated", "timeout", "log")}
     profiled = 0
-    for model in zoo_models(Workshop(settings["cache"], settings["isolated"])):
+    for model in zoo_models(RunContext(settings["cache"], settings["isolated"])):
         folder = tmp_path / model.name
         folder.mkdir()
         try:

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.compiling import fake_compiler
 
-from hil.controller.backends.compilers import compile_model, iree_build
-from hil.controller.backends.compilers.iree import host_cpu, recipe_of
+from hil.controller.backends.compilers import compile_model, iree_program
+from hil.controller.backends.compilers.iree_program import host_cpu, recipe_of
 from hil.controller.backends.references import refer
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolated import Isolated
@@ -240,7 +240,7 @@ def test_errors_are_picked_out_of_what_the_compiler_says() -> None:
         "note: see current operation\n"
         'loc("fc2"): error: op verification failed\n'
     )
-    assert iree_build._errors(said) == [
+    assert iree_program._errors(said) == [
         "failed to legalize operation 'torch.operator' that was explicitly marked illegal (onnx.Foo) at 'fc1'",
         "op verification failed at 'fc2'",
     ]

@@ -8,9 +8,9 @@ import re
 
 import pytest
 
+from hil.controller.backends.compilers.tfcompile import target_of, tfcompile_target
 from hil.controller.backends.compilers.tfcompile_build import glue_of, is_needed, needed_variants
-from hil.controller.backends.compilers.tfcompile_config import Node, assigned_variables, identifiers, make_config, split
-from hil.controller.backends.compilers.tfcompile_target import target_of, tfcompile_target
+from hil.controller.backends.compilers.tfcompile_graph import Node, assigned_variables, identifiers, make_config, split
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, UsageError
 from hil.formats.xla_program import Signature, read_signature, write_signature

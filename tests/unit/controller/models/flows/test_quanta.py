@@ -12,17 +12,17 @@ from support.models import DIGITS, save_model
 
 from hil.controller.models.flows import Flow, apply_recipe, quantum_atol
 from hil.controller.models.flows.quanta import find_onnx
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 
 FLOAT, INT8 = TensorProto.FLOAT, TensorProto.INT8
 STATIC = Flow("static", "iree", recipe="static-int8", quanta=4)
 
 
 @pytest.fixture
-def shop(cache: Cache, isolated: Isolated) -> Workshop:
-    return Workshop(cache, isolated)
+def shop(cache: Cache, isolated: Isolated) -> RunContext:
+    return RunContext(cache, isolated)
 
 
 def chain(path: Path, *nodes: tuple[str, list[str], str], out: tuple[str, int] = ("y", FLOAT)) -> Path:
@@ -63,7 +63,7 @@ def test_quantised_weights_alone_make_no_steps(tmp_path: Path):
     assert find_onnx(str(path)) == []
 
 
-def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(shop: Workshop, tmp_path: Path):
+def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(shop: RunContext, tmp_path: Path):
     def atol(path: Path, quanta: float) -> float | None:
         return quantum_atol(Flow("f", "iree", quanta=quanta), path, shop, tmp_path / "log")
 
@@ -76,14 +76,14 @@ def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(shop: Work
     assert atol(DIGITS / "digits_cnn_int8.onnx", 4) == 4 * found["step"]
 
 
-def test_what_is_not_quantised_or_a_flow_that_names_no_quanta_has_none(shop: Workshop, tmp_path: Path):
+def test_what_is_not_quantised_or_a_flow_that_names_no_quanta_has_none(shop: RunContext, tmp_path: Path):
     assert quantum_atol(STATIC, DIGITS / "digits_cnn.onnx", shop, tmp_path / "log") is None
     plain = Flow("plain", "iree")
     assert quantum_atol(plain, DIGITS / "digits_cnn_int8.onnx", shop, tmp_path / "log") is None
 
 
 @pytest.mark.parametrize("make", [residual_cnn, attention])
-def test_a_quantised_network_s_step_is_its_output_s_range_in_256_parts(shop: Workshop, tmp_path: Path, make):
+def test_a_quantised_network_s_step_is_its_output_s_range_in_256_parts(shop: RunContext, tmp_path: Path, make):
     path = apply_recipe(STATIC, make(tmp_path / "m.onnx"), [], shop, tmp_path / "log")
     (found,) = find_onnx(str(path))
     assert 1 / 255 < found["step"] < 10 / 255

@@ -16,9 +16,9 @@ from support.flow_models import residual_cnn, weights
 from support.models import DIGITS, save_model
 
 from hil.controller.models.flows import Flow, apply_recipe
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.errors import ImportFailed, UsageError
 
 FLOAT = TensorProto.FLOAT
@@ -29,12 +29,12 @@ HALF = Flow("half", "onnxruntime", recipe="float16")
 
 
 @pytest.fixture
-def shop(cache: Cache, isolated: Isolated) -> Workshop:
-    return Workshop(cache, isolated)
+def shop(cache: Cache, isolated: Isolated) -> RunContext:
+    return RunContext(cache, isolated)
 
 
 @pytest.fixture
-def apply(shop: Workshop, tmp_path: Path):
+def apply(shop: RunContext, tmp_path: Path):
     def call(flow: Flow, path: Path, inputs: Any = (), **settings: Any) -> Path:
         return apply_recipe(flow, path, inputs, shop, tmp_path / "recipe.log", **settings)
 
@@ -162,7 +162,7 @@ def test_a_file_of_samples_that_the_model_does_not_take_is_told(apply, tmp_path:
 
 def test_without_any_samples_seeded_random_ones_are_taken_the_same_everywhere(apply, isolated, tmp_path: Path):
     made = apply(static(samples=4), CNN)
-    elsewhere = Workshop(Cache(tmp_path / "other"), isolated)
+    elsewhere = RunContext(Cache(tmp_path / "other"), isolated)
     again = apply_recipe(static(samples=4), CNN, [], elsewhere, tmp_path / "other.log")
     assert again != made
     assert again.read_bytes() == made.read_bytes()
@@ -173,7 +173,7 @@ def test_what_was_made_before_comes_out_of_the_cache(apply, cache: Cache, tmp_pa
     made = apply(STATIC, CNN)
     pool = Isolated(1)
     pool.close()  # with this one nothing can be made
-    stopped = Workshop(cache, pool)
+    stopped = RunContext(cache, pool)
     assert apply_recipe(STATIC, CNN, [], stopped, tmp_path / "log") == made
     with pytest.raises(ImportFailed):
         apply_recipe(static(per_channel=True), CNN, [], stopped, tmp_path / "log")
@@ -302,7 +302,7 @@ def apply(model, output, external, samples, digits):
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))
     with Isolated(1) as pool:
-        shop = Workshop(cache, pool)
+        shop = RunContext(cache, pool)
         made = apply_recipe(Flow("f", "iree", recipe="round", settings={"digits": 1}), CNN, [], shop, tmp_path / "log")
         exact = tensors(CNN)["conv1.weight"]
         np.testing.assert_array_equal(tensors(made)["conv1.weight"], exact.round(1))

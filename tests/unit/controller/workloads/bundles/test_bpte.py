@@ -10,9 +10,9 @@ import pytest
 from support.executorch_crafted import bundled
 
 from hil.bundles import Bundle
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.bpte import read_bpte
 from hil.errors import UsageError
 from hil.formats.executorch_file import read_methods
@@ -21,12 +21,12 @@ FILES = Path(__file__).parents[3] / "executorch_files"
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Workshop]:
+def shop(tmp_path: Path) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
-        yield Workshop(Cache(tmp_path / "cache"), isolated)
+        yield RunContext(Cache(tmp_path / "cache"), isolated)
 
 
-def test_a_bundled_program_becomes_a_bundle(shop: Workshop, tmp_path: Path):
+def test_a_bundled_program_becomes_a_bundle(shop: RunContext, tmp_path: Path):
     bundle = read_bpte(FILES / "mixed.bpte", shop=shop)
     bundle.save(tmp_path / "mixed.hilb")
     (method,) = Bundle.open(tmp_path / "mixed.hilb").methods
@@ -48,7 +48,7 @@ def test_a_bundled_program_becomes_a_bundle(shop: Workshop, tmp_path: Path):
         (b"\0\0\0\0BP99" + b"\0" * 64, "of the version"),
     ],
 )
-def test_what_is_no_bundled_program_is_refused(shop: Workshop, tmp_path: Path, content: bytes | None, said: str):
+def test_what_is_no_bundled_program_is_refused(shop: RunContext, tmp_path: Path, content: bytes | None, said: str):
     path = tmp_path / "a.bpte"
     if content is not None:
         path.write_bytes(content)
@@ -57,7 +57,7 @@ def test_what_is_no_bundled_program_is_refused(shop: Workshop, tmp_path: Path, c
     assert said in error.value.message
 
 
-def test_a_case_that_is_cut_off_is_refused(shop: Workshop, tmp_path: Path):
+def test_a_case_that_is_cut_off_is_refused(shop: RunContext, tmp_path: Path):
     path = tmp_path / "a.bpte"
     whole = (FILES / "mixed.bpte").read_bytes()
     for size in range(8, len(whole) - 1, 97):
@@ -66,7 +66,7 @@ def test_a_case_that_is_cut_off_is_refused(shop: Workshop, tmp_path: Path):
             read_bpte(path, shop=shop)
 
 
-def test_a_tensor_in_the_place_of_the_programs_own_number_is_refused(shop: Workshop, tmp_path: Path):
+def test_a_tensor_in_the_place_of_the_programs_own_number_is_refused(shop: RunContext, tmp_path: Path):
     path = tmp_path / "a.bpte"
     program = (FILES / "numbers.pte").read_bytes()
     places = len(read_methods(memoryview(program))["forward"].inputs)

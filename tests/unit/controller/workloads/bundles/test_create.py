@@ -13,10 +13,10 @@ from support.models import save_model
 
 from hil.bundles import Bundle
 from hil.controller.devices.board_resolver import choose
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.create import Request, create_bundle
 from hil.errors import StageTimeout, UsageError
 
@@ -25,9 +25,9 @@ FLOAT = TensorProto.FLOAT
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory) -> Iterator[Workshop]:
+def shop(tmp_path_factory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
-        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+        yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def create(model: Path, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
+def create(model: Path, shop: RunContext, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
     monkeypatch.chdir(model.parent)
 
     def call(*cases: str, random: int | None = None, functions: tuple[str, ...] = (), **options: Any) -> Bundle:

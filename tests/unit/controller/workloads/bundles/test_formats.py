@@ -16,9 +16,9 @@ from support.models import save_model
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.models.inputs import random_tensor
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import _tolerances
 from hil.controller.workloads.bundles.formats import Format, formats, read_format, write_format
 from hil.core.artifacts import Artifact
@@ -28,9 +28,9 @@ from hil.errors import UsageError
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory) -> Iterator[Workshop]:
+def shop(tmp_path_factory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
-        yield Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+        yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def golden(tmp_path, shop) -> Path:
     return tmp_path / "golden"
 
 
-def read(folder: Path, shop: Workshop, form: str = "golden") -> Bundle:
+def read(folder: Path, shop: RunContext, form: str = "golden") -> Bundle:
     return read_format(form, folder, shop=shop)
 
 

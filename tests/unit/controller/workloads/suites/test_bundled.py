@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 from support.bundle_files import bundle, case
 
-from hil.controller.pipeline.case import Workshop
 from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.formats import write_format
-from hil.controller.workloads.suites.bundled import by_program, cases_in, cases_of_flagfiles
+from hil.controller.workloads.suites.sources import by_program, cases_in, cases_of_flagfiles
 from hil.errors import UsageError
 
 FILES = Path(__file__).parents[3] / "executorch_files"
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Workshop]:
+def shop(tmp_path: Path) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
-        yield Workshop(Cache(tmp_path / "cache"), isolated)
+        yield RunContext(Cache(tmp_path / "cache"), isolated)
 
 
 def test_a_damaged_file_says_so(tmp_path, shop):

@@ -9,11 +9,13 @@ import pytest
 
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import load_flow
-from hil.controller.pipeline.case import Case, Workshop
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.engine import Engine, Plan
+from hil.controller.workloads.suites.preparing import prepared, suite_runner
 from hil.controller.workloads.suites.request import Settings
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
@@ -27,8 +29,9 @@ def engine(tmp_path):
     """An engine of two boards on which nothing runs yet."""
     choices = [choose(f"unix:{tmp_path / name}", "") for name in ("a", "b")]
     with Isolated(1) as isolated:
-        shop = Workshop(Cache(tmp_path / "cache"), isolated)
-        yield Engine(Plan(load_flow("onnxruntime"), Settings()), choices, shop, SuiteRun(tmp_path / "run", {}))
+        shop = RunContext(Cache(tmp_path / "cache"), isolated)
+        plan, run = Plan(load_flow("onnxruntime"), Settings()), SuiteRun(tmp_path / "run", {})
+        yield Engine(plan, choices, suite_runner(shop), run, prepared)
 
 
 def task(name: str, *boards: str) -> Task:

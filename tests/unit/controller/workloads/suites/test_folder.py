@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.controller.workloads.suites.folder import look, models_at
+from hil.controller.workloads.suites.sources import look
 from hil.errors import UsageError
 
 
@@ -27,17 +27,17 @@ def names(found):
 
 def test_models_of_every_format_are_found_at_any_depth_by_path(folder):
     place = folder("b.onnx", "a.mlir", "deep/er/c.vmfb", "deep/d.ONNX")
-    assert names(models_at(place)) == ["a", "b", "d", "c"]
+    assert names(look(place).models) == ["a", "b", "d", "c"]
 
 
 def test_models_of_other_frameworks_are_found(folder):
     place = folder("a.tflite", "b.pte", "c.bpte", "d.pt2", "e.keras")
-    assert names(models_at(place)) == ["a", "b", "c", "d", "e"]
+    assert names(look(place).models) == ["a", "b", "c", "d", "e"]
 
 
 def test_a_saved_model_is_called_by_its_folder_and_its_other_files_are_no_models(folder):
     place = folder("net/saved_model.pb", "net/fingerprint.pb", "net/keras_metadata.pb", "graph.pb")
-    (found,) = models_at(place)
+    (found,) = look(place).models
     assert (found.name, found.path) == ("net", place / "net" / "saved_model.pb")
     np.savez(place / "net.inputs.npz", x=np.zeros(3, np.float32))
     assert list(found.given()) == ["x"]
@@ -45,54 +45,54 @@ def test_a_saved_model_is_called_by_its_folder_and_its_other_files_are_no_models
 
 def test_one_file_of_a_saved_model_that_is_no_model_is_refused(folder):
     with pytest.raises(UsageError, match=r"fingerprint\.pb is no kind of model"):
-        models_at(folder("net/fingerprint.pb") / "net" / "fingerprint.pb")
+        look(folder("net/fingerprint.pb") / "net" / "fingerprint.pb")
 
 
 def test_what_is_hidden_or_no_model_is_left_out(folder):
     place = folder(".git/a.onnx", ".b.onnx", "expected.toml", "c.calibration.npz", "c.onnx.data", "README.md", "c.onnx")
-    assert names(models_at(place)) == ["c"]
+    assert names(look(place).models) == ["c"]
 
 
 def test_what_a_run_of_hil_left_there_is_left_out(folder):
     place = folder("a.onnx", "run/suite.json", "run/cases/x/a.onnx", "old/run.json", "old/a.onnx")
-    assert names(models_at(place)) == ["a"]
+    assert names(look(place).models) == ["a"]
 
 
 def test_models_of_one_name_are_called_by_their_paths(folder):
     place = folder("x/net.onnx", "y/net.onnx", "y/other.onnx")
-    assert names(models_at(place)) == ["x.net", "y.net", "other"]
+    assert names(look(place).models) == ["x.net", "y.net", "other"]
 
 
 def test_models_of_one_path_are_called_by_their_suffixes_too(folder):
     place = folder("net.onnx", "net.mlir")
-    assert names(models_at(place)) == ["net.mlir", "net.onnx"]
+    assert names(look(place).models) == ["net.mlir", "net.onnx"]
 
 
 def test_names_hold_only_what_ids_may_hold_and_still_differ(folder):
     place = folder("a b.onnx", "a_b.onnx", "größe.onnx")
-    found = names(models_at(place))
+    found = names(look(place).models)
     assert found == ["a_b.onnx", "a_b.onnx-2", "gr__e"]
 
 
 def test_one_file_is_one_model(folder):
     place = folder("a.onnx", "b.onnx")
-    assert names(models_at(place / "b.onnx")) == ["b"]
+    assert names(look(place / "b.onnx").models) == ["b"]
 
 
 def test_a_file_that_is_no_model_is_refused(folder):
     with pytest.raises(UsageError, match="no kind of model"):
-        models_at(folder("notes.txt") / "notes.txt")
+        look(folder("notes.txt") / "notes.txt")
 
 
 def test_a_folder_without_models_has_none(folder):
-    assert models_at(folder("README.md")) == []
+    assert look(folder("README.md")).models == []
 
 
 def test_tensors_beside_a_model_are_its_inputs_and_expected_outputs(folder):
     place = folder("net.onnx", "bare.onnx")
     np.savez(place / "net.inputs.npz", x=np.arange(3))
     np.savez(place / "net.expected.npz", y=np.arange(4))
-    bare, net = models_at(place)
+    bare, net = look(place).models
     assert net.given()["x"].tolist() == [0, 1, 2]
     assert net.expected()["y"].tolist() == [0, 1, 2, 3]
     assert bare.given() == {} and bare.expected() == {}
@@ -102,17 +102,17 @@ def test_bundles_and_golden_folders_are_found_and_bring_their_cases(folder):
     place = folder(
         "a.hilb", "b.bpte", "set/golden.json", "set/program/main.vmfb", "set/f-0/0-x/input_0.npy", "golden.json"
     )
-    found = models_at(place)
+    found = look(place).models
     assert names(found) == ["a", "b", "set"]
     assert all(model.own_cases is not None and not model.is_case for model in found)
     assert found[2].path == place / "set" / "golden.json" and len(found[2].beside) == 3 + 2
     np.savez(place / "b.inputs.npz", x=np.zeros(3, np.float32))
-    assert models_at(place)[1].is_case
+    assert look(place).models[1].is_case
 
 
 def test_test_data_is_of_the_one_model_beside_it(folder):
     place = folder("net/a.onnx", *(f"net/test_data_set_{number}/input_0.pb" for number in (10, 9)))
-    (model,) = models_at(place)
+    (model,) = look(place).models
     assert [one.name for one in model.data_sets] == ["test_data_set_9", "test_data_set_10"]
     assert look(place).left_out == []
     folder("net/b.onnx", "net/test_data_set_x/input_0.pb")
@@ -120,7 +120,7 @@ def test_test_data_is_of_the_one_model_beside_it(folder):
     assert not any(model.data_sets for model in found.models)
     assert ["test_data_set_x" in line or "2 test_data_set_N" in line for line in found.left_out] == [True, True]
     folder("net/model.onnx")
-    assert [bool(model.data_sets) for model in models_at(place)] == [False, False, True]
+    assert [bool(model.data_sets) for model in look(place).models] == [False, False, True]
 
 
 def test_a_flag_file_stands_for_a_program_elsewhere(folder):
@@ -132,13 +132,13 @@ def test_a_flag_file_stands_for_a_program_elsewhere(folder):
     (place / "flags" / "trace.json").touch()
     for number in range(12):
         (place / "flags" / f"call_{number}").mkdir()
-    alone, net = models_at(place)
+    alone, net = look(place).models
     assert (net.name, alone.name, alone.own_cases) == ("net", "alone", None)
     calls = [f"call_{number}" for number in range(11)]
     assert [one.name for one in net.own_cases(None)] == [f"flags.{name}" for name in calls]
     assert look(place).left_out == [f"{place / 'flags'}: 1 of 12 calls have no flag file"]
-    (found,) = models_at(place / "flags")
+    (found,) = look(place / "flags").models
     assert (found.name, found.path) == ("net", place / "flags" / "flagfile_call_0")
     assert [one.name for one in found.own_cases(None)] == calls
-    (one,) = models_at(place / "flags" / "flagfile_call_3")
+    (one,) = look(place / "flags" / "flagfile_call_3").models
     assert [one.name for one in one.own_cases(None)] == ["call_3"]

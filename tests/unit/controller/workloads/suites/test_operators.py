@@ -11,25 +11,25 @@ import onnx
 import pytest
 
 from hil.controller.models.flows import Flow, load_flow
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.operators import NodeTests, operator_cases
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 
 
 @pytest.fixture(scope="module")
-def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    return RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
-def cases(shop: Workshop) -> dict[str, CaseSpec]:
+def cases(shop: RunContext) -> dict[str, CaseSpec]:
     return {case.id: case for case in operator_cases(load_flow("onnxruntime"), shop)}
 
 
 @pytest.fixture
-def made(cases: dict[str, CaseSpec], shop: Workshop, tmp_path: Path) -> Iterator[object]:
+def made(cases: dict[str, CaseSpec], shop: RunContext, tmp_path: Path) -> Iterator[object]:
     yield lambda name: cases[name].make(shop, tmp_path)
 
 

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import DIGITS, save_model
 
 from hil.controller.models.flows import Flow, load_flow
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseData, Suite
 from hil.errors import ImportFailed, UsageError
@@ -25,12 +25,12 @@ PLAIN = Flow("onnxruntime", "onnxruntime")
 
 
 @pytest.fixture(scope="module")
-def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    return RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture
-def data_of(shop: Workshop, tmp_path: Path) -> Callable[[Suite, str], CaseData]:
+def data_of(shop: RunContext, tmp_path: Path) -> Callable[[Suite, str], CaseData]:
     def make(suite: Suite, case_id: str) -> CaseData:
         folder = tmp_path / "case" / case_id
         folder.mkdir(parents=True)

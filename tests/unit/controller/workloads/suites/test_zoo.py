@@ -11,20 +11,20 @@ import pytest
 from hil.controller.backends.references import refer_with_fallback
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.case import Workshop
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.workloads.suites.model_cases import SuiteModel
+from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.spec import SuiteModel
 from hil.controller.workloads.suites.zoo import BUILDERS, build, zoo_models
 
 
 @pytest.fixture(scope="module")
-def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(Cache(tmp_path_factory.mktemp("cache")), isolated)
+def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    return RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
-def models(shop: Workshop) -> dict[str, SuiteModel]:
+def models(shop: RunContext) -> dict[str, SuiteModel]:
     return {model.name: model for model in zoo_models(shop)}
 
 

@@ -1,0 +1,133 @@
+"""The check that test cases fit their method, and that their tolerances can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hil.bundles.cases import BundledCase, MethodTestCase, Signature, Values
+from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
+from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, type_text
+from hil.errors import UsageError, VacuousTolerance
+
+# A bare number has no dtype of its own: it may be given for a tensor whose dtype's name begins so.
+_SUITS: dict[type, tuple[str, ...]] = {
+    bool: ("bool",),
+    int: ("int", "uint"),
+    float: ("float", "bfloat"),
+    complex: ("complex",),
+    str: ("string",),
+}
+
+
+def checked_cases(method: str, signature: Signature, cases: Sequence[MethodTestCase]) -> tuple[BundledCase, ...]:
+    """Cases with their tensors as arrays by name, in the method's order.
+
+    Raises:
+        UsageError: count, name, dtype or shape of a tensor is not the signature's, a dynamic dimension has two sizes in
+            one case, a tolerance cannot fail, or two cases have one name.
+    """
+    found: dict[str, BundledCase] = {}
+    for number, case in enumerate(cases):
+        name = case.name or str(number)
+        where = f"method {method!r}, case {number}" + (f" ({case.name!r})" if case.name else "")
+        if name in found:
+            raise UsageError(f"{where}: another case has this name already", hint="give each a name of its own")
+        found[name] = _checked(where, name, signature, case)
+    return tuple(found.values())
+
+
+def checked_inputs(where: str, signature: Signature, given: Values) -> dict[str, Array]:
+    """A case's inputs by name, before anybody knows what is to come out.
+
+    Args:
+        where: how a message calls the case.
+        signature: of its method.
+        given: the inputs.
+
+    Raises:
+        UsageError: as :func:`checked_cases`.
+    """
+    return _tensors(where, "input", signature.inputs, given, {})
+
+
+def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) -> BundledCase:
+    sizes: dict[str, tuple[int, str]] = {}
+    inputs = _tensors(where, "input", signature.inputs, case.inputs, sizes)
+    expected = _tensors(where, "output", signature.outputs, case.expected_outputs, sizes)
+    if not expected:
+        raise UsageError(f"{where}: nothing is expected of a method without outputs: it could not fail")
+    try:
+        rtol, atol = (None if value is None else float(value) for value in (case.rtol, case.atol))
+        check_tolerance(rtol, atol)
+        for output, array in expected.items():
+            tolerance, scale = fitted((dtype_name(array.dtype),) * 2, array, rtol, atol)
+            refuse_vacuous(output, tolerance, scale, rtol=rtol, atol=atol)
+    except VacuousTolerance as error:  # a bundle has no case that is allowed to be blind
+        raise UsageError(f"{where}: {error.message}", hint="give the case a smaller tolerance") from error
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
+    except (OverflowError, TypeError, ValueError) as error:
+        raise UsageError(f"{where}: a tolerance is no number: {error}", hint="give rtol and atol as floats") from error
+    if unknown := [output for output in case.noise if output not in expected]:
+        raise UsageError(f"{where}: noise of {unknown[0]!r}, which is no output")
+    return BundledCase(name, inputs, expected, rtol, atol, case.source, dict(case.noise))
+
+
+def _tensors(
+    where: str, kind: str, specs: Sequence[TensorSpec], given: Values, sizes: dict[str, tuple[int, str]]
+) -> dict[str, Array]:
+    """Every input or output by name; ``sizes`` learns what each symbolic dimension is and where that was seen first."""
+    wanted = ", ".join(map(str, specs)) or "none"
+    if isinstance(given, Mapping):
+        names = [spec.name for spec in specs]
+        if unknown := [name for name in given if name not in names]:
+            raise UsageError(f"{where}: the method has no {kind} {unknown[0]!r}", hint=f"{kind}s: {wanted}")
+        if missing := [name for name in names if name not in given]:
+            raise UsageError(f"{where}: {kind} {missing[0]!r} is missing", hint=f"{kind}s: {wanted}")
+        values = [given[name] for name in names]
+    else:
+        values = list(given)
+    if len(values) != len(specs):
+        raise UsageError(
+            f"{where}: {len(values)} {kind}s are given, the method has {len(specs)}", hint=f"{kind}s: {wanted}"
+        )
+    tensors = {}
+    for spec, value in zip(specs, values, strict=True):
+        what = f"{where}, {kind} {spec.name!r}"
+        tensors[spec.name] = array = _array(what, spec, value)
+        found = dtype_name(array.dtype)
+        if not spec.accepts(found, array.shape):
+            raise UsageError(
+                f"{what} is {type_text(found, array.shape)}, the method "
+                f"{'takes' if kind == 'input' else 'gives'} {type_text(spec.dtype, spec.shape)}",
+                hint="nothing is converted: give it with this dtype and shape",
+            )
+        for dim, size in zip(spec.shape, array.shape, strict=bool(spec.dtype)):
+            if isinstance(dim, str):
+                known, place = sizes.setdefault(dim, (size, f"{kind} {spec.name!r}"))
+                if known != size:
+                    raise UsageError(f"{what} has {size} where dimension {dim!r} is {known}, as {place} has it")
+    return tensors
+
+
+def _array(what: str, spec: TensorSpec, value: Any) -> Array:
+    try:
+        if spec.dtype.startswith(_SUITS.get(type(value), ())):
+            array = np.asarray(value, dtype_of(spec.dtype))
+            if isinstance(value, int) and int(array.item()) != value:
+                raise OverflowError(f"{value} is out of range for {spec.dtype}")
+            return array
+        array = np.asarray(value)
+        if array.dtype.kind == "U":
+            array = array.astype(object)
+        dtype_name(array.dtype)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
+    except Exception as error:  # a ragged list, a number out of range, a tensor on a GPU: each says it in its own way
+        raise UsageError(f"{what} is no array: {error}", hint="give a numpy array") from error
+    if array.dtype.kind == "O" and not all(isinstance(item, str) for item in array.ravel().tolist()):
+        raise UsageError(f"{what} holds Python objects that are no texts", hint="give a numpy array")
+    return array

@@ -1,0 +1,398 @@
+"""Programs by iree-compile, of ONNX and MLIR: run in a process of its own, and cached by content, version and flags."""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import platform
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.compiling import Work, compiling, keeping_log, make_debug_folder, native_compiler
+from hil.controller.models.importers.mlir import functions_in, parse
+from hil.controller.storage.cache import META, Cache, digests_in
+from hil.controller.storage.isolated import signal_name
+from hil.controller.storage.packages import version
+from hil.controller.storage.paths import is_file
+from hil.core.artifacts import Artifact, Model
+from hil.core.digest import digest_file
+from hil.core.scratch import temporary_folder
+from hil.errors import CompileCrashed, CompileFailed, LoadFailed, StorageError, UsageError, did_you_mean
+from hil.formats.iree_values import declaration, parse_type
+
+_ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
+_PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
+_ONNX_OP = re.compile(r"\"?onnx\.(?P<name>\w+)\"?")
+# `"torch.operator"(%0) <{name = "torch.aten.median.dim"}>`: what torch-mlir has no operation for.
+_TORCH_OP = re.compile(r"<\{name = \"(?P<name>torch\.[\w.]+)\"\}>")
+_WRONG_FLAG = re.compile(r"^iree-compile: (?P<what>Unknown command line argument '[^']*'|for the -.*)", re.M)
+# What iree-compile only warns of before it compiles for some other CPU.
+_IGNORED = re.compile(
+    r"^(?P<what>'(?P<name>[^']*)' is not a recognized (?:processor|feature) for this target) \(ignoring \w+\)"
+    r"|^(?P<host>If either CPU or CPU-features is `host`.*)",
+    re.M,
+)
+_ACCEPTED = re.compile(r"^List of accepted CPUs: (?P<names>.*)", re.M)
+_SHOWN_ERRORS = 3
+MAIN = "main.vmfb"
+PARAMETERS = "params.irpa"
+LOG = "compile.log"
+# The format that a model of another framework is converted to first; no flag of iree-compile.
+VIA = "--via="
+# In the cache's note of a program: what it calls the model's function, where that is not the model's own name for it.
+FUNCTION = "function"
+# IREE narrows float64 to float32 unless told not to; a test of a model keeps the model's own dtypes.
+_DEFAULT_FLAGS = {"--iree-input-demote-f64-to-f32": "false"}
+# Raise this when the way to MLIR, or what is refused, changes: older programs in the cache are then not used.
+_VERSION = 3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is compiled.
+
+    Attributes:
+        key: the program's, in the cache.
+        flags: of iree-compile, hil's defaults included.
+        compiler: its name and version.
+        meta: what the cache notes of the program.
+    """
+
+    key: str
+    flags: tuple[str, ...]
+    compiler: str
+    meta: Mapping[str, Any]
+
+    @property
+    def shared_key(self) -> str:
+        """The key for the program among others in one file: see :attr:`hil.controller.storage.cache.Cache.shared`."""
+        return Cache.key("artifact", shared=self.key)
+
+
+def compile_program(model: Model, flags: Sequence[str], debug_ir: Path | None, work: Work) -> Artifact:
+    """Compile ONNX or MLIR to a .vmfb, with large weights beside it in an .irpa file.
+
+    Args:
+        model: of the format ``onnx`` or ``mlir``.
+        flags: of iree-compile.
+        debug_ir: a folder for what the compiler works on; the cache is not asked then.
+        work: how it is done.
+
+    Raises:
+        UsageError: the compiler is not installed, knows no such flag, or the folder cannot be made.
+        CompileFailed, CompileCrashed, StageTimeout, StorageError: as for every compiler.
+    """
+    cache, log = work["cache"], work["log"]
+    recipe = recipe_of(model, flags)
+    make_debug_folder(debug_ir)
+
+    def make(folder: Path) -> None:
+        arguments = {
+            "model": str(model.path.absolute()),
+            "format": model.format,
+            "dims": dict(model.dims),
+            "declaration": declaration_of(model, model.function),
+            "flags": [*recipe.flags, *_dump_flags(debug_ir)],
+            "parameters": str(model.files[PARAMETERS].absolute()) if PARAMETERS in model.files else None,
+            "folder": str(folder.absolute()),
+            "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
+            "log": str(log.absolute()),
+        }
+        with keeping_log(log, folder / LOG), compiling():
+            work["isolated"].call(build, arguments, timeout=work["timeout"], log=log)
+
+    began = time.monotonic()
+    key = recipe.key if debug_ir is not None else cache.shared.get(recipe.key, recipe.key)
+    entry, cached = cache.get_or_make(key, recipe.meta, make, work["recompute"] or debug_ir is not None)
+    digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
+    meta = json.loads((entry / META).read_bytes())["meta"]
+    return Artifact(
+        runtime="iree",
+        main=MAIN,
+        files={name: entry / name for name in digests},
+        digests=digests,
+        function=meta.get(FUNCTION, model.function),
+        compiler=recipe.compiler,
+        flags=recipe.flags,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        cached=cached,
+        seconds=0.0 if cached else time.monotonic() - began,
+        log=entry / LOG,
+    )
+
+
+def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
+    """How a model is compiled with these flags.
+
+    Raises:
+        UsageError: the compiler is not installed.
+    """
+    compiler_version = compiler_version_or_fail()
+    flags = [flag for flag in flags if not flag.startswith(VIA)]
+    given = {flag.split("=", 1)[0] for flag in flags}
+    all_flags = (*(f"{name}={value}" for name, value in _DEFAULT_FLAGS.items() if name not in given), *flags)
+    parts: dict[str, Any] = {
+        "model": model.digest,
+        "format": model.format,
+        "function": model.function,
+        "dims": dict(model.dims),
+        "compiler": compiler_version,
+        "onnx": version("onnx") if model.format == "onnx" else "",
+        "flags": list(all_flags),
+        "files": [digest_file(path) for path in _files_in(all_flags)],
+        "host": host_cpu() if any(flag.endswith("=host") for flag in all_flags) else "",
+        "version": _VERSION,
+    }
+    compiler = f"iree {compiler_version}"
+    meta = {"model": model.name, "compiler": compiler, "flags": list(all_flags)}
+    return Recipe(Cache.key("artifact", **parts), all_flags, compiler, meta)
+
+
+def compiler_version_or_fail() -> str:
+    """The version of the installed IREE compiler.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return version("iree-base-compiler")
+    except PackageNotFoundError as error:
+        raise UsageError("the IREE compiler is not installed", hint="pip install iree-base-compiler") from error
+
+
+@functools.cache
+def host_cpu() -> str:
+    """What tells this machine's CPU from another for the compiler: its model and its features."""
+    parts = [platform.machine(), platform.processor(), platform.system()]
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+        parts += sorted({line for line in lines if line.startswith(wanted)})
+    return "\n".join(parts)
+
+
+def declaration_of(model: Model, function: str) -> str | None:
+    """The signature that IREE's own ONNX path would lose: names, and which integers have no sign.
+
+    Args:
+        model: an ONNX model; of others there is none to be had.
+        function: what the program calls the model's function.
+
+    Raises:
+        CompileFailed: MLIR has no type for a value of the model.
+    """
+    if model.format != "onnx" or model.inputs is None or model.outputs is None:
+        return None
+    try:
+        return declaration(function, model.inputs, model.outputs)
+    except UsageError as error:  # strings, and dtypes that MLIR has no name for
+        raise CompileFailed(f"IREE cannot take this model: {error.message}") from error
+
+
+def _files_in(flags: Sequence[str]) -> list[Path]:
+    """Files that flags name: what is in them decides what the compiler makes."""
+    values = [flag.split("=", 1)[1] for flag in flags if "=" in flag]
+    # A value may be anything, such as a long list of CPU features.
+    return [Path(value) for value in values if is_file(value)]
+
+
+def _dump_flags(debug_ir: Path | None) -> list[str]:
+    if debug_ir is None:
+        return []
+    folder = debug_ir.absolute()
+    return [
+        f"--dump-compilation-phases-to={folder / 'phases'}",
+        f"--iree-hal-dump-executable-files-to={folder / 'executables'}",
+    ]
+
+
+def build(
+    model: str,
+    format: str,
+    dims: Mapping[str, int],
+    declaration: str | None,
+    flags: Sequence[str],
+    parameters: str | None,
+    folder: str,
+    debug_ir: str | None,
+    log: str,
+) -> None:
+    """Write main.vmfb, and params.irpa for large weights, into a folder.
+
+    Args:
+        model: the ONNX or MLIR file.
+        format: ``onnx`` or ``mlir``.
+        dims: sizes of symbolic dimensions (ONNX).
+        declaration: the function's signature to store in the program (ONNX), or None.
+        flags: for iree-compile.
+        parameters: an archive of large weights that came with the model (MLIR), or None.
+        folder: an empty one.
+        debug_ir: where the imported module is written as text, or None.
+        log: the file that standard error goes to.
+
+    Raises:
+        UsageError: the compiler knows no such flag.
+        CompileFailed: the model cannot be imported or was refused, or the target names a CPU or a feature that there is
+            not.
+        CompileCrashed: iree-compile died.
+    """
+    with temporary_folder("hil-compile-") as scratch:
+        source = Path(model)
+        if parameters:
+            shutil.copyfile(parameters, Path(folder) / PARAMETERS)
+        if format == "onnx":
+            from hil.controller.backends.compilers.onnx_to_mlir import convert
+
+            source = Path(scratch) / "model.mlirbc"
+            text = Path(debug_ir) / "imported.mlir" if debug_ir else None
+            convert(Path(model), dims, declaration, source, Path(folder) / PARAMETERS, text)
+        else:
+            source = declare(source, Path(scratch) / "declared.mlirbc")
+        code, said = run_compiler(source, Path(folder) / MAIN, flags, Path(scratch), Path(log))
+    check_target(said)
+    if code:
+        fail(code, said)
+
+
+def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, log: Path) -> tuple[int, str]:
+    """Run iree-compile in a folder; its exit code (negative: a signal) and what it printed to the log."""
+    command = [str(native_compiler()), str(source), "-o", str(out), *flags]
+    print("$", *command, flush=True)
+    start = log.stat().st_size
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, check=False).returncode
+    with log.open("rb") as file:
+        file.seek(start)
+        return code, file.read().decode(errors="replace")
+
+
+def check_target(said: str) -> None:
+    """Refuse a target that iree-compile did not know: it warns, leaves that part out and compiles for another CPU.
+
+    Args:
+        said: what the compiler printed.
+
+    Raises:
+        CompileFailed: there was such a warning.
+    """
+    found = {match["what"] or match["host"]: match["name"] for match in _IGNORED.finditer(said)}
+    if not found:
+        return
+    accepted = _ACCEPTED.search(said)
+    meant = did_you_mean(next(iter(found.values())) or "", accepted["names"].split(", ")) if accepted else ""
+    raise CompileFailed(
+        f"iree-compile: {'; '.join(list(found)[:_SHOWN_ERRORS])}",
+        hint=f"{meant}see the board's compile flags and --compile-flag",
+        detail="\n".join(dict.fromkeys(line[:400] for line in said.splitlines()[:60])),
+    )
+
+
+def fail(code: int, said: str) -> None:
+    """Raise the error that iree-compile ended with.
+
+    Args:
+        code: its exit code, not 0.
+        said: what it printed.
+
+    Raises:
+        StorageError: the disk is full.
+        UsageError: it knows no such flag.
+        CompileFailed: it refused the model.
+        CompileCrashed: it died.
+    """
+    tail = "\n".join(line[:400] for line in said.splitlines()[-40:])
+    if "No space left on device" in said:
+        raise StorageError("no space left on the disk while compiling", hint="`hil cache gc` makes room", detail=tail)
+    if usage := _WRONG_FLAG.search(said):
+        raise UsageError(
+            f"iree-compile: {usage['what'].strip()}", hint="see the board's compile flags and --compile-flag"
+        )
+    errors = _errors(said)
+    if code < 0 or (code > 1 and not errors):
+        died = f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
+        raise CompileCrashed(
+            f"iree-compile died {died}",
+            detail=tail,
+            hint="this is a bug of the compiler: its log has a stack trace, and --debug-ir DIR what it worked on",
+        )
+    raise CompileFailed(
+        "iree-compile refused the model: " + ("; ".join(errors) or f"exit code {code}"),
+        detail="\n".join(line[:400] for line in said.splitlines()[:60]),
+    )
+
+
+def _errors(said: str) -> list[str]:
+    """The compiler's first few errors, each with the ONNX operator and the node that it is about."""
+    lines = said.splitlines()
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        match = _ERROR.search(line)
+        if not match:
+            continue
+        # `loc("fc1"): failed to legalize operation 'torch.operator' ...: %0 = "torch.operator"(...)`
+        text = _PLACE.sub("", match["what"].strip()).split(": %", 1)[0][:300]
+        near = "\n".join(lines[number : number + 4])
+        if (operator := _ONNX_OP.search(near)) and operator["name"] not in text:
+            text += f" (onnx.{operator['name']})"
+        if operator := _TORCH_OP.search(near):
+            text += f" ({operator['name']})"
+        if (place := _PLACE.search(line)) and place["name"]:
+            text += f" at {place['name']!r}"
+        if text not in found:
+            found.append(text)
+    return found[:_SHOWN_ERRORS]
+
+
+def declare(source: Path, out: Path) -> Path:
+    """Write a module with declarations as bytecode.
+
+    Args:
+        source: the module.
+        out: the file to write.
+
+    Returns:
+        ``out`` or, where there was nothing to declare, ``source``.
+
+    Raises:
+        ImportFailed: it does not parse.
+    """
+    from iree.compiler import ir
+
+    # Whoever has no such types need not be read and written for it.
+    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data.find(b"torch") < 0:
+            return source
+    module, declared = parse(str(source)), False
+    with module.context:
+        for name, (inputs, outputs), operation in functions_in(module):
+            values = [*inputs, *outputs]
+            if "iree.reflection" in operation.attributes or "!torch." not in str(operation.attributes["function_type"]):
+                continue
+            if not all(_is_known(kind) for _, kind in values):
+                continue
+            takes, gives = (", ".join(f"%{value}: {kind}" for value, kind in side) for side in (inputs, outputs))
+            text = ir.StringAttr.get(f"sync func @{name}({takes}) -> ({gives})")
+            operation.attributes["iree.reflection"] = ir.DictAttr.get({"iree.abi.declaration": text})
+            declared = True
+    if not declared:
+        return source
+    with out.open("wb") as written:
+        module.operation.write_bytecode(written)
+    return out
+
+
+def _is_known(kind: str) -> bool:
+    try:
+        parse_type("", kind)
+    except LoadFailed:
+        return False
+    return True

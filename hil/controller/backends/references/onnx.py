@@ -1,0 +1,98 @@
+"""References for ONNX models: ONNX Runtime's CPU provider, and the ONNX project's own evaluator.
+
+The evaluator is numpy, slow, and independent of every runtime.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.packages import version
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.controller.storage.texts import first_line
+from hil.core.tensors import dtype_name
+from hil.errors import ReferenceFailed, UsageError
+from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
+
+
+def runtime_source() -> str:
+    """Who speaks."""
+    return f"onnxruntime {version('onnxruntime')} CPU"
+
+
+def run_runtime(model: str, inputs: str, outputs: str) -> None:
+    """Run a model on the tensors of one folder, into another; called in the isolated process.
+
+    Raises:
+        ReferenceFailed: ONNX Runtime refuses the model, has no CPU kernel for an operator with these dtypes, or fails.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        feeds = {name: to_ort(array) for name, array in load_tensors(Path(inputs)).items()}
+    except UsageError as error:
+        raise ReferenceFailed(error.message) from error
+    except Exception as error:
+        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {ort_words(error)}", detail=str(error)) from error
+    try:
+        values = session.run_with_ort_values(None, feeds)
+    except Exception as error:
+        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {ort_words(error)}", detail=str(error)) from error
+    results: dict[str, Any] = {}
+    for node, value in zip(session.get_outputs(), values, strict=True):
+        dtype = dtype_of_type(node.type)
+        if dtype is None:
+            raise ReferenceFailed(f"output {node.name!r} is a {node.type}: hil compares tensors only")
+        results[node.name] = from_ort(value, dtype)
+    save_tensors(Path(outputs), results)
+
+
+def ort_words(error: Exception) -> str:
+    """What ONNX Runtime says, without its error code's number and the place in its source."""
+    text = str(error).removeprefix("[ONNXRuntimeError] : ").split(" : ", 1)[-1]
+    return re.sub(r"/onnxruntime_src/.*\) ", "", text).strip()[:400]
+
+
+def evaluator_source() -> str:
+    """Who speaks."""
+    return f"onnx reference evaluator {version('onnx')}"
+
+
+def run_evaluator(model: str, inputs: str, outputs: str) -> None:
+    """Run a model on the tensors of one folder, into another; called in the isolated process.
+
+    Raises:
+        ReferenceFailed: the evaluator refuses the model, does not implement an operator, or fails.
+    """
+    import numpy as np
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        evaluator = ReferenceEvaluator(onnx.load(model))
+    except Exception as error:
+        raise ReferenceFailed(f"onnx's evaluator cannot load the model: {evaluator_words(error)}") from error
+    try:
+        with np.errstate(all="ignore"):
+            values = evaluator.run(None, load_tensors(Path(inputs)))
+    except Exception as error:
+        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {evaluator_words(error)}") from error
+    results: dict[str, Any] = {}
+    for name, value in zip(evaluator.output_names, values, strict=True):
+        array = np.asarray(value)
+        try:
+            dtype_name(array.dtype)
+        except UsageError as error:
+            raise ReferenceFailed(f"output {name!r} is no tensor: {error.message}") from error
+        results[name] = array.astype(object) if array.dtype.kind in "US" else array
+    save_tensors(Path(outputs), results)
+
+
+def evaluator_words(error: Exception) -> str:
+    """The kind of an error and the first line of what the evaluator says."""
+    return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
