@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.client import AgentClient, Loaded, Target
+from hil.controller.devices.board_client import Loaded, Target
+from hil.controller.devices.client import AgentClient
 from hil.core.boards import load_board
 from hil.core.digest import digest_file
 

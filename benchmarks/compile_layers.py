@@ -34,8 +34,8 @@ from hil.controller.models.compiling import native_compiler
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Artifact, Model
 from hil.core.boards import load_board
+from hil.core.results import Artifact, Model
 
 TIMEOUT_S = 600.0
 TARGET = load_board("sim").compile_flags["iree"]

@@ -24,8 +24,8 @@ from hil.controller.farm.local_farm import LocalFarm, UpOptions
 from hil.controller.farm.messages import JobSpec, Submission
 from hil.controller.farm.paths import HOME_VARIABLE, farm_address
 from hil.controller.pipeline.options import Job
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 
 SOURCE = """

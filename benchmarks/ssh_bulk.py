@@ -12,13 +12,14 @@ from benchmarks import common
 from benchmarks.ssh_layers import DEVICE
 from benchmarks.ssh_rivals import FOLDER, GCM, BareTunnel, Rival
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.client import AgentClient, Target
-from hil.controller.devices.deploy import ensure_agent
-from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
+from hil.controller.devices.deploy.ensure import ensure_agent
+from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 from tools.virtual_board import VirtualBoard
 
 FILE_BYTES = 200_000_000

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import common
-from hil.controller.devices import deploy
-from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_factory import connect_board
+from hil.controller.devices.deploy import probe
 from tools.virtual_board import VirtualBoard, start
 
 DISK_BAR_MB = 75.0
@@ -46,11 +46,11 @@ def footprint_rows(
     print("starting an emulated machine ...", file=sys.stderr)
     board = start(folder / "machine", name="machine", arch="aarch64", system=True)
     try:
-        with Board(choice_of(board), purpose="benchmark") as opened:
+        with connect_board(choice_of(board).request(purpose="benchmark")) as opened:
             assert opened.shell
             opened.take()
             time.sleep(SETTLE_S)
-            used = deploy.status(opened.shell, "").used_bytes / 1e6
+            used = probe.status(opened.shell, "").used_bytes / 1e6
             held = memory_mb(board)
         deadline = time.monotonic() + IDLE_S
         while len(idle := memory_mb(board)) > 1 and time.monotonic() < deadline:

@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from hil.controller.devices.board import Board
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_factory import open_board
-from hil.controller.devices.board_resolver import BoardChoice, choose
-from hil.core.artifacts import Artifact
+from hil.controller.devices.board_resolver import choose
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 
 WIDTH = 32
 DEVICE = "local-sync"

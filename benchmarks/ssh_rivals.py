@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.bare_peer import ORDER, receive_into
 from benchmarks.common import HERE
 from benchmarks.ssh_layers import DEVICE, Layer
-from hil.controller.devices.iree_tool import iree_tool
+from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
 from tools.virtual_board import VirtualBoard
 

@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     if name == "__version__":
-        from hil.core.installation import own_version
+        from hil.core import own_version
 
         return own_version()
     raise AttributeError(f"module 'hil' has no attribute {name!r}")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import choose
 from hil.controller.models.torch_module import exported, is_torch, save_program
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession

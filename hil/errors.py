@@ -51,10 +51,7 @@ class HilError(Exception):
     """Something went wrong in hil.
 
     Args:
-        message: what happened, in one or a few lines.
         stage: the pipeline stage it happened in (a value of :class:`hil.core.results.Stage`), or "".
-        board: the board's name or address, or "".
-        hint: what to do next, or "".
         detail: the far side's own words: a log's tail, a traceback, stderr.
     """
 

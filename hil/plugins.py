@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from hil.controller.backends.compilers import Compiler
 from hil.controller.backends.references import Reference
-from hil.controller.devices.links.link import Link
-from hil.controller.devices.links.provider import BoardLoan, BoardProvider
+from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link
 from hil.controller.models.flows import Flow, Recipe
 from hil.controller.models.importers import Importer
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.bundles.formats import Format
-from hil.core.artifacts import Artifact, Model
 from hil.core.board_config import BoardConfig
+from hil.core.results import Artifact, Model
 
 __all__ = [
     "Artifact",

@@ -28,12 +28,7 @@ _REST_S = 60.0
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:
-    """The options that every agent has, a simulator's too.
-
-    Args:
-        module: what `python -m` calls.
-        description: for --help.
-    """
+    """The options that every agent has, a simulator's too."""
     options = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=description,
@@ -83,7 +78,6 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
     """Announce the agent, then serve until SIGTERM or SIGINT, or after SIGHUP until nobody has the device.
 
     Args:
-        agent, address: what to announce.
         lifeline: end at the end of stdin too.
         idle_exit: end after so many seconds without a session too; 0 is never.
     """

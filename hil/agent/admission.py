@@ -161,9 +161,6 @@ class SessionCalls:
 class Admission(grpc.ServerInterceptor):
     """Lets calls in, and reads what they say: within the size of its method, and in the thread of the call.
 
-    Args:
-        sessions: of the agent.
-
     Attributes:
         goodbyes: the streams of sessions that are over, until their owners have read that.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hil.agent import ipc
-from hil.core.placement import MOST_NAMES, Part, Placement
+from hil.core.results import MOST_NAMES, Part, Placement
 from hil.core.tensors import DTYPES, Dim, TensorSpec, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 from hil.protocol.wire_errors import WORKER_KINDS, from_parts
@@ -87,7 +87,6 @@ def read(body: bytes, op: str, iterations: int = 0) -> Answer:
     """The answer in a worker's message.
 
     Args:
-        body: its bytes.
         op: the order that it answers: prepare, load, invoke or profile.
         iterations: of an invoke.
 

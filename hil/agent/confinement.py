@@ -84,7 +84,6 @@ def confine(parent: int, memory_limit: int) -> None:
     """Limit this worker and the processes that it starts.
 
     Args:
-        parent: the process whose end is this one's end.
         memory_limit: most bytes that the program may take; 0 is the machine's memory.
     """
     _lower(resource.RLIMIT_CORE, 0)
@@ -148,9 +147,6 @@ def _libc() -> Any:
 
 def enter_sandbox(writable: Sequence[Path] = ()) -> None:
     """Put this process, which must have a single thread, into the sandbox for good.
-
-    Args:
-        writable: folders that stay writable.
 
     Raises:
         OSError: the kernel does not allow it; the process may be half inside, and should end.

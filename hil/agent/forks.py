@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hil.agent import descendants, ipc
-from hil.core.installation import module_command
+from hil.agent import ipc
+from hil.core.processes import adopt_descendants, end_children, module_command, signal_group, wait_or_kill
 from hil.core.runtimes import resolve
 from hil.errors import BoardError, HilError, LoadFailed
 
@@ -38,28 +38,18 @@ def adopt() -> None:
     """Have this process end what a fork server that died left behind. It must have no children of its own making but
     fork servers."""
     global _adopts
-    _adopts = descendants.adopt()
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Wait for one that has been told to end, but not for long."""
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    _adopts = adopt_descendants()
 
 
 def _end_orphans(pid: int) -> None:
     with _starting:
         _servers.discard(pid)
         if _adopts:
-            descendants.end_children(_servers)
+            end_children(_servers)
 
 
-class _Told:
-    """What one such process has told: the workers that it started (or why it did not), and how those ended that nobody
-    watched yet."""
+class _News:
+    """What a fork server has reported: the workers that it started, or why it did not, and how unwatched ones ended."""
 
     def __init__(self) -> None:
         self.pids: collections.deque[int | str] = collections.deque()
@@ -68,7 +58,7 @@ class _Told:
 
 
 def read_description(said: Any) -> dict[str, Any]:
-    """What a runtime says of itself, or as an error that it says nothing that can be told on."""
+    """What a runtime says of itself, or as an error that it says nothing that can be passed on."""
     texts = ("version", "error", "profile_tool")
     devices = said.get("devices", []) if isinstance(said, dict) else None
     if not isinstance(devices, (list, tuple)) or len(devices) > _MOST_DEVICES:
@@ -103,7 +93,6 @@ class ForkServer:
     """The process that forks workers for one runtime; started anew if it dies.
 
     Args:
-        reference: the runtime's class, ``module:Class``.
         light: the class can be asked here what it is, and the process waits until it is needed.
         memory_limit: most bytes that a program may take; 0 is the machine's memory.
     """
@@ -116,7 +105,7 @@ class ForkServer:
         self._forking = threading.Lock()
         self._lock = threading.Lock()
         self._channel: ipc.Channel | None = None
-        self._told = _Told()
+        self._news = _News()
         self._forked = threading.Condition(self._lock)
         self._process: subprocess.Popen[bytes] | None = None
         # Whether it has forked yet: until then it may still be importing.
@@ -190,9 +179,9 @@ class ForkServer:
                     _end_orphans(self._process.pid)
                     return self.described
                 self._channel = ours
-                self._told = _Told()
+                self._news = _News()
                 self._awake = False
-                listened = (ours, self._told, self._process)
+                listened = (ours, self._news, self._process)
                 threading.Thread(target=self._listen, args=listened, daemon=True, name="forkserver").start()
             return self.described
 
@@ -213,7 +202,7 @@ class ForkServer:
         with self._lock:
             if self._channel is None or self._process is None:
                 raise self._died()
-            process, told = self._process, self._told
+            process, news = self._process, self._news
             try:
                 self._channel.send({"fork": True}, fds)
             except ipc.Closed as error:
@@ -221,23 +210,23 @@ class ForkServer:
             limit = _FORK_S if self._awake else _PRELOAD_S
 
             def is_over() -> bool:
-                return self._channel is None or self._told is not told
+                return self._channel is None or self._news is not news
 
-            ended = self._forked.wait_for(lambda: told.pids or is_over(), timeout=limit)
-            if ended and not told.pids and not self._awake:
+            ended = self._forked.wait_for(lambda: news.pids or is_over(), timeout=limit)
+            if ended and not news.pids and not self._awake:
                 raise self._died()
-            if is_over() or not told.pids:
+            if is_over() or not news.pids:
                 # An answer that came late would be taken for the next worker's: there must be none.
                 process.kill()
                 self._forked.wait_for(is_over, timeout=_FORK_S)
                 raise BoardError("the agent's fork server does not answer")
             self._awake = True
-            pid = told.pids.popleft()
+            pid = news.pids.popleft()
             if isinstance(pid, str):
                 raise BoardError(f"the board has no room for another process: {pid}")
-            status = told.ended.pop(pid, None)
+            status = news.ended.pop(pid, None)
             if status is None:
-                told.watching[pid] = on_exit
+                news.watching[pid] = on_exit
         if status is not None:
             on_exit(status)
         return pid
@@ -268,21 +257,21 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 channel.sock.shutdown(socket.SHUT_RDWR)
         if process is not None:
-            _wait(process)
+            wait_or_kill(process, _STOP_S)
 
-    def _listen(self, channel: ipc.Channel, told: _Told, process: subprocess.Popen[bytes]) -> None:
+    def _listen(self, channel: ipc.Channel, news: _News, process: subprocess.Popen[bytes]) -> None:
         try:
             while True:
                 pid, status = read_news(channel.receive_bytes(most_bytes=_NEWS_BYTES))
                 on_exit = None
                 with self._lock:
                     if isinstance(pid, str) or status is None:
-                        if told.pids:
+                        if news.pids:
                             raise ipc.Garbled("it tells of workers that nobody asked for")
-                        told.pids.append(pid)
+                        news.pids.append(pid)
                         self._forked.notify_all()
-                    elif (on_exit := told.watching.pop(pid, None)) is None and pid in told.pids:
-                        told.ended[pid] = status
+                    elif (on_exit := news.watching.pop(pid, None)) is None and pid in news.pids:
+                        news.ended[pid] = status
                 if on_exit is not None and status is not None:
                     on_exit(status)
         except ipc.Garbled:
@@ -292,12 +281,11 @@ class ForkServer:
         with self._lock:
             if self._channel is channel:
                 self._channel = None
-            orphans, told.watching = told.watching, {}
+            orphans, news.watching = news.watching, {}
             self._forked.notify_all()
         for pid in orphans:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
-        _wait(process)
+            signal_group(pid)
+        wait_or_kill(process, _STOP_S)
         _end_orphans(process.pid)
         for on_exit in orphans.values():
             # Nobody else would ever tell: a worker that was kept ready would be taken for one that lives.

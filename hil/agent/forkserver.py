@@ -28,12 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from hil.agent import descendants, ipc
+from hil.agent import ipc
 from hil.agent.confinement import confine, enter_sandbox, seclude
 from hil.agent.ipc import Arena, aligned
 from hil.core import tensors
 from hil.core.clock import now_ns
-from hil.core.placement import Placement
+from hil.core.processes import adopt_descendants, children, end_children, signal_group
+from hil.core.results import Placement
 from hil.core.runtimes import resolve
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import HilError, LoadFailed, RunFailed, UsageError
@@ -223,7 +224,7 @@ def _peak_memory() -> int:
 def main() -> None:
     """Serve the agent's fork orders until it hangs up."""
     seclude()
-    descendants.adopt()
+    adopt_descendants()
     control = ipc.Channel(socket.socket(fileno=int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.send(_describe(sys.argv[2]))
@@ -231,7 +232,7 @@ def main() -> None:
     gc.freeze()
     workers: set[int] = set()
     # A library's own, which it started as it was imported: they stay as long as we do.
-    helpers = descendants.children()
+    helpers = children()
     wake_read, wake_write = socket.socketpair()
     wake_read.setblocking(False)
     wake_write.setblocking(False)
@@ -268,7 +269,7 @@ def main() -> None:
     finally:
         for pid in workers:
             _kill(pid)
-        descendants.end_children((), {})
+        end_children((), {})
 
 
 def _describe(reference: str) -> dict[str, Any]:
@@ -311,20 +312,19 @@ def _preload(reference: str) -> None:
 def _reap(control: ipc.Channel, workers: set[int], helpers: set[int]) -> None:
     """Tell of workers that have ended, once all that they started has ended as well."""
     ended: dict[int, int] = {}
-    descendants.end_children(workers | helpers, ended)
+    end_children(workers | helpers, ended)
     for pid in workers & ended.keys():
         workers.discard(pid)
         # Where nobody tells of those that have left their parents: what is left of its group.
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+        signal_group(pid)
         control.send({"exited": pid, "status": os.waitstatus_to_exitcode(ended[pid])})
 
 
 def _kill(pid: int) -> None:
     # By its own number too: a worker that was forked just now has no group of its own yet.
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(OSError):
-            kill(pid, signal.SIGKILL)
+    signal_group(pid)
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int], memory_limit: int) -> None:
@@ -341,7 +341,7 @@ def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int], 
         os.dup2(stderr_fd, 2)
         os.close(stderr_fd)
         # What loses its parent while this worker lives comes to it, and ends with it, not before.
-        descendants.adopt()
+        adopt_descendants()
         confine(parent, memory_limit)
         faulthandler.enable()
         _answer_orders(ipc.Channel(socket.socket(fileno=sock_fd)), Arena(in_fd), Arena(out_fd))

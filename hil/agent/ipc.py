@@ -102,7 +102,6 @@ class Channel:
 
         Args:
             timeout: most seconds to wait for all of it, None is for ever.
-            most_bytes: most that it may have.
 
         Raises:
             Closed: the other side is gone.
@@ -174,7 +173,6 @@ class Arena:
         """The first ``size`` bytes.
 
         Args:
-            size: bytes needed.
             grow: make the file as large as needed; otherwise it must be already.
 
         Raises:

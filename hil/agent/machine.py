@@ -71,9 +71,6 @@ def readings(root: Path = _ROOT) -> list[pb.Reading]:
     each group that shares a clock; ``ZONE (TYPE)`` in degrees; ``free memory``; and of throttling ``throttle events``
     since the boot, ``firmware throttling`` (a Raspberry Pi's bits), and ``cooling_deviceN (TYPE)``, the steps by which
     the CPU is slowed to cool it.
-
-    Args:
-        root: the folder that has ``sys`` and ``proc``.
     """
     return [*_frequencies(root), *_temperatures(root), *_throttling(root), *_memory(root)]
 
@@ -146,10 +143,6 @@ class Counters:
     time that something waited for CPU, memory or disk) are % since the look before, so the first look has none;
     ``cpuN frequency`` is MHz, ``ZONE (TYPE)`` degC; ``memory available``, ``agent memory`` and ``worker PID memory``
     are bytes.
-
-    Args:
-        worker_pids: the processes of the programs that are loaded now.
-        root: the folder that has ``sys`` and ``proc``.
     """
 
     def __init__(self, worker_pids: Callable[[], list[int]], root: Path = _ROOT) -> None:

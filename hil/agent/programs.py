@@ -25,7 +25,7 @@ from hil.bundles.layout import MAX_HEAD_BYTES, read_head
 from hil.bundles.manifest import program_files
 from hil.bundles.signature import SEAL, verify
 from hil.core import clock
-from hil.core.ordered_executor import StreamHasher
+from hil.core.digest import StreamHasher
 from hil.core.tensors import TensorSpec, check_names, nbytes_of
 from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.protocol import wire
@@ -188,7 +188,6 @@ class Programs:
         """The program that a call is for, which nobody else calls meanwhile.
 
         Args:
-            session, start: the call's.
             is_wanted: whether the caller still waits for it.
 
         Raises:
@@ -376,8 +375,6 @@ class Incoming:
     """The inputs of one call on their way into the worker's shared memory.
 
     Args:
-        arena: the worker's shared memory for inputs.
-        start: what is coming.
         store: has the inputs that come as blobs.
         reserve: is told how many bytes they take before any memory is taken for them; raises where that is too much.
 
@@ -470,11 +467,7 @@ def _read(path: Path, target: memoryview) -> None:
 
 @dataclass(frozen=True)
 class Policy:
-    """Programs of bundles signed by one of these keys, and nothing else.
-
-    Attributes:
-        trusted: ed25519 public keys.
-    """
+    """Programs of bundles signed by one of these keys, and nothing else."""
 
     trusted: tuple[bytes, ...]
 

@@ -26,9 +26,8 @@ from hil.agent.programs import Policy, Programs
 from hil.agent.session import Journal, Session, Sessions
 from hil.agent.store import BlobStore, StoreLock
 from hil.agent.supervisor import Supervisor
-from hil.core import clock
-from hil.core.installation import own_version
-from hil.core.ordered_executor import StreamHasher
+from hil.core import clock, own_version
+from hil.core.digest import StreamHasher
 from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.protocol import wire
 from hil.protocol.listening import HANDSHAKE, check_listen, listen_on
@@ -57,11 +56,9 @@ class AgentConfig:
     Attributes:
         listen: ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one).
         store: folder of blobs, programs, the fence and the journal.
-        name: what the device is called.
         build: what was deployed, for Describe.
         quota_bytes: most that blobs may take; 0 is no limit.
         memory_limit: most that a program may take, in bytes; 0 is the machine's own.
-        token: what callers must present as ``authorization: Bearer``; needed beyond loopback.
         tls_key, tls_cert: the server's, PEM files; needed beyond loopback.
         tls_client_ca: with it, clients must show a certificate of this authority (mutual TLS).
         trusted_keys: with them, only programs of bundles that one of these ed25519 keys has signed are loaded.

@@ -95,7 +95,6 @@ class Sessions:
         """Open a session; None when another has the device which this one may not end.
 
         Args:
-            owner, purpose, ttl_s, on_end: the session's.
             fence: 0 waits for its turn and gets the next fence. A higher one than any before ends what is open. The
                 highest again is whoever had it last: it waits while a session is open, and comes in where none is.
 
@@ -235,7 +234,6 @@ class Journal:
 
     Args:
         path: the file; when it has grown large it becomes ``NAME.1``, in place of an older one.
-        most_bytes: how large.
     """
 
     def __init__(self, path: Path, most_bytes: int = _JOURNAL_BYTES) -> None:

@@ -23,7 +23,7 @@ from stat import S_ISREG
 from typing import NamedTuple
 
 from hil.core import digest as digests
-from hil.core.ordered_executor import Behind, StreamHasher
+from hil.core.digest import OrderedExecutor, StreamHasher
 from hil.core.scratch import remove_tree
 from hil.errors import BlobDamaged, LoadFailed, UsageError
 
@@ -225,12 +225,7 @@ class BlobStore:
         return sorted(one for one in _files(self.root / "partial") if one[2] not in busy)
 
     def _make_room(self, digest: str, size: int, have: int) -> None:
-        """Evict what the quota asks for, and refuse what the disk cannot hold.
-
-        Args:
-            digest, size: the upload that is going to begin.
-            have: how much of it is here from before.
-        """
+        """Evict what the quota asks for, and refuse what the disk cannot hold."""
         partials = self._partials(digest)
         kept = [one for one in partials[1 - _PARTIALS_KEPT :] if time.time() - one[0] <= _PARTIAL_KEPT_S]
         for one in partials:
@@ -318,7 +313,7 @@ class Upload:
         for start in range(0, offset, _HASH_PIECE):
             self._hasher.update(os.pread(self._fd, min(_HASH_PIECE, offset - start), start))
         os.lseek(self._fd, offset, os.SEEK_SET)
-        self._behind = Behind()
+        self._executor = OrderedExecutor()
 
     @property
     def missing(self) -> int:
@@ -336,7 +331,7 @@ class Upload:
             raise UsageError(f"more than the announced {self._size} bytes came for {self.digest}")
         self._at += data.nbytes
         self._hasher.update(data)
-        self._behind.do(self._take, data)
+        self._executor.do(self._take, data)
 
     def finish(self) -> None:
         """Verify the blob and put it in its place.
@@ -344,7 +339,7 @@ class Upload:
         Raises:
             BlobDamaged: its content is not what its digest says; it was dropped.
         """
-        self._behind.wait()
+        self._executor.wait()
         if self._hasher.digest() != self.digest:
             self._partial.unlink(missing_ok=True)
             raise BlobDamaged(f"what came is not {self.digest}: the upload was damaged", hint="send it again")
@@ -365,7 +360,7 @@ class Upload:
     def __exit__(self, *_: object) -> None:
         # After a failure too: what is on its way into the file is written before anybody asks for its size.
         with contextlib.suppress(Exception):
-            self._behind.finish()
+            self._executor.finish()
         os.close(self._fd)
         self._store._release(self.digest)
 
@@ -428,9 +423,6 @@ def _files(folder: Path) -> list[tuple[float, int, Path]]:
 
 class StoreLock:
     """Keeps a store to one agent, from now until :meth:`release` or the agent's end, however that comes.
-
-    Args:
-        root: the store's folder, made if needed.
 
     Raises:
         UsageError: another agent has it, or the folder cannot be used.

@@ -18,6 +18,7 @@ from hil.agent.forks import ForkServer
 from hil.agent.ipc import Arena
 from hil.agent.runtimes import is_light, lacking
 from hil.core import clock
+from hil.core.processes import exit_text, signal_group
 from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
 
 _KEPT_LINES = 2000
@@ -125,10 +126,8 @@ class Worker:
         """The answer to the oldest order not yet answered.
 
         Args:
-            op: what was ordered.
             timeout: most seconds until all of it is there,
             begun: from this reading of the monotonic clock on.
-            iterations: that were ordered.
 
         Raises:
             StageTimeout: it took longer than ``timeout`` seconds; the worker was killed.
@@ -142,7 +141,7 @@ class Worker:
         except ipc.Late:
             raise self._late(stage, timeout) from None
         except ipc.Closed:
-            raise self._obituary(stage) from None
+            raise self._exit_error(stage) from None
         except ipc.Garbled as why:
             self.kill()
             raise answers.nonsense(str(why)).located(stage=stage) from None
@@ -159,7 +158,6 @@ class Worker:
         """Order a load and wait for its answer; raises as :meth:`answer`.
 
         Args:
-            order: what to load.
             timeout: most seconds for the runtime's getting ready and the load together.
             meanwhile: called when the runtime is ready and the load has begun.
         """
@@ -185,9 +183,9 @@ class Worker:
         if self._exited.is_set():
             return  # its number may be another process's by now
         # By its own number too: one that was forked just now has no group of its own yet.
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(OSError):
-                kill(self.pid, signal.SIGKILL)
+        signal_group(self.pid)
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the worker and give back what it held."""
@@ -211,7 +209,7 @@ class Worker:
             hint="raise the limit with --timeout, or see whether the program hangs",
         )
 
-    def _obituary(self, stage: str) -> HilError:
+    def _exit_error(self, stage: str) -> HilError:
         """Why the worker is gone."""
         # The news of its death comes by way of the fork server, which a busy machine may keep waiting.
         self._exited.wait(_NEWS_S)
@@ -223,15 +221,12 @@ class Worker:
         if code is None:
             how = "hung up without ending"
             self.kill()
-        elif code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            how = f"was killed by {name}"
-            if -code == signal.SIGKILL:
-                hint = "nobody here sent it: the system may have run out of memory"
-            elif -code == signal.SIGILL:
-                hint = "the program uses instructions this CPU lacks: check the compile target"
         else:
-            how = f"ended with exit code {code}"
+            how = exit_text(code)
+            if code == -signal.SIGKILL:
+                hint = "nobody here sent it: the system may have run out of memory"
+            elif code == -signal.SIGILL:
+                hint = "the program uses instructions this CPU lacks: check the compile target"
         return RunCrashed(f"the worker {how} during {stage}", stage=stage, hint=hint, detail=self._last_lines())
 
     def _last_lines(self) -> str:
@@ -274,8 +269,6 @@ class Supervisor:
     """Workers by runtime, with one kept ready for each runtime and device that a session used last.
 
     Args:
-        runtimes: name -> ``module:Class``.
-        options: for every runtime.
         memory_limit: most bytes that a program may take; 0 is the machine's memory.
     """
 

@@ -24,9 +24,7 @@ from hil.bundles.signature import fingerprint, public_keys, verify
 from hil.compare.stats import summary
 from hil.compare.verdict import Verdict, compare
 from hil.core import tensors
-from hil.core.artifacts import Artifact
-from hil.core.placement import Placement, RequestedDevice
-from hil.core.results import Outcome, RunResult, exit_code_of
+from hil.core.results import Artifact, Outcome, Placement, RequestedDevice, RunResult, exit_code_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError
@@ -69,12 +67,9 @@ def verify_bundle(
     """Run every case of these methods here and compare what comes out with what is expected.
 
     Args:
-        bundle: that they are of.
-        methods: of the bundle.
         device: the runtime's; "" is its default.
         timeout: seconds for loading, and for each case.
         no_fallback: whether a node that runs on another device than it was told to is an error.
-        watch: told of each case as it ends.
 
     Raises:
         UsageError: this machine has no such runtime.

@@ -22,9 +22,9 @@ from hil.bundles.checks import checked_cases
 from hil.bundles.layout import Head
 from hil.bundles.manifest import blob_table, from_document, program_files, to_document
 from hil.bundles.signature import sign
-from hil.core.artifacts import Artifact
 from hil.core.digest import algorithm_of, digest_file
 from hil.core.files import replacing
+from hil.core.results import Artifact
 from hil.errors import StorageError, UsageError, did_you_mean
 
 __all__ = ["Bundle", "Method", "MethodTestCase", "MethodTestSuite", "Program", "Signature"]
@@ -35,7 +35,6 @@ class Bundle:
     """A program, its methods and their test cases. Make one with :meth:`create`, read one with :meth:`open`.
 
     Attributes:
-        program: what is to be run.
         methods: every entry point that the bundle knows, those without cases too.
         made: how it was made, as JSON: model, target, versions of tools. For the record: nothing goes by it.
         head: header and manifest; of one that was opened they are the file's own.
@@ -59,7 +58,6 @@ class Bundle:
         """Put a program and its test cases together, once every case is seen to fit.
 
         Args:
-            program: as a compiler made it. Its files stay mapped: they may be deleted afterwards.
             suites: cases by method; a method may have several suites, or none.
             signatures: what each method of the program takes and gives; None is what ``program`` says of its function.
             made: how it was made, as JSON; equal bundles have equal bytes, so nothing that changes by itself.
@@ -136,7 +134,6 @@ class Bundle:
         """Write the file, whole or not at all; the same bundle gives the same bytes.
 
         Args:
-            path: where to.
             key: file of the private ed25519 key to sign it with; None leaves it as it is.
 
         Returns:

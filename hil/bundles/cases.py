@@ -72,11 +72,7 @@ class Program:
     """What a runtime loads and how it was made.
 
     Attributes:
-        runtime: the runtime it is for.
         main: name of the file that the runtime opens.
-        files: name -> content.
-        compiler: name and version.
-        flags: the compiler's, the target's included.
     """
 
     runtime: str

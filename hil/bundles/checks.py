@@ -42,11 +42,6 @@ def checked_cases(method: str, signature: Signature, cases: Sequence[MethodTestC
 def checked_inputs(where: str, signature: Signature, given: Values) -> dict[str, Array]:
     """A case's inputs by name, before anybody knows what is to come out.
 
-    Args:
-        where: how a message calls the case.
-        signature: of its method.
-        given: the inputs.
-
     Raises:
         UsageError: as :func:`checked_cases`.
     """

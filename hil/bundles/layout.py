@@ -47,7 +47,6 @@ class Head:
 
     Attributes:
         size: of the whole file, in bytes.
-        manifest: the manifest's bytes.
         public_key, signature: of ed25519, 32 and 64 bytes; b"" where it is not signed. Nobody has checked them.
     """
 
@@ -168,8 +167,6 @@ def split(view: memoryview, head: Head, table: Sequence[tuple[str, int]]) -> lis
     """A file's blobs, each looked at whole.
 
     Args:
-        view: the file.
-        head: its header and manifest.
         table: digest and size of each blob.
 
     Raises:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles.layout import Head
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_of
 from hil.core.files import MAX_TEXT_BYTES, read_file
+from hil.core.results import Artifact
 from hil.errors import UsageError
 
 _CONTEXT = b"hil bundle manifest 1\0"
@@ -42,7 +42,6 @@ def sign(head: Head, key: Path) -> Head:
     """Header and manifest with a signature.
 
     Args:
-        head: unsigned, or signed by another.
         key: file of a private ed25519 key without a passphrase, in OpenSSH's form or as PEM.
 
     Raises:
@@ -57,7 +56,6 @@ def verify(head: Head, trusted: Sequence[bytes] | None = None) -> str:
     """Check a bundle's signature; returns the fingerprint of the key that made it.
 
     Args:
-        head: what was read.
         trusted: public keys (:func:`public_keys`) of which it must be one; None takes any key: then the check says only
             that the file is as its signer left it.
 
@@ -155,13 +153,7 @@ def _cryptography() -> Any:
 
 
 def sealed(program: Artifact, head: Head, folder: Path) -> Artifact:
-    """The program with the bundle's header and manifest as one file more, where it is signed; else as it is.
-
-    Args:
-        program: of the bundle.
-        head: of the bundle.
-        folder: where the file is written.
-    """
+    """The program with the bundle's header and manifest as one file more, where it is signed; else as it is."""
     if not head.signature:
         return program
     data = head.to_bytes()

@@ -34,17 +34,12 @@ class Statistic:
     """A row of the table of statistics: what it is called and shown as, and how it is computed.
 
     Attributes:
-        key: its name in records, CSV files and Python.
-        title: its heading on the terminal and in report.html.
         meaning: what it is, with its formula, in Markdown; `a` is the board's value, `b` the reference's.
-        value: computes it from the sums of a pass.
         unit: of the value; "" for a number without one.
-        masks: whether masked elements count.
         worst: of several outputs' values, which one is the worst: ``max`` or ``min``.
         column: whether it is a column of the terminal's table: ``always``, ``wide`` if there is room for it (the last
             such column is left out first), or "" for never.
         report: whether results.csv and report.html have it; outputs.csv has every statistic.
-        digits: how many significant digits report.html shows.
         brief: its text in a summary of a few words; "" leaves it out of those.
     """
 
@@ -150,14 +145,7 @@ STATISTICS = tuple(Statistic(one.name, **one.metadata) for one in fields(Statist
 
 
 def worst_of(outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the worst statistics of several outputs, and the sums of ``mismatches`` and ``elements``.
-
-    Args:
-        outputs: records of outputs; what one lacks, or has as None, does not count.
-
-    Returns:
-        Key -> value; None where no output has one.
-    """
+    """Return the worst statistics of several outputs, and the sums of ``mismatches`` and ``elements``."""
     found = list(outputs)
 
     def known(key: str) -> list[Any]:
@@ -168,11 +156,7 @@ def worst_of(outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summary(outputs: Iterable[Mapping[str, Any]]) -> str:
-    """Return the worst of several outputs in a few words: ``0 of 10 out of tolerance, max abs 1.2e-07, 3 ULP, 141 dB``.
-
-    Args:
-        outputs: records of outputs.
-    """
+    """The worst of several outputs in a few words: ``0 of 10 out of tolerance, max abs 1.2e-07, 3 ULP, 141 dB``."""
     found = worst_of(outputs)
     if found["mismatches"] is None:
         return "nothing could be measured"
@@ -185,10 +169,8 @@ class Stats(Statistics):
     """What :func:`measure` found.
 
     Attributes:
-        elements: how many there are.
         mismatches: how many are out of tolerance; a NaN or infinity that the other tensor lacks is.
         nonfinite: how many of the mismatches are such NaN and infinities.
-        masked: how many elements are masked (see :class:`Statistics`).
         zeroed: whether every value is 0 and the reference's are not.
         first, worst: indices into the flattened tensor (C order) of the first and the worst mismatch.
     """
@@ -206,11 +188,8 @@ def measure(actual: Array, reference: Array, tolerance: Tolerance | None, kind: 
     """Compare two tensors of one shape.
 
     Args:
-        actual: what the board computed, any dtype and layout.
-        reference: what it should be.
         tolerance: an element is out of tolerance when ``|a-b| > atol + rtol*|b|``; None is exact.
         kind: what :func:`common_kind` says for the two dtypes, not "".
-        chunk: how many elements are looked at together.
     """
     read_a, read_b, size = reader(actual), reader(reference), actual.size
     if kind == "string":

@@ -54,7 +54,6 @@ class Scale:
 
     Attributes:
         rms: root of the mean square of those that are not 0; 0 where there is none.
-        largest: the largest magnitude.
         spread: the largest value less the smallest; of complex values, the larger of both parts' spreads.
         least_extreme: the smaller of the magnitudes of the largest and the smallest value.
         eps: of the dtype; 0 for integers, and for floats of 8 bits or less, of which a step is no rounding noise.
@@ -155,9 +154,6 @@ def fitted(
 
     Args:
         dtypes: of both tensors: the looser default counts.
-        reference: what the output is compared with.
-        rtol, atol: the user's; None for the defaults.
-        noise: the reference's own; None where nobody measured it.
 
     Raises:
         UsageError: as :func:`tolerance_for`.
@@ -187,10 +183,8 @@ def blindness(tolerance: Tolerance, scale: Scale, *, noise: Noise | None = None,
     one must be four times finer.
 
     Args:
-        tolerance: what the output is judged within.
         scale: the reference's. One of zeros is no reason: any larger value fails.
         noise: the reference's own, where it was measured: values that differ by less are one constant.
-        given: whether a user gave the tolerance.
     """
     steps = 1.0 if given else _STEPS
     rtol, atol, largest, spread = tolerance.rtol, tolerance.atol, scale.largest, scale.spread
@@ -221,8 +215,6 @@ def refuse_vacuous(
     """Refuse a user's tolerance within which wrong answers would agree with a reference: see :func:`blindness`.
 
     Args:
-        name: the output's name, for the message.
-        tolerance, scale: as :func:`fitted` gives them.
         rtol, atol: what of it the user gave; a default is never refused.
 
     Raises:

@@ -39,11 +39,8 @@ class OutputComparison(Statistics):
     """One output beside its reference.
 
     Attributes:
-        name: the output's.
         passed: whether it agrees, and wrong answers would not.
         reason: why not, in a line; "" where it passed.
-        dtype, shape: the output's.
-        reference_dtype, reference_shape: the reference's.
         tolerance: within which the values agree; None is exact.
         blind: whether it agrees, but wrong answers would agree as well.
         noise: the reference's own, where it was measured.
@@ -92,8 +89,6 @@ class Verdict:
 
     Attributes:
         outcome: PASS, FAIL, or BLIND where an output agrees that cannot be judged and none differs.
-        against: the reference's ``source``.
-        outputs: one comparison an output, in order.
         reason: why it failed, in a line; when it passed "", or that there was nothing to compare, or what was not
             judged because the user allowed it.
     """
@@ -124,12 +119,9 @@ def compare_output(
     statistics still tell whether the values agree (within the looser of the two default tolerances).
 
     Args:
-        name: the output's name.
         actual: what the board computed; any dtype that hil knows, any layout, a memory map too.
-        reference: what it should be.
         rtol: share of the reference's value, instead of the dtype's default.
         atol: absolute difference, instead of the default that follows the reference's scale and noise.
-        noise: the reference's own, where it was measured.
         allow_blind: patterns of the names of outputs that may agree though wrong ones would agree as well.
 
     Raises:
@@ -312,7 +304,6 @@ def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:
     """Why an answer is too far from that of the plain model, of which only nearness can be asked; "" where it is not.
 
     Args:
-        verdict: the answer beside the plain model's reference.
         min_sqnr_db: the least signal-to-quantisation-noise ratio of every output, in dB; None asks for nothing.
     """
     if min_sqnr_db is None:

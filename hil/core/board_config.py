@@ -30,7 +30,6 @@ class Connection:
         token_file, ca, cert, key: of an agent that listens on a port: the token's file, and PEM files.
         identity: private key for SSH; "" leaves it to the ssh agent, the ssh config and the usual keys.
         known_hosts: file of pinned host keys; "" is the user's own.
-        accept_new_host_key: pin the key of a host that was never seen.
         folder: hil's folder on the board; "" is ``.hil`` in the login's home.
         fence: sessions are opened with it, so that nobody with a lower one can use the board; 0 is none.
         lease: of a board that a farm lent: whose and from where, for results; "" is none.
@@ -66,7 +65,6 @@ class Labgrid:
         place: its name; "" is no labgrid place.
         coordinator: ``HOST:PORT``; "" is ``LG_COORDINATOR``, else labgrid's own default.
         service: which ``NetworkService`` it is, where the place has several.
-        client: labgrid's command line.
     """
 
     place: str = ""
@@ -97,7 +95,6 @@ class Power:
     """The ``[power]`` table.
 
     Attributes:
-        hooks: action -> what does it.
         delay: seconds between off and on, where nothing does a cycle.
         boot_s: most seconds that the board takes to answer again.
         timeout_s: most seconds that a hook may take.
@@ -128,7 +125,6 @@ class RuntimeCommand:
         output: an output's argument: ``{file}`` is the file to write.
         parameter: the argument for a file of weights: ``{scope}`` and ``{file}``.
         tensors: how files hold tensors: ``bin`` (elements alone), ``npy``, or ``auto``: what iree-run-module does best.
-        environment: variables for the command.
         version: what the record calls the runtime's version; "" where it is not known.
     """
 
@@ -158,20 +154,9 @@ class BoardConfig:
     """A board config.
 
     Attributes:
-        name: the board's.
         hw_type: kind of hardware; ``sim...`` for simulators.
-        description: for people.
-        runtime: the runtime to use when none is asked for.
-        devices: runtime -> its device.
         compile_flags: compiler -> flags, the target's among them.
-        labels: for selecting boards.
-        connection: how it is reached.
         command: how a program is run where no agent is (the table ``[runtime]``).
-        power: what resets it and switches its power.
-        simulator: set for a simulator, which hil starts itself.
-        labgrid: the labgrid place that it is.
-        path: the file it was read from.
-        text: what that held.
         asks: what of it needs the user's trust, as ``[table] key``.
     """
 

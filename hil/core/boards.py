@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,21 @@ from hil.core.files import read_file
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError, did_you_mean, one_of
 
-_PLAIN: dict[str, tuple[type, str]] = {"int": (int, "a number"), "str": (str, "text"), "bool": (bool, "true or false")}
+_TEXTS = "tuple[str, ...]"
+# A field's type as its dataclass writes it -> whether a TOML value fits, and what it must be.
+_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (lambda value: type(value) is int, "a number"),
+    "str": (lambda value: isinstance(value, str), "text"),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    _TEXTS: (
+        lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value),
+        "a list of texts",
+    ),
+    "Mapping[str, str]": (
+        lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
+        "a table of texts",
+    ),
+}
 _BOARD = ("name", "hw_type", "description", "runtime")
 # In [devices], those of hil's runtimes that the table does not name.
 _OTHERS = "*"
@@ -112,7 +126,6 @@ def load_board(name: str, *, typed: bool = True) -> BoardConfig:
     """The config of a board's name or of a file.
 
     Args:
-        name: what was named.
         typed: whether the user named it here and now: a file that they typed is trusted, any other one is as one that
             its name found.
 
@@ -191,7 +204,6 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     """The board config that a text is.
 
     Args:
-        text: TOML.
         path: the file that it is from, or would be: its name is the board's where the text tells none.
 
     Raises:
@@ -213,17 +225,15 @@ def _parse(data: dict[str, Any], path: Path, text: str) -> BoardConfig:
     for name in board.keys() - _BOARD:
         raise UsageError(f"{path}: [board] has no {name!r}", hint=f"it takes {', '.join(_BOARD)}")
     board = {"name": path.stem, "hw_type": path.stem, **board}
-    devices = table("devices")
-    if not all(isinstance(device, str) and "\0" not in device for device in devices.values()):
-        raise UsageError(f"{path}: [devices] must be a table of texts", hint='for example iree = "local-task"')
+    devices = _typed(table("devices"), "Mapping[str, str]", f"{path}: [devices]")
     if (own_choice := devices.get(_OTHERS)) is not None:
         devices = {name: device for name, device in devices.items() if name != _OTHERS}
         devices |= {name: own_choice for name in RUNTIMES if name not in devices}
-    flags = {compiler: tuple(_strings(path, compiler, value)) for compiler, value in table("compile_flags").items()}
-    simulator = dict(table("simulator")) if "simulator" in data else None
-    if simulator and "faults" in simulator:
-        simulator["faults"] = tuple(_strings(path, "faults", simulator["faults"]))
-    connection: Connection = _make(Connection, table("connection"), path, "connection")
+    flags = {
+        compiler: _typed(value, _TEXTS, f"{path}: [compile_flags] {compiler}")
+        for compiler, value in table("compile_flags").items()
+    }
+    connection: Connection = _make(Connection, table("connection"), f"{path}: [connection]")
     if not 0 <= connection.fence < 1 << 63:
         raise UsageError(f"{path}: [connection] fence must be a whole number of at least 0")
     made: BoardConfig = _make(
@@ -236,44 +246,41 @@ def _parse(data: dict[str, Any], path: Path, text: str) -> BoardConfig:
             "connection": connection,
             "command": parse_runtime(table("runtime"), path),
             "power": parse_power(table("power"), path),
-            "simulator": None if simulator is None else _make(Simulator, simulator, path, "simulator"),
-            "labgrid": _make(Labgrid, table("labgrid"), path, "labgrid"),
+            "simulator": _make(Simulator, table("simulator"), f"{path}: [simulator]") if "simulator" in data else None,
+            "labgrid": _make(Labgrid, table("labgrid"), f"{path}: [labgrid]"),
             "path": path.resolve(),
             "text": text,
             "asks": tuple(asks_for(data)),
         },
-        path,
-        "board",
+        f"{path}: [board]",
     )
     return made
 
 
-def _make(kind: Any, values: dict[str, Any], path: Path, table: str) -> Any:
-    allowed = {one.name: one for one in fields(kind)}
-    for key, value in values.items():
+def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
+    """A dataclass of a table's values, each of its field's type."""
+    allowed = {one.name: str(one.type) for one in fields(kind)}
+    for key in values:
         if key not in allowed:
-            raise UsageError(f"{path}: [{table}] has no {key!r}", hint=f"it takes {', '.join(allowed)}")
-        wanted, called = _PLAIN.get(str(allowed[key].type), (object, ""))
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
-            raise UsageError(f"{path}: [{table}] {key} must be {called}")
-        if isinstance(value, str) and "\0" in value:
-            raise UsageError(f"{path}: [{table}] {key} holds a character that no name can")
-    return kind(**values)
+            raise UsageError(f"{where} has no {key!r}", hint=f"it takes {', '.join(allowed)}")
+    return kind(**{key: _typed(value, allowed[key], f"{where} {key}") for key, value in values.items()})
 
 
-def _strings(path: Path, name: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise UsageError(f"{path}: {name} must be a list of texts")
-    if any("\0" in item for item in value):
-        raise UsageError(f"{path}: {name} holds a character that no argument can")
-    return value
+def _typed(value: Any, kind: str, where: str) -> Any:
+    """A TOML value as a type; of a type that is not in the table it is taken as it is."""
+    fits, called = _TYPES.get(kind, (lambda value: True, ""))
+    if not fits(value):
+        raise UsageError(f"{where} must be {called}")
+    texts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    if any(isinstance(text, str) and "\0" in text for text in texts):
+        raise UsageError(f"{where} holds a character that no name or argument can")
+    return tuple(value) if kind == _TEXTS else value
 
 
 def parse_power(table: Mapping[str, Any], where: Path) -> Power:
     """The ``[power]`` table, as it is read from TOML.
 
     Args:
-        table: the table.
         where: its file. A program that is named by a relative path lies beside it, and never in the folder that hil
             happens to be called in.
 
@@ -310,80 +317,50 @@ def _hook(value: Any, where: str, folder: Path) -> Command | Http:
     if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
         raise UsageError(f"{where} must be a command (a list of texts, or one line) or a table with a url")
     if any("\0" in word for word in argv):
-        raise UsageError(f"{where} holds a character that no argument can")
+        raise UsageError(f"{where} holds a character that no name or argument can")
     program = str(folder / argv[0]) if "/" in argv[0] else argv[0]
     return Command((program, *argv[1:]))
 
 
 def _http(value: dict[str, Any], where: str) -> Http:
-    wrong = value.keys() - Http.__dataclass_fields__.keys()
-    headers = value.get("headers", {})
-    if wrong or not isinstance(headers, dict):
-        raise UsageError(
-            f"{where} has no {', '.join(sorted(wrong)) or 'such headers'}", hint="it takes url, method, headers, body"
-        )
-    if not all(
-        isinstance(text, str) for text in (*headers.values(), *(value[key] for key in value.keys() - {"headers"}))
-    ):
-        raise UsageError(f"{where}: url, method, headers and body are texts")
     if not str(value.get("url", "")).startswith(("http://", "https://")):
         raise UsageError(f"{where}: url must begin with http:// or https://")
-    return Http(**value)
+    made: Http = _make(Http, value, f"{where}:")
+    return made
 
 
 def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
     """The ``[runtime]`` table of a board config.
 
-    Args:
-        values: the table.
-        path: the config, for messages.
-
     Raises:
         UsageError: a key, a value or a placeholder is none that hil knows.
     """
-    made = dict(values)
-    for key, value in values.items():
-        if key not in {one.name for one in fields(RuntimeCommand)}:
-            raise _wrong(path, f"has no {key!r}", f"it takes {', '.join(one.name for one in fields(RuntimeCommand))}")
-        if key == "flags":
-            if not isinstance(value, list) or not all(isinstance(flag, str) for flag in value):
-                raise _wrong(path, "flags must be a list of texts")
-            made[key] = tuple(value)
-        elif key == "environment":
-            if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-                raise _wrong(path, "environment must be a table of texts")
-            for name in value:
-                if not _VARIABLE.fullmatch(name):
-                    raise _wrong(path, f"environment has a variable {name!r} that cannot be")
-        elif not isinstance(value, str):
-            raise _wrong(path, f"{key} must be text")
-        texts = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else [value]
-        if any("\0" in text for text in texts):
-            raise _wrong(path, f"{key} holds a character that no argument can")
-        for text in texts:
-            _check_placeholders(path, key, text)
-    runtime = RuntimeCommand(**made)
+    where = f"{path}: [runtime]"
+    runtime: RuntimeCommand = _make(RuntimeCommand, values, where)
+    for name in runtime.environment:
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f"{where} environment has a variable {name!r} that cannot be")
+    for key, known in _PLACEHOLDERS.items():
+        texts = getattr(runtime, key)
+        for text in texts if isinstance(texts, tuple) else [texts]:
+            _check_placeholders(where, key, known, text)
     for key, allowed in (("kind", KINDS), ("tensors", TENSORS)):
         if getattr(runtime, key) not in allowed:
-            raise _wrong(path, f"{key} is {getattr(runtime, key)!r}", f"one of {', '.join(allowed)}")
+            raise UsageError(f"{where} {key} is {getattr(runtime, key)!r}", hint=f"one of {', '.join(allowed)}")
     if runtime.program and runtime.file:
-        raise _wrong(path, "names both a program on the board and a file to put there", "leave one of them out")
+        raise UsageError(
+            f"{where} names both a program on the board and a file to put there", hint="leave one of them out"
+        )
     if "/" in runtime.program and not runtime.program.startswith("/"):
-        raise _wrong(path, f"program {runtime.program!r} must be a name or an absolute path on the board")
+        raise UsageError(f"{where} program {runtime.program!r} must be a name or an absolute path on the board")
     return runtime
 
 
-def _check_placeholders(path: Path, key: str, text: str) -> None:
-    if key not in _PLACEHOLDERS:
-        return
+def _check_placeholders(where: str, key: str, known: Sequence[str], text: str) -> None:
     for name in PLACEHOLDER.findall(text):
-        known = _PLACEHOLDERS[key]
         if name not in known:
-            said = ", ".join(f"{{{one}}}" for one in known)
-            raise _wrong(path, f"{key} has no {{{name}}}", f"it has {said}")
+            raise UsageError(
+                f"{where} {key} has no {{{name}}}", hint=f"it has {', '.join(f'{{{one}}}' for one in known)}"
+            )
         if name in _SEVERAL and text != f"{{{name}}}":
-            raise _wrong(path, f"{{{name}}} stands for several arguments: it must be a flag of its own")
-
-
-def _wrong(path: Path, what: str, hint: str = "") -> UsageError:
-    return UsageError(f"{path}: [runtime] {what}", hint=hint)
+            raise UsageError(f"{where} {{{name}}} stands for several arguments: it must be a flag of its own")

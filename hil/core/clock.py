@@ -55,8 +55,6 @@ class ClockFit:
 
     Attributes:
         offset_ns: how far the board's clock is ahead at ``at_host_ns``.
-        drift: how much faster it runs.
-        at_host_ns: host time of the offset.
         error_ns: no stamp from the first ping to the last, or to the time that was asked for, is further off than this,
             if the clock ran evenly.
         jumped_ns: 0 where one steady clock explains all pings; else by how much it was put forward between two of them,
@@ -83,7 +81,6 @@ def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     """The line that fits pings taken before, during and after what is to be told in the host's time.
 
     Args:
-        pings: at least one, in the order of time.
         until_ns: host time up to which the error is to hold, if that is after the last ping: the drift is not known
             exactly, so it grows.
 
@@ -160,7 +157,6 @@ def by_pairs(time_ns: int, pairs: Sequence[tuple[int, int]]) -> int:
     """Convert a time to another clock by the line through the first and the last pair of readings.
 
     Args:
-        time_ns: in nanoseconds.
         pairs: (time, the other clock's time), in order. Both clocks are taken to run alike if there is one pair, or if
             one of them stood still or was set back; without pairs they are the same clock.
     """

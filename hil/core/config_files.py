@@ -28,10 +28,6 @@ else:
 def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
     """The tables of a TOML document.
 
-    Args:
-        text: the document.
-        path: the file that it is from, for messages.
-
     Raises:
         UsageError: it is no TOML, or nests deeper or has longer numbers than Python reads.
     """
@@ -63,11 +59,7 @@ def user_folder() -> Path | None:
 
 
 def asks_for(data: Mapping[str, Any]) -> list[str]:
-    """What a config holds that needs the user's trust, as ``[table] key``; nothing where it only describes a board.
-
-    Args:
-        data: the config's tables.
-    """
+    """What a config holds that needs the user's trust, as ``[table] key``; nothing where it only describes a board."""
     found = []
     for table, values in data.items():
         if table not in _HARMLESS:
@@ -80,7 +72,6 @@ def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str) -> N
     """Refuse a file of a folder that nobody typed, unless it is trusted as it is now.
 
     Args:
-        path: the file.
         digest: of what it says, and of what that calls.
         asks: what of it needs trust; nothing is never refused.
         instead: how the file itself is named, for the hint.
@@ -103,7 +94,6 @@ def state_of(path: Path, digest: str) -> str:
     """Whether a file is ``trusted`` as it is now, ``altered`` since it was, or ``unknown``.
 
     Args:
-        path: the file.
         digest: its present one; "" where it has none any more.
     """
     real = str(path.resolve())
@@ -122,10 +112,6 @@ def trusted_folders() -> dict[str, dict[str, str]]:
 
 def trust(folder: Path, files: Mapping[Path, str]) -> None:
     """Trust a folder's files as they are now, in place of what was trusted there, or of them, before.
-
-    Args:
-        folder: its absolute path.
-        files: file -> digest.
 
     Raises:
         UsageError: there is no home to keep it in.

@@ -40,8 +40,6 @@ def cpu_info(arch: str, cpuinfo: str, auxv: bytes = b"") -> CpuInfo:
     otherwise: then nothing of it holds, and the features of an aarch64 machine are those of its auxiliary vector.
 
     Args:
-        arch: as ``uname -m`` says it.
-        cpuinfo: the text of /proc/cpuinfo.
         auxv: the bytes of /proc/self/auxv, of any process of that machine.
     """
     cores = [dict(_lines(block)) for block in cpuinfo.strip().split("\n\n")]

@@ -1,10 +1,16 @@
-"""Content addresses: ``blake3:HEX`` by default, ``sha256:HEX`` accepted, always with the algorithm in front."""
+"""Content addresses: ``blake3:HEX`` by default, ``sha256:HEX`` accepted, always with the algorithm in front.
+
+Large data is hashed in a thread, while the next bytes come.
+"""
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import os
 import re
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +25,15 @@ _FORM = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
 # BLAKE3 splits work over threads only above about 128 KiB a thread; below this size one thread is faster.
 _THREADS_FROM = 1 << 20
 _PIECE = 4 << 20
+# So many pieces may wait: more would only be memory. A small piece is done at once: a thread would cost more.
+_DEPTH = 8
+_SMALL = 1 << 18
 
 
 class Hasher:
     """An incremental digest.
 
     Args:
-        algorithm: one of :data:`ALGORITHMS`.
         threads: most that BLAKE3 may use for one piece.
 
     Raises:
@@ -45,6 +53,52 @@ class Hasher:
     def digest(self) -> str:
         """The digest of all bytes so far, with its algorithm in front."""
         return f"{self.algorithm}:{self._hash.hexdigest()}"
+
+
+class OrderedExecutor:
+    """A thread for work in order. It ends with :meth:`finish`, or when nobody holds this object any more."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="behind")  # its thread starts with the first work
+        self._pending: collections.deque[Future[Any]] = collections.deque()
+
+    def do(self, function: Callable[[Any], object], data: Any) -> None:
+        """Call this with bytes after what was given before; raises what earlier work raised."""
+        if len(self._pending) >= _DEPTH:
+            self._pending.popleft().result()
+        if not self._pending and len(data) <= _SMALL:
+            function(data)
+        else:
+            self._pending.append(self._pool.submit(function, data))
+
+    def wait(self) -> None:
+        """Wait until all is done; raises what it raised."""
+        while self._pending:
+            self._pending.popleft().result()
+
+    def finish(self) -> None:
+        """Wait until all is done, and let the thread go; raises what the work raised."""
+        try:
+            self.wait()
+        finally:
+            self._pool.shutdown(wait=False)
+
+
+class StreamHasher(Hasher):
+    """A hasher for large pieces, which hashes behind its caller; the pieces must stay as they are until the digest."""
+
+    def __init__(self, algorithm: str = DEFAULT) -> None:
+        super().__init__(algorithm)
+        self._executor = OrderedExecutor()
+
+    def update(self, data: Any) -> None:
+        """Add bytes (any contiguous buffer)."""
+        self._executor.do(super().update, data)
+
+    def digest(self) -> str:
+        """The digest of all bytes, with its algorithm in front. Nothing can be added after."""
+        self._executor.finish()
+        return super().digest()
 
 
 def digest_of(data: Any, algorithm: str = DEFAULT) -> str:

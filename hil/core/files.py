@@ -45,7 +45,6 @@ def read_file(path: Path, most: int | None = None) -> bytes:
     """The bytes of a plain file.
 
     Args:
-        path: the file.
         most: how many bytes it may have; None is any number.
 
     Raises:
@@ -94,7 +93,6 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o666) -> None:
     """Write a file so that whoever opens it finds the old one or the whole new one.
 
     Args:
-        path: where to; its folder must exist.
         data: bytes, or text, which is written as UTF-8 with half a surrogate pair as its escape.
         mode: the new file's, less the umask; nobody whom it shuts out can read the file while it is written either.
 

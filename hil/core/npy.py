@@ -36,8 +36,6 @@ MAX_MEMBERS = 10_000
 FREE_BYTES = 256 << 20
 MAX_RATIO = 100
 _PIECE = 1 << 20
-# What zipfile, zlib and numpy raise for files that are damaged.
-_DAMAGE = (ValueError, TypeError, ArithmeticError, MemoryError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _DTYPE = re.compile(r"[<>|=]?[a-zA-Z?]\d{0,9}(\[\d{0,9}[a-zA-Z]{1,2}\])?")
 _ITEM = re.compile(
     r"""\s*(?P<q>['"])(?P<key>\w{1,20})(?P=q)\s*:\s*"""
@@ -57,7 +55,6 @@ class Header:
     """What a .npy file says of its array.
 
     Attributes:
-        dtype, shape: the array's.
         fortran: the first index changes fastest.
         bytes: how many bytes the header itself takes.
     """
@@ -87,9 +84,7 @@ def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | No
     """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (it knows no bfloat16 or float8).
 
     Args:
-        path: the file.
         dtype: the tensor's, where it is known.
-        mmap: map the file instead of reading it.
         fits: as :func:`read_npy` asks it.
 
     Raises:
@@ -102,7 +97,6 @@ def typed(array: Array, dtype: str) -> Array:
     """A tensor as it was before numpy's format forgot its dtype: raw bytes become ``dtype``, fixed-width text strings.
 
     Args:
-        array: what was read.
         dtype: the tensor's, "" where it is not known.
     """
     if is_raw(array.dtype, dtype):
@@ -119,8 +113,6 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
     """The array of a .npy file.
 
     Args:
-        path: the file.
-        mmap: map it instead of reading it.
         fits: asked before room is made; its answer does not count, what it raises does.
 
     Raises:
@@ -156,9 +148,6 @@ def parse_npy(data: bytes) -> npt.NDArray[Any]:
 class Npz:
     """An .npz archive, whose arrays are unpacked one by one. A context manager.
 
-    Args:
-        path: the archive.
-
     Attributes:
         keys: the arrays' names, in order.
 
@@ -183,7 +172,6 @@ class Npz:
         """One array.
 
         Args:
-            key: its name.
             fits: whether an array is what is wanted, however tightly it is packed; None is not known.
 
         Raises:

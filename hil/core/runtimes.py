@@ -22,7 +22,6 @@ class Wheel:
     """A distribution that is brought to a board for a runtime.
 
     Attributes:
-        name: as package indexes write it.
         left_out: patterns of the paths in the wheel that running a program does not need.
         same_version: only the version that this machine has will do, for a compiler here belongs to it.
         cpu_build: only a build without CUDA (``1.2.3+cpu``) can be loaded everywhere.
@@ -39,7 +38,6 @@ class RuntimeInfo:
     """A runtime: what loads a program on a board and runs it.
 
     Attributes:
-        name: what ``--runtime`` says.
         agent: its class on the board, a :class:`hil.agent.runtimes.Runtime`.
         package: what that imports beside hil's own, which may not be installed; "" where there is nothing.
         light: importing the class and asking it to describe itself imports nothing of that, so the agent does it in its
@@ -180,10 +178,6 @@ def resolve(reference: str) -> Any:
 
 def runtime_for(model_format: str, wanted: str) -> str:
     """Return the runtime for a model: the one that the user wants, the only one that takes its format, or the board's.
-
-    Args:
-        model_format: ``onnx``, ``vmfb``, ...
-        wanted: what the user said; "" is nothing.
 
     Returns:
         The runtime's name; "" is the board's own.

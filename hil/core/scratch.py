@@ -25,11 +25,7 @@ _LONGEST_FOR_SOCKETS = 40
 
 
 class Scratch:
-    """Folders of this process below one that all processes of the user share.
-
-    Args:
-        base: that folder; made if needed.
-    """
+    """Folders of this process below one that all processes of the user share."""
 
     def __init__(self, base: Path) -> None:
         self._base = base

@@ -30,11 +30,7 @@ def _written_out(found: re.Match[str]) -> str:
 
 
 class VisibleStream:
-    """A text stream that makes all it is given :func:`visible`.
-
-    Args:
-        own: the stream itself, for what hil makes: colours, bars.
-    """
+    """A text stream that makes all it is given :func:`visible`."""
 
     def __init__(self, own: TextIO) -> None:
         self.own = own

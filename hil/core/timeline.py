@@ -18,13 +18,8 @@ class OpRow:
 
     Attributes:
         run: the profile's name, the same in all its rows.
-        iteration: which of the profiled runs, from 0.
-        board: the board's name.
-        runtime: ``iree`` or ``onnxruntime``.
-        op: the dispatch's or kernel's name, as the runtime calls it.
         kind: ``compute``: an operation of the model; ``runtime``: what the runtime does besides (allocating, copying).
         onnx_nodes: names of the ONNX nodes that it computes, or a part of; empty where it is no compute operation.
-        op_types: the types of those nodes, in the same order.
         start_ns, duration_ns: by the clock named in ``clock``, which is ``board`` (see above).
         clock: whose clock.
         tiles: workgroups that it was cut into; None where the runtime does not tell.
@@ -99,13 +94,11 @@ class Profile:
     """All that a profile knows of one model on one board.
 
     Attributes:
-        run: its name.
         model, board, runtime: what ran where; ``runtime`` with version and device.
         rows: in the order of their start.
         stages: the controller's, host clock.
         transfers: what went over the link, host clock, with ``bytes_out`` and ``bytes_in`` among the args.
         calls: the timed one and the profiled ones, in order.
-        counters: samples of the board's state, in the order of time.
         clock: the board's clock beside the host's, over the whole profile.
         notes: what went wrong or could not be had, a line each: a profile is never the run's loss.
     """

@@ -86,8 +86,6 @@ class Table:
     """A table: fields by number; one that is not there has its default.
 
     Args:
-        data: the buffer.
-        at: where in it the table is.
         left: one number, how many bytes may still be read; shared by all tables that come of the same root.
     """
 

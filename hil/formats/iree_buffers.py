@@ -26,8 +26,6 @@ def view_of(device: Any, array: Array, *, share: bool = False) -> Any:
     """A tensor as a buffer view on a device.
 
     Args:
-        device: an ``iree.runtime.HalDevice``.
-        array: the tensor.
         share: let the device use the array's own memory where it can, which then has to outlive the view.
 
     Raises:
@@ -51,8 +49,6 @@ def array_of(device: Any, view: Any, declared: str = "") -> Array:
     """The tensor in a buffer view; it views the device's memory where the host can see that.
 
     Args:
-        device: an ``iree.runtime.HalDevice``.
-        view: the buffer view.
         declared: the dtype that its function declares, which says of integers whether they have a sign; "" is unknown.
 
     Raises:

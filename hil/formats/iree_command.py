@@ -69,8 +69,6 @@ def give(
     """Write an input as a file, where it needs one.
 
     Args:
-        spec: the input.
-        array: its value.
         stem: the file's name without its extension.
         local: the folder to write to.
         remote: the folder that it is going to lie in, as the tool sees it.
@@ -131,12 +129,9 @@ def profile_command(
 
     Args:
         tool: the :data:`PROFILE_TOOL` to call.
-        module: the program's file.
         device, function: what to run it on, and which function.
         inputs: values for ``--input=``.
-        weights: files of parameters.
         runs: how many times to run it; the tool makes no others.
-        output: the file to write.
     """
     return [
         tool,
@@ -155,7 +150,6 @@ def timing_flags(runs: int, output: str) -> list[str]:
     """The flags that have the :data:`PROFILE_TOOL` write what each of so many runs took; it makes no others.
 
     Args:
-        runs: how many.
         output: the file to write, for :func:`times_ns`.
     """
     flags = {"min_time": "1x", "repetitions": runs, "out": output, "out_format": "json"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.placement import Part, Placement
+from hil.core.results import Part, Placement
 from hil.core.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of
 from hil.errors import LoadFailed, RunFailed
 
@@ -38,14 +38,10 @@ class Signature:
     """One function of a model, loaded: a signature, or the main graph of a model that has none.
 
     Args:
-        interpreter: LiteRT's.
-        file: the model's name, for messages.
-        function: a signature's key; "" is the only one.
         kernels: one of :data:`KERNELS`, which the interpreter was made with.
 
     Attributes:
         name: the signature's key; "" where there is none.
-        signatures: every key.
         inputs, outputs: named as the signature names them, else as the graph does. An open dimension of an input is a
             symbol such as ``x.dim0``, of an output None.
         keeping: the operators of its graph that keep state from run to run; of one that is not the first, variables
@@ -172,9 +168,7 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
     """Load one function of a .tflite file.
 
     Args:
-        path: the file.
         function: a signature's key; "" is the only one.
-        kernels: one of :data:`KERNELS`.
         threads: of the kernels that use several; 0 is one for each CPU that this process may use.
 
     Raises:

@@ -15,7 +15,6 @@ def to_torch(array: Array, order: Sequence[int] = ()) -> Any:
     """A ``torch.Tensor`` of the same dtype, shape and values, with memory of its own.
 
     Args:
-        array: the values.
         order: the dimensions as they are to lie in memory, the outermost first; () is C order.
 
     Raises:

@@ -22,7 +22,6 @@ class Argument:
     """An argument of the compiled function, in order.
 
     Attributes:
-        spec: name, dtype and shape.
         variable: whether it is a variable; those follow all inputs.
         assigned: of a variable: whether running assigns it, in place.
     """

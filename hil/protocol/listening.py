@@ -28,7 +28,6 @@ def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None
         listen: ``unix:PATH`` or ``HOST:PORT``.
         protected: whether the server has what it needs to be reachable from other machines.
         needs: that, in words.
-        hint: how it is given.
 
     Raises:
         UsageError: it may not listen there.
@@ -46,9 +45,6 @@ def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None
 
 def is_local(address: str) -> bool:
     """Whether an address is this machine's alone: a Unix socket, or a port of loopback.
-
-    Args:
-        address: ``unix:PATH`` or ``HOST:PORT``.
 
     Raises:
         UsageError: it is neither.
@@ -68,7 +64,6 @@ def check_token_way(address: str, *, encrypted: bool, hint: str) -> None:
     Args:
         address: whom it is sent to: ``unix:PATH`` or ``HOST:PORT``.
         encrypted: whether the connection is TLS.
-        hint: how it becomes that.
 
     Raises:
         UsageError: the address is no address, or the token would leave this machine in the clear.
@@ -81,7 +76,6 @@ def check_tls_files(*, cert: object, key: object, ca: object = None, ca_needs_ce
     """Refuse half of a TLS configuration: without the other half it would be none, in silence.
 
     Args:
-        cert, key: of the side whose configuration this is.
         ca: the authority of the other side's certificate.
         ca_needs_cert: whether it is a server's: there ``ca`` says whose clients are let in, and means nothing without
             a certificate; a client's certificate means nothing without ``ca``.
@@ -115,11 +109,6 @@ def host_port(
     text: str, *, what: str = "address to listen on", hint: str = "unix:PATH or HOST:PORT"
 ) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``; an IPv6 address is without its brackets.
-
-    Args:
-        text: the address.
-        what: what it is to be, for the message.
-        hint: what is taken instead.
 
     Raises:
         UsageError: it is no such address, or the port is none.
@@ -170,7 +159,6 @@ def listen_on(
     """Have a server listen: on a Unix socket that only its user can open, or on a port.
 
     Args:
-        server: a ``grpc.Server`` or ``grpc.aio.Server`` that was not started yet.
         listen: ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one).
         cert, key: PEM files; with both a port is TLS.
         client_ca: PEM file; with it, clients must show a certificate of this authority.

@@ -131,7 +131,7 @@ def _methods(service: str) -> Iterable[tuple[str, str, bool, bool, Callable[[byt
 class Stub:
     """The agent's methods over a channel, each under its name: ``stub.Describe(pb.DescribeRequest())``."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: object) -> None:
         for service in SERVICES:
             for name, path, streams_in, streams_out, _, decode in _methods(service):
                 make = getattr(channel, _kind(streams_in, streams_out))

@@ -109,8 +109,6 @@ def from_parts(
     """The typed error of a kind that came from elsewhere.
 
     Args:
-        kind: the class's name.
-        message, hint, detail: the error's.
         among: the kinds that the far side may say; None is any of hil's.
         otherwise: for every other kind.
     """
@@ -131,7 +129,6 @@ def of_call(
     """The typed error that the far side of a failed call sent; None where it sent none that can be read.
 
     Args:
-        call: the failed call.
         among: the kinds that the far side may say; None is any of hil's.
         whole: fetches the whole text of an error that was cut, by its name; "" where it is not to be had.
     """

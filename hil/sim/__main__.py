@@ -47,7 +47,7 @@ class DroppingStore(BlobStore):
         mark = upload.missing - int(upload.missing * self._fault.keys["at"])
 
         def cutting(data: memoryview) -> None:
-            if upload.missing >= mark >= upload.missing - data.nbytes and self._charges.strike(self._fault):
+            if upload.missing >= mark >= upload.missing - data.nbytes and self._charges.should_fire(self._fault):
                 write(data[: upload.missing - mark])
                 if self.link:
                     self.link.cut()
@@ -62,8 +62,6 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
     """A simulated board's agent and the address it is reached at.
 
     Args:
-        options: fields of :class:`AgentConfig` (listen, store, ...).
-        board: its config; ``[simulator]`` describes the device.
         fault_texts: faults besides those of the config.
         sandbox: whether programs run in one: a word of :data:`SANDBOX`.
 
@@ -135,7 +133,7 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     if sandbox == OFF:
         return {}, []
     store.joinpath("faults").mkdir(parents=True, exist_ok=True)
-    # A fault that strikes a number of times is told so there.
+    # A fault with a number of times is counted there.
     counted = any(fault.keys.get("times") for fault in found)
     writable = [store.absolute() / "faults"] if counted else []
     # What these faults do reaches out of the worker: to a clock that is shared, and to the agent.

@@ -19,7 +19,7 @@ name           what happens                                                     
 ``pace``       every run takes at least ``seconds`` (0.1), which the device sleeps                        always
 =============  =========================================================================================  ==========
 
-``times=N`` makes a fault strike N times and then no more; ``times=0`` is always. ``corrupt`` refuses a program that has
+``times=N`` makes a fault happen N times and then no more; ``times=0`` is always. ``corrupt`` refuses a program that has
 no such output; ``others=spare`` leaves it alone.
 """
 
@@ -137,13 +137,13 @@ def parse(text: str) -> Fault:
 
 
 class Charges:
-    """How often each fault may still strike: a file a charge, so that it counts over all of a board's processes."""
+    """How often each fault may still happen: a file a charge, so that it counts over all of a board's processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def arm(self, faults: Sequence[Fault]) -> None:
-        """Lay out the charges of faults that strike a limited number of times."""
+        """Lay out the charges of faults that happen a limited number of times."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for left in self._folder.iterdir():
             left.unlink()
@@ -151,8 +151,8 @@ class Charges:
             for number in range(fault.keys.get("times", 0)):
                 (self._folder / f"{fault.name}.{number}").touch()
 
-    def strike(self, fault: Fault) -> bool:
-        """Whether the fault strikes now; uses up a charge."""
+    def should_fire(self, fault: Fault) -> bool:
+        """Whether the fault happens now; uses up a charge."""
         times = fault.keys.get("times", 0)
         if not times:
             return True

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hil.agent.runtimes import known, profiling
+from hil.agent.runtimes import known, run_command
 from hil.core.clock import CLOCK_FILE
-from hil.core.placement import Part, Placement
+from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES, resolve
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError, one_of
@@ -90,8 +90,8 @@ class SimRuntime:
         self._inner.prepare(device)
 
     def load(self, folder: Path, main: str, device: str, function: str) -> SimProgram:
-        """Load with the real runtime, unless a fault strikes."""
-        self.strike("load")
+        """Load with the real runtime, unless a fault happens."""
+        self.trigger_at("load")
         if self._half:
             main = self.to_half(folder, main)
         program = self._inner.load(folder, main, device, function)
@@ -104,23 +104,24 @@ class SimRuntime:
         """Make the program one that computes in half precision; returns its main file, as seen from the folder."""
         return main
 
-    def strike(self, at: str) -> None:
-        """Let the faults strike that strike at ``run`` or ``load``."""
+    def trigger_at(self, at: str) -> None:
+        """Trigger the faults of ``run`` or ``load``."""
         for fault in self._faults:
-            if fault.name in ("crash", "hang", "kill-agent") and fault.keys["at"] == at and self._charges.strike(fault):
-                self._suffer(fault)
+            here = fault.name in ("crash", "hang", "kill-agent") and fault.keys["at"] == at
+            if here and self._charges.should_fire(fault):
+                self._trigger(fault)
         if at == "run" and self._clock is not None:
             self._clock.jump()
 
     def profile_fault(self) -> str:
         """What is wrong with the profiling tool; "" where nothing is."""
         faults = [fault for fault in self._faults if fault.name == "profile"]
-        return next((str(fault.keys["how"]) for fault in faults if self._charges.strike(fault)), "")
+        return next((str(fault.keys["how"]) for fault in faults if self._charges.should_fire(fault)), "")
 
     def displaced(self, placement: Placement | None) -> Placement | None:
         """Have a share of a program run on another device, if that fault is on."""
         for fault in self._faults:
-            if fault.name == "fallback" and self._charges.strike(fault):
+            if fault.name == "fallback" and self._charges.should_fire(fault):
                 return _displaced(placement or (), fault.keys["share"])
         return placement
 
@@ -130,11 +131,11 @@ class SimRuntime:
             if fault.name != "corrupt":
                 continue
             position = _position(fault, outputs)
-            if position is not None and self._charges.strike(fault):
+            if position is not None and self._charges.should_fire(fault):
                 arrays[position] = _flipped(arrays[position], fault.keys["elements"])
         return arrays
 
-    def _suffer(self, fault: Fault) -> None:
+    def _trigger(self, fault: Fault) -> None:
         if fault.name == "kill-agent":
             end_agent(self._store)
         if fault.name == "hang":
@@ -191,8 +192,8 @@ class SimProgram:
         self._inner.bind(inputs)
 
     def run(self) -> None:
-        """As the real program, unless a fault strikes."""
-        self._runtime.strike("run")
+        """As the real program, unless a fault happens."""
+        self._runtime.trigger_at("run")
         start = time.perf_counter_ns()
         self._inner.run()
         if self._runtime.slowdown > 1:
@@ -210,7 +211,7 @@ class SimProgram:
             if how != "missing":
                 script.write_text(_CRASHES if how == "crash" else _HANGS)
                 script.chmod(0o700)
-            profiling.run_command([str(script)], folder, folder / "profile")
+            run_command([str(script)], folder, folder / "profile")
         files: list[Path] = self._inner.profile(warmup, iterations, folder, tool)
         if how == "truncate":
             for file in files:
@@ -238,7 +239,7 @@ def _displaced(real: Placement, share: float) -> Placement:
 
 
 def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
-    """Refuse a fault that could never strike this program: a run that passes must have met the faults it asked for."""
+    """Refuse a fault that could never meet this program: a run that passes must have met the faults it asked for."""
     names, which = _names(outputs), fault.keys["output"]
     position = _position(fault, outputs)
     if position is None:
@@ -256,7 +257,7 @@ def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
 
 
 def _position(fault: Fault, outputs: Sequence[TensorSpec]) -> int | None:
-    """Which of a program's outputs the fault strikes; None where it has no such output."""
+    """Which of a program's outputs the fault alters; None where it has no such output."""
     names, which = _names(outputs), fault.keys["output"]
     if isinstance(which, str):
         return names.index(which) if which in names else None

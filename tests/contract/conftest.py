@@ -8,8 +8,9 @@ import pytest
 from support.agents import Program
 from support.links import AGENTS, Reached, reach
 
-from hil.controller.devices.client import AgentClient, Target
-from hil.controller.devices.iree_tool import iree_tool
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
+from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
 from hil.core.digest import digest_file
 

@@ -18,9 +18,9 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.client import AgentClient
-from hil.core.artifacts import Artifact
 from hil.core.board_config import RuntimeCommand
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 
 MLIR = (
     ENDS
@@ -173,13 +173,13 @@ def test_a_profile_that_hangs_is_ended(load):
 def test_counters_are_watched_beside_a_run(board, load):
     with board.watch_counters(0.02) as watch, load("add") as program:
         program.run({"a": A, "b": B})
-        measured = not watch.trouble
-        while measured and not watch.trouble and len({sample.at_ns for sample in watch.samples}) < 2:
+        measured = not watch.problem
+        while measured and not watch.problem and len({sample.at_ns for sample in watch.samples}) < 2:
             time.sleep(0.01)
     assert bool(watch.samples) == measured == (isinstance(board.client, AgentClient))
     stamps = [sample.at_ns for sample in watch.samples]
     assert stamps == sorted(stamps)
-    assert watch.trouble == "" or not measured
+    assert watch.problem == "" or not measured
 
 
 def test_what_is_no_program_is_a_load_error(board, tmp_path):

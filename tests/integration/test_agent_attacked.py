@@ -22,7 +22,8 @@ from support.agents import start_process, stop_process
 from support.waiting import eventually
 
 from hil import errors
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.protocol import wire, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 

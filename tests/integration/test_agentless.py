@@ -16,11 +16,13 @@ from support.models import DIGITS
 from support.waiting import eventually
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.ssh import shell
-from hil.controller.devices.ssh.shell import Shell, open_shell
-from hil.core.artifacts import Artifact
+from hil.controller.devices.ssh.connect import open_shell
+from hil.controller.devices.ssh.shell import Shell
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand
+from hil.core.results import Artifact
 from hil.errors import BoardError, BoardLost, LoadFailed, RunCrashed, RunFailed, StageTimeout
 from tools.virtual_board import VirtualBoard
 
@@ -87,7 +89,7 @@ def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         through = options.pop("through", lambda shell: shell)
         with monkeypatch.context() as patch:
             patch.setattr(shell, "open_shell", lambda *given, **more: through(open_shell(*given, **more)))
-            opened.append(Board(BoardChoice(config, address), **options))
+            opened.append(connect_board(BoardChoice(config, address).request(**options)))
         return opened[-1]
 
     yield make

@@ -15,11 +15,11 @@ from support.models import DIGITS
 import hil as library
 from hil import errors
 from hil.controller.devices.board import Board
+from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.client import AgentClient
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file, digest_of
-from hil.core.results import Outcome
+from hil.core.results import Artifact, Outcome
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -48,7 +48,7 @@ def artifact_of(program: Program) -> Artifact:
 @pytest.fixture
 def board(start_agent: Callable[..., str]):
     said: list[str] = []
-    with Board(choose(start_agent()), say=said.append) as connected:
+    with connect_board(choose(start_agent()).request(say=said.append)) as connected:
         connected.take()
         connected.said = said
         yield connected

@@ -9,9 +9,10 @@ import pytest
 from support.boards import MakeBoard
 from support.waiting import eventually
 
-from hil.controller.devices import deploy
 from hil.controller.devices.board import Board
+from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.board_resolver import choose
+from hil.controller.devices.deploy import ensure
 from hil.errors import BoardUnreachable
 from tools.virtual_board import VirtualBoard
 
@@ -27,7 +28,7 @@ def machine(start_board: MakeBoard) -> VirtualBoard:
 def connect(machine: VirtualBoard) -> Iterator[Callable[[], Board]]:
     with ExitStack() as opened:
         yield lambda: opened.enter_context(
-            Board(choose(machine.address, identity=machine.identity, known_hosts=machine.known_hosts))
+            connect_board(choose(machine.address, identity=machine.identity, known_hosts=machine.known_hosts).request())
         )
 
 
@@ -47,7 +48,7 @@ def test_an_agent_of_another_version_is_not_taken_for_ours(machine: VirtualBoard
     ours = board.info["build"]
     other = connect()
     assert other.shell is not None
-    place = deploy.ensure_agent(
+    place = ensure.ensure_agent(
         other.shell, folder="", runtimes=("iree", "onnxruntime"), board=machine.name, say=lambda text: None
     )
     assert place.build != ours

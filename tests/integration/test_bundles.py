@@ -314,7 +314,7 @@ class Program:
 
 def make_vendor_bundle(folder: Path) -> None:
     from hil.bundles import MethodTestCase, MethodTestSuite
-    from hil.core.artifacts import Artifact
+    from hil.core.results import Artifact
     from hil.core.tensors import TensorSpec
 
     (folder / "p.bin").write_bytes(b"p")

@@ -13,10 +13,11 @@ from support.agents import Program, compile_mlir, start_process, stop_process
 from support.boards import MakeBoard
 
 from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board_client import Invocation, ProfilePass
+from hil.controller.devices.board_factory import connect_board
 from hil.controller.devices.board_resolver import choose
 from hil.controller.devices.power import answering
-from hil.controller.devices.streams import Invocation, ProfilePass
-from hil.core.artifacts import Artifact
+from hil.core.results import Artifact
 from tools.virtual_board import VirtualBoard
 
 HOUR_NS = 3600 * 10**9
@@ -72,7 +73,7 @@ def late_simulator(tmp_path: Path) -> Iterator[Callable[[str], tuple[Board, Path
         store = tmp_path / "store"
         faults = ("--fault", clock, "--fault", "slow:rate=1e9,delay=0.02")
         process, address = start_process("hil.sim", f"unix:{tmp_path}/s.sock", store, *faults)
-        started.append((process, Board(choose(address))))
+        started.append((process, connect_board(choose(address).request())))
         return started[-1][1], store
 
     yield start
@@ -128,7 +129,7 @@ def test_a_machine_of_its_own_whose_clock_is_an_hour_off_and_200_ppm_fast(make_b
     program = artifact(compile_mlir(tmp_path / "add.mlir", "aarch64", tmp_path / "add.vmfb"))
     choice = choose(machine.address, identity=machine.identity, known_hosts=machine.known_hosts)
     # The first time its agent imports IREE, an emulated machine may take longer than an agent is waited for.
-    with answering(lambda: Board(choice), 300) as board:
+    with answering(lambda: connect_board(choice.request()), 300) as board:
         board.push(program)
         with board.load(program) as loaded:
             seen = [look(machine)]

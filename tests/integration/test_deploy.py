@@ -14,12 +14,15 @@ from support.boards import MakeBoard
 from support.deploying import empty_index
 from support.waiting import eventually
 
-from hil.controller.devices import deploy
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.board_factory import open_board
-from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.client import AgentClient, Target
-from hil.controller.devices.deploy import AgentPlace, NoPython, NoWheels, ensure, wheels
-from hil.controller.devices.ssh.shell import Shell, open_shell
+from hil.controller.devices.client import AgentClient
+from hil.controller.devices.deploy import ensure, probe, wheels
+from hil.controller.devices.deploy.ensure import AgentPlace
+from hil.controller.devices.deploy.packages import NoPython, NoWheels
+from hil.controller.devices.ssh.connect import open_shell
+from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.board_config import BoardConfig, Connection
 from hil.core.runtimes import RuntimeInfo, Wheel
@@ -48,7 +51,7 @@ def log_in() -> Iterator[LogIn]:
 
 
 def put(shell: Shell, *runtimes: str, folder: str = "", say: Callable[[str], None] = print) -> AgentPlace:
-    return deploy.ensure_agent(shell, folder=folder, runtimes=runtimes or ("iree",), board="board", say=say)
+    return ensure.ensure_agent(shell, folder=folder, runtimes=runtimes or ("iree",), board="board", say=say)
 
 
 def on(board: VirtualBoard, command: str) -> str:
@@ -91,7 +94,7 @@ def test_a_board_gets_its_agent_once_and_keeps_nothing_of_it(make_board: MakeBoa
     listening = {line.split()[4].rpartition(":")[2] for line in on(board, "ss -Hltun").splitlines() if line.strip()}
     assert listening <= {"22"}
 
-    assert deploy.clean(shell, "")
+    assert probe.clean(shell, "")
     assert files_of(board) - before == set()
     assert "hil.agent" not in on(board, "ps -eo args")
 
@@ -127,7 +130,7 @@ def test_somebody_who_is_not_root_gets_an_agent_of_their_own(make_board: MakeBoa
     assert usable_runtimes(shell, place) == {"iree"}
     assert set(on(board, "find /home/tester/.hil -printf '%u\\n'").split()) == {"tester"}
     assert on(board, "find /home/tester/.hil -perm /077") == ""
-    deploy.clean(shell, "", force=True)
+    probe.clean(shell, "", force=True)
 
 
 def test_a_reboot_leaves_no_agent_that_only_seems_to_run(make_board: MakeBoard, log_in: LogIn):
@@ -293,7 +296,7 @@ def test_an_agent_on_an_arm_board_is_small(make_board: MakeBoard, log_in: LogIn)
     assert put(shell, folder="/root/small").pushed_bytes == 0
     assert int(on(board, "du -s -B1 /root/small").split()[0]) < 75e6
     assert 30e6 < memory_of(place.socket) < 60e6
-    deploy.clean(shell, "/root/small")
+    probe.clean(shell, "/root/small")
     assert "small" not in on(board, "ls -A /root").split()
 
 
@@ -307,9 +310,9 @@ def test_clean_does_not_end_anothers_work(make_board: MakeBoard, log_in: LogIn):
     client.open_session("somebody", wait_s=10, on_wait=print)
 
     with pytest.raises(BoardBusy):
-        deploy.clean(shell, "")
-    assert deploy.status(shell, "").build == place.build
+        probe.clean(shell, "")
+    assert probe.status(shell, "").build == place.build
 
     client.close()
     tunnel.close()
-    assert deploy.clean(shell, "", force=True)
+    assert probe.clean(shell, "", force=True)

@@ -14,8 +14,7 @@ from support.plugin_runs import Project, save_small
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Artifact
-from hil.core.results import Outcome
+from hil.core.results import Artifact, Outcome
 from hil.testing import ModelFile, compare_backends, uniform
 
 ALL, PART = "fallback", "fallback:share=0.3"

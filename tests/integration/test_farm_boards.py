@@ -128,7 +128,8 @@ def test_a_lease_that_is_lost_ends_the_run_with_the_reason(
     farm.end("lab1-sim-1", "cancelled by an admin")
     eventually(lambda: farm.leases[0].told)
     # What a host does when a lease ends: nobody else's session is let in any more.
-    from hil.controller.devices.client import AgentClient, Target
+    from hil.controller.devices.board_client import Target
+    from hil.controller.devices.client import AgentClient
 
     client = AgentClient(Target(farm.boards["lab1-sim-1"].agent), "host")
     client.describe()

@@ -20,7 +20,8 @@ from support.gateways import Running, running_gateway, token_of
 from support.models import DIGITS
 from support.waiting import eventually
 
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.farm import lease_session
 from hil.controller.farm.job_files import packed_run
 from hil.controller.farm.lease_session import LeaseSession, lease_order

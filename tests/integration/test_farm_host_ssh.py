@@ -14,9 +14,10 @@ from support.models import DIGITS
 from support.sshd import Sshd, running_sshd
 from support.waiting import eventually
 
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.farm import lease_session
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.job_files import packed_run

@@ -15,7 +15,7 @@ from support.sshd import Sshd, running_sshd
 from support.waiting import eventually
 
 from hil.controller.devices.power import switch
-from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.farm.labgrid import Place, borrowed
 from hil.core import boards
 from hil.core.board_config import BoardConfig

@@ -89,7 +89,8 @@ def victim(tmp_path_factory, add_programs):
     """A running agent, a client with a session and a loaded program, and the folder around its store."""
     from support.agents import start_process, stop_process
 
-    from hil.controller.devices.client import AgentClient, Target
+    from hil.controller.devices.board_client import Target
+    from hil.controller.devices.client import AgentClient
 
     folder = tmp_path_factory.mktemp("fuzz")
     process, address = start_process("hil.agent", f"unix:{folder}/a.sock", folder / "store")

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from support.hostile_folders import hostile_modules, run
 from support.models import save_model
 
-from hil.core.installation import module_command
+from hil.core.processes import module_command
 
 SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "commands.schema.json").read_text())
 Hil = Callable[..., subprocess.CompletedProcess[str]]

@@ -14,7 +14,8 @@ import pytest
 from support.agents import start_process, stop_process
 from support.lying_agent import HONEST, Lie, LyingAgent
 
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.errors import BoardError
 from hil.protocol.v1 import agent_pb2 as pb
 

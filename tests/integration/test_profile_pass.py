@@ -17,13 +17,14 @@ from support.waiting import eventually
 
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.client import AgentClient, Target
-from hil.core.artifacts import Artifact
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_factory import connect_board
+from hil.controller.devices.client import AgentClient
 from hil.core.boards import load_board
 from hil.core.clock import by_pairs
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec, dtype_of
 from hil.formats.iree_command import PROFILE_TOOL
 from hil.formats.iree_values import mlir_type
@@ -33,7 +34,8 @@ CONTROLLER = """
 import sys
 import numpy as np
 from support.agents import program
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.client import AgentClient
+from hil.controller.devices.board_client import Target
 client = AgentClient(Target(sys.argv[1]), "test")
 client.open_session("test", on_wait=print)
 add = program("iree", __import__("pathlib").Path(sys.argv[2]))
@@ -125,7 +127,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def simulated():
-    with Board(BoardChoice(load_board("sim"))) as board:
+    with connect_board(BoardChoice(load_board("sim")).request()) as board:
         yield board
 
 
@@ -290,7 +292,9 @@ def test_a_runtime_that_cannot_profile_says_so_and_runs_on(tmp_path, monkeypatch
 def test_a_tool_that_the_board_lacks_is_sent_once_and_a_cut_upload_goes_on(odd):
     said: list[str] = []
     program = artifact(odd, "open")
-    with Board(BoardChoice(load_board("sim")), faults=("drop:at=0.5,times=2",), say=said.append) as board:
+    with connect_board(
+        BoardChoice(load_board("sim")).request(faults=("drop:at=0.5,times=2",), say=said.append)
+    ) as board:
         lacking = [{**one, "profile_tool": PROFILE_TOOL} for one in board.info["runtimes"] if one["name"] == "iree"]
         board.push(program)
         before = board.payload_bytes_sent

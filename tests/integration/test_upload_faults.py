@@ -7,10 +7,11 @@ import pytest
 
 from hil import errors
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
-from hil.core.artifacts import Artifact
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_factory import connect_board
 from hil.core.boards import load_board
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 
 SIZE = 20_000_000
 
@@ -23,7 +24,7 @@ def artifact(tmp_path):
 
 
 def board(*faults: str) -> Board:
-    return Board(BoardChoice(load_board("sim")), faults=faults)
+    return connect_board(BoardChoice(load_board("sim")).request(faults=faults))
 
 
 def test_an_upload_cut_at_60_percent_resumes_from_there(artifact):

@@ -20,7 +20,8 @@ from support.waiting import eventually
 from hil import errors
 from hil.agent import programs
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)

@@ -21,8 +21,7 @@ import hil as library
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.workloads.study.record import Experiment, Row
 from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
-from hil.core.artifacts import Artifact
-from hil.core.results import Outcome
+from hil.core.results import Artifact, Outcome
 from hil.core.tensors import Array, TensorSpec
 from hil.testing import ModuleCall, Trace
 from hil.testing.traces.comparing import compare_traces, judged

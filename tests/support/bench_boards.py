@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from hil.controller.analysis.bench.measure import Side
-from hil.controller.devices.streams import Invocation
+from hil.controller.devices.board_client import Invocation
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
-from hil.core.artifacts import Artifact
-from hil.core.results import RunResult
+from hil.core.results import Artifact, RunResult
 
 
 @dataclass

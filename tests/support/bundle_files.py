@@ -11,8 +11,8 @@ import numpy as np
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.bundles.layout import HEADER_BYTES, Head, aligned, canonical_json
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_of
+from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 
 X = TensorSpec("x", "float32", ("N", 2))

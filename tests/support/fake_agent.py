@@ -18,9 +18,8 @@ import grpc
 import numpy as np
 
 from hil.core import clock
-from hil.core.artifacts import Artifact
-from hil.core.digest import digest_file, digest_of
-from hil.core.ordered_executor import StreamHasher
+from hil.core.digest import StreamHasher, digest_file, digest_of
+from hil.core.results import Artifact
 from hil.errors import BlobDamaged, BoardBusy, LoadFailed, SessionEnded
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import choose
 from hil.controller.pipeline import board_pool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
-from hil.core.artifacts import Artifact
-from hil.core.results import RunResult
+from hil.core.results import Artifact, RunResult
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import BoardLost
 

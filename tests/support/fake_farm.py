@@ -20,7 +20,8 @@ import grpc
 import pytest
 
 from hil import errors
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.farm.lease_session import machine_id
 from hil.controller.farm.messages import BoardCard, Grant, Submission
 from hil.controller.farm.paths import FarmAddress

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 
 # The second reads so far behind its input that its worker is killed.

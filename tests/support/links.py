@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.deploy import ensure_agent
-from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.deploy.ensure import ensure_agent
+from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.board_config import Connection
 from support.agents import start_process, stop_process

@@ -21,12 +21,13 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 from hil import errors
-from hil.controller.devices import client, connection, guard, streams
+from hil.controller.devices import client, connection, guard
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
-from hil.core.artifacts import Artifact
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_factory import connect_board
 from hil.core.board_config import BoardConfig, Connection
 from hil.core.digest import digest_of
+from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
@@ -327,7 +328,8 @@ many_lies = st.lists(st.sampled_from(sorted(HONEST)), min_size=1, max_size=3, un
 def impatient(seconds: float = 1.0) -> Iterator[None]:
     """A controller that waits for nobody longer than this, so that tests of silence are short."""
     changes = [
-        (streams, "SILENCE_S"), (streams, "STALL_S"), (client, "STALL_S"), (client, "_CALL_S"), (client, "_GRACE_S"),
+        (connection, "SILENCE_S"), (connection, "STALL_S"),
+        (client, "STALL_S"), (client, "_CALL_S"), (client, "_GRACE_S"),
         (connection, "SILENCE_S"), (connection, "_ANSWER_S"), (connection, "_LOOK_S"),
     ]  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name in changes]
@@ -371,7 +373,7 @@ def use(address: str, program: Artifact) -> list[str]:
     told: list[str] = []
     config = BoardConfig("liar", "liar", runtime="onnxruntime", connection=Connection(address=address))
     try:
-        board = Board(BoardChoice(config, address), runtime="onnxruntime", purpose="a test", wait_s=0.5)
+        board = connect_board(BoardChoice(config, address).request(runtime="onnxruntime", purpose="a test", wait_s=0.5))
     except errors.HilError as error:
         return [told_of(error)]
     with board:

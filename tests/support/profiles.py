@@ -11,7 +11,7 @@ import numpy as np
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.models.importers import import_model
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.formats.iree_command import PROFILE_TOOL, own_tool, profile_command
 
 HOST = (

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from hil.core.installation import module_command
+from hil.core.processes import module_command
 from hil.errors import BoardError, UsageError
 from tools.virtual_board import host, packages
 from tools.virtual_board import netem as network

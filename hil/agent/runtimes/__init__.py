@@ -8,12 +8,19 @@ workers come from, so the agent itself never loads a vendor's library.
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from hil.core.clock import CLOCK_FILE, now_ns
+from hil.core.processes import signal_name
 from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, TensorSpec
+from hil.errors import RunFailed
 
 
 class Program(Protocol):
@@ -24,7 +31,7 @@ class Program(Protocol):
         def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]
 
     It runs what is bound ``warmup`` and then ``iterations`` times under the runtime's profiler, writes into ``folder``
-    and returns the files, among them one of :class:`hil.agent.runtimes.profiling.ClockPairs`; ``tool`` is the command
+    and returns the files, among them one of :class:`hil.agent.runtimes.ClockPairs`; ``tool`` is the command
     that its ``describe`` asked for. It raises :class:`hil.errors.RunFailed` where that fails, and the program itself
     can be run on.
 
@@ -35,7 +42,7 @@ class Program(Protocol):
 
     One that knows which device, provider or delegate runs its nodes has another::
 
-        def placement(self) -> hil.core.placement.Placement | None
+        def placement(self) -> hil.core.results.Placement | None
 
     It is called after runs, outside of what is timed, and tells of the last one; None is "not known". It returns the
     same tuple as long as nothing has changed. Parts are marked ``elsewhere`` that are not on the device which was given
@@ -103,3 +110,76 @@ def lacking(name: str) -> str:
 def is_light(name: str) -> bool:
     """Return whether the agent itself may ask a runtime what it is: see :attr:`hil.core.runtimes.RuntimeInfo.light`."""
     return name in RUNTIMES and RUNTIMES[name].light
+
+
+_LOOKS = 5
+_DETAIL_LINES = 40
+
+
+class ClockPairs:
+    """A profiler's clock beside the board's.
+
+    Args:
+        profilers_ns: reads the clock that the profiler's files are timed by, in nanoseconds.
+    """
+
+    def __init__(self, profilers_ns: Callable[[], int]) -> None:
+        self._profilers_ns = profilers_ns
+        self._pairs: list[tuple[int, int]] = []
+
+    def look(self) -> None:
+        """Read both now: the profiler's between two readings of the board's, as close as a few tries bring them."""
+        looks = [(now_ns(), self._profilers_ns(), now_ns()) for _ in range(_LOOKS)]
+        before, profilers, after = min(looks, key=lambda look: look[2] - look[0])
+        self._pairs.append((profilers, (before + after) // 2))
+
+    def write(self, folder: Path) -> Path:
+        """The file that tells them, beside the profile's own."""
+        path = folder / CLOCK_FILE
+        path.write_text(json.dumps({"pairs": self._pairs}))
+        return path
+
+
+def run_command(argv: Sequence[str], folder: Path, wanted: Path) -> None:
+    """Run a profiling command in a folder, in this process's group: it ends with the worker.
+
+    Args:
+        folder: where it runs, and where what it says is kept meanwhile.
+        wanted: the file that it is to write.
+
+    Raises:
+        RunFailed: it is missing, died, failed, or wrote nothing.
+    """
+    name = Path(argv[0]).name
+    said = folder / "stderr"
+    try:
+        with said.open("wb") as stderr:
+            done = subprocess.run(argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr)
+    except OSError as error:
+        raise RunFailed(
+            f"the profiling command {name} cannot be started: {error.strerror}",
+            hint="it is missing, or a library that it needs is, or it is of another CPU",
+        ) from error
+    lines = said.read_text(errors="replace").splitlines()[-_DETAIL_LINES:]
+    if done.returncode < 0:
+        raise RunFailed(
+            f"the profiling command {name} was killed by {signal_name(-done.returncode)}", detail="\n".join(lines)
+        )
+    if done.returncode:
+        raise RunFailed(
+            f"the profiling command {name} failed with exit code {done.returncode}", detail="\n".join(lines)
+        )
+    if not wanted.is_file() or not wanted.stat().st_size:
+        raise RunFailed(f"the profiling command {name} wrote nothing", detail="\n".join(lines))
+
+
+def executable(tool: Path, folder: Path, name: str) -> Path:
+    """A copy of a tool, out of the store, that can be called.
+
+    Args:
+        tool: the file, which may not be executable.
+    """
+    copy = folder / name
+    shutil.copyfile(tool, copy)
+    copy.chmod(0o700)
+    return copy

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.placement import PORTABLE, Part, Placement
+from hil.core.results import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import HilError, LoadFailed, RunFailed
 from hil.formats.executorch_file import Damaged, Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
@@ -95,7 +95,6 @@ class ExecuTorchProgram:
 
     Args:
         held: the program and, where it was not a file, its bytes, which it points into: they must outlive the method.
-        method: what the file says of it.
     """
 
     def __init__(self, held: tuple[bytes, Any], method: Method) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import iree.runtime as rt
 import numpy as np
 
-from hil.agent.runtimes import profiling
-from hil.core.placement import Part, Placement
+from hil.agent.runtimes import ClockPairs, executable, run_command
+from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of, settled
 from hil.errors import LoadFailed, RunFailed
 from hil.formats.iree_buffers import array_of, view_of
@@ -146,7 +146,7 @@ class IreeProgram:
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
         """Run IREE's own tool on the inputs, in a process of its own: the Python bindings cannot profile."""
-        found = own_tool(PROFILE_TOOL) if tool is None else profiling.executable(tool, folder, PROFILE_TOOL)
+        found = own_tool(PROFILE_TOOL) if tool is None else executable(tool, folder, PROFILE_TOOL)
         if found is None:
             raise RunFailed(f"IREE profiles by the command {PROFILE_TOOL}, which this board does not have")
         for spec in self.inputs:
@@ -165,9 +165,9 @@ class IreeProgram:
             runs=warmup + iterations,
             output=PROFILE_FILE,
         )
-        clocks = profiling.ClockPairs(time.monotonic_ns)
+        clocks = ClockPairs(time.monotonic_ns)
         clocks.look()
-        profiling.run_command(argv, folder, folder / PROFILE_FILE)
+        run_command(argv, folder, folder / PROFILE_FILE)
         clocks.look()
         return [folder / PROFILE_FILE, clocks.write(folder)]
 

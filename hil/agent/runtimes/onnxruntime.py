@@ -10,8 +10,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from hil.agent.runtimes import profiling
-from hil.core.placement import Part, Placement
+from hil.agent.runtimes import ClockPairs
+from hil.core.results import Part, Placement
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed
@@ -66,14 +66,7 @@ class OnnxRuntime:
 
 
 class OnnxProgram:
-    """A session; its one function is the graph.
-
-    Args:
-        session: of the model.
-        provider: the execution provider that it was made for.
-        function: its name, for the record.
-        make: makes another session of the same model.
-    """
+    """A session; its one function is the graph."""
 
     def __init__(
         self,
@@ -148,7 +141,7 @@ class OnnxProgram:
             session = self._make(options)
             # What it counts its microseconds from.
             start_ns = session.get_profiling_start_time_ns()
-            clocks = profiling.ClockPairs(lambda: time.time_ns() - start_ns)
+            clocks = ClockPairs(lambda: time.time_ns() - start_ns)
             clocks.look()
             for _ in range(warmup + iterations):
                 self._run(session)

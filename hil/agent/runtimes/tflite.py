@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hil.core.placement import Placement
+from hil.core.results import Placement
 from hil.core.tensors import Array
 from hil.errors import LoadFailed
 from hil.formats.litert import KERNELS, PACKAGE, Signature, open_signature
@@ -42,11 +42,7 @@ class TfLiteRuntime:
 
 
 class TfLiteProgram:
-    """A signature.
-
-    Args:
-        opened: opens it.
-    """
+    """A signature."""
 
     def __init__(self, opened: Callable[[], Signature]) -> None:
         self._open = opened

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.placement import Part, Placement
+from hil.core.results import Part, Placement
 from hil.core.tensors import Array, from_bytes
 from hil.errors import LoadFailed, RunFailed
 from hil.formats.xla_program import ABI, VALUES, Signature, read_signature, shape_of, size_of

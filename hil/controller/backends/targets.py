@@ -26,7 +26,6 @@ class Target:
     """What to compile for.
 
     Attributes:
-        flags: for iree-compile.
         description: the CPU and where it is known from, for people.
         arch: the CPU's family: ``aarch64``.
         cpu: as LLVM calls it: ``cortex-a53``.
@@ -92,9 +91,7 @@ def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) ->
     """A hint where a program failed because it was compiled for another CPU than the board's; else "".
 
     Args:
-        error: what loading or running raised.
         target: what was compiled for (see :func:`iree_target` and :func:`described`).
-        machine: what the board showed.
     """
     said = f"{error.message}\n{error.detail}"
     incompatible = isinstance(error, LoadFailed) and "INCOMPATIBLE" in said

@@ -49,7 +49,7 @@ def show(name: str, as_json: bool) -> None:
     """Show a board's config, trusted or not."""
     from dataclasses import asdict
 
-    from hil.controller.devices.links.factory import is_address
+    from hil.controller.devices.board_resolver import is_address
     from hil.core.boards import find_board, read_board
 
     if is_address(name):

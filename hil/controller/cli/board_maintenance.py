@@ -15,7 +15,7 @@ from hil.core.runtimes import RUNTIMES
 from hil.errors import BoardBusy, BoardError, BoardUnreachable, StorageError, UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.devices.board_resolver import BoardChoice
+    from hil.controller.devices.board_choice import BoardChoice
 
 
 @click.command(epilog="Example: hil board logs root@192.168.7.2 --lines 50")
@@ -31,7 +31,7 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
 
     choice = chosen_place(settings)
     if is_ssh_address(address_of(choice)):
-        from hil.controller.devices.deploy import logs as agents_log
+        from hil.controller.devices.deploy.probe import logs as agents_log
 
         with shell_at(choice) as there:
             text = agents_log(there, choice.config.connection.folder, lines=lines).splitlines()
@@ -128,7 +128,8 @@ def _answer(choice: BoardChoice) -> str:
 @json_option
 def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     """Put hil's agent on a board and start it; nothing is sent where it is there already."""
-    from hil.controller.devices.deploy import ensure_agent, status
+    from hil.controller.devices.deploy.ensure import ensure_agent
+    from hil.controller.devices.deploy.probe import status
 
     choice = chosen_place(settings)
     folder = choice.config.connection.folder
@@ -154,8 +155,8 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
 @json_option
 def clean(as_json: bool, force: bool, **settings: Any) -> None:
     """End hil's agent on a board and remove all that hil put there."""
-    from hil.controller.devices.deploy import clean as remove
-    from hil.controller.devices.deploy import status
+    from hil.controller.devices.deploy.probe import clean as remove
+    from hil.controller.devices.deploy.probe import status
 
     choice = chosen_place(settings)
     folder = choice.config.connection.folder
@@ -188,7 +189,7 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
     The agent is ended first; the next use of the board starts it. Whoever held the board by an older fence may come in
     again until a higher one is used, so see to it that nobody does. A farm goes on with its own count.
     """
-    from hil.controller.devices.deploy import reset_fence as reset_there
+    from hil.controller.devices.deploy.probe import reset_fence as reset_there
     from hil.controller.devices.ssh.address import is_ssh_address
 
     if store is not None:

@@ -12,7 +12,7 @@ from hil.controller.cli.options import board_options, chosen_board
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.devices.board_resolver import BoardChoice
+    from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.devices.client import AgentClient
     from hil.controller.devices.links.link import Link
     from hil.controller.devices.ssh.shell import Shell
@@ -64,7 +64,7 @@ def shell_at(choice: BoardChoice) -> Shell:
             f"{choice.name} is not reached over SSH",
             hint="name a board as USER@HOST or ssh:ALIAS, or one whose config has such an address",
         )
-    from hil.controller.devices.ssh.shell import open_shell
+    from hil.controller.devices.ssh.connect import open_shell
 
     return open_shell(where, choice.config.connection, board=choice.name, base=choice.config.path.parent)
 
@@ -76,10 +76,10 @@ def agent_at(choice: BoardChoice) -> Iterator[tuple[Link, AgentClient]]:
     Raises:
         BoardError: it cannot be reached, or no agent can be put there.
     """
+    from hil.controller.devices.board_resolver import open_link
     from hil.controller.devices.client import AgentClient
-    from hil.controller.devices.links.factory import open_link
 
-    link = open_link(choice.address, choice.config, say=say)
+    link = open_link(choice.request(say=say))
     try:
         client = AgentClient(link.target, choice.name)
         try:

@@ -34,7 +34,7 @@ from hil.errors import UsageError
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and keep the program."""
     from hil.controller.analysis.profile.collect import check_folder, write_profiles
-    from hil.controller.devices.board_resolver import knows_target
+    from hil.controller.devices.board_choice import knows_target
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options

@@ -19,6 +19,7 @@ import click
 from hil.controller.cli.farm_options import UNITS, priority_option, project_option, select_option
 from hil.controller.cli.options import json_option, seconds
 from hil.controller.farm.messages import Priority
+from hil.core.processes import wait_or_kill
 from hil.core.scratch import temporary_folder
 from hil.errors import EXIT_OK, FarmError, UsageError
 
@@ -140,11 +141,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process: asked to, then made to."""
     if process.poll() is None:
         process.terminate()
-        try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_or_kill(process, _GRACE_S)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import json_option
-from hil.core.installation import module_command
+from hil.core.processes import module_command
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DETACH_S = 180.0

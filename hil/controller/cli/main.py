@@ -64,7 +64,7 @@ _SPINNER = range(0x2800, 0x2900)
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from hil.core.installation import own_version
+        from hil.core import own_version
 
         click.echo(f"hil {own_version()}")
         ctx.exit()

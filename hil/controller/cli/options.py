@@ -15,7 +15,7 @@ from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.devices.board_resolver import BoardChoice
+    from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.pipeline.options import Options
     from hil.controller.storage.run_context import RunContext
 

@@ -197,9 +197,7 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
     """The head of a call's answer.
 
     Args:
-        message: as it came.
         iterations: how many times there must be.
-        names: of the program's outputs, in order; None where they are not known.
         most: the most bytes that the outputs may take together.
     """
     if isinstance(message, memoryview) or message.WhichOneof("kind") != "done":

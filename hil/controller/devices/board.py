@@ -13,20 +13,17 @@ import tenacity
 
 from hil.controller.devices.agentless.signature import Signature, check_inputs, fits
 from hil.controller.devices.answers import expected_bytes
-from hil.controller.devices.board_resolver import BoardChoice, with_target
-from hil.controller.devices.client import BoardClient, Loaded
+from hil.controller.devices.board_choice import with_target
+from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
+from hil.controller.devices.client import AgentClient
+from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.devices.health import changed
-from hil.controller.devices.iree_tool import iree_tool
-from hil.controller.devices.links.factory import open_link
-from hil.controller.devices.links.link import Link, Say
+from hil.controller.devices.links.link import BoardRequest, Link
 from hil.controller.devices.measurement import BoardClock, CounterWatch, placed, provenance_of
-from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.controller.storage.cache import Cache
 from hil.core import clock
-from hil.core.artifacts import Artifact
 from hil.core.digest import algorithm_of, digest_file
-from hil.core.placement import Placement, RequestedDevice
-from hil.core.results import RunResult
+from hil.core.results import Artifact, Placement, RequestedDevice, RunResult
 from hil.core.tensors import Array
 from hil.errors import (
     BlobDamaged,
@@ -50,20 +47,10 @@ _PINGS_LAST_NS = 1_000_000_000
 
 
 class Board:
-    """A connected board. A context manager. It is ours alone from :meth:`take` on.
-
-    Args:
-        choice: which board.
-        runtime: the runtime that is going to be used, where an agent has to be put on the board; "" is the config's.
-        purpose: told to others who wait for it.
-        faults: for a simulator: faults to switch on.
-        wait_s: how long to wait while somebody else has it.
-        say: told what goes on while waiting, and once what a board without an agent does not measure.
-        without_agent: why the board is to be served by command, through SSH; "" leaves it to its config.
+    """A connected board, which takes over the link. A context manager. It is ours alone from :meth:`take` on.
 
     Attributes:
         name: how results and errors call it.
-        closed: whether it was given back.
         config: its config; the target to compile for is filled in from what the board shows, where it named none.
         target: what to compile for, in words, where the board shows it; "" where the config names it.
         info: what Describe said; of a board without an agent what its shell shows, with the same keys.
@@ -74,42 +61,23 @@ class Board:
         BoardError: the board refuses us, or cannot be used.
     """
 
-    def __init__(
-        self,
-        choice: BoardChoice,
-        *,
-        runtime: str = "",
-        purpose: str = "",
-        faults: tuple[str, ...] = (),
-        wait_s: float = 60.0,
-        say: Say = lambda text: None,
-        without_agent: str = "",
-    ) -> None:
+    def __init__(self, request: BoardRequest, link: Link) -> None:
         self.closed = False
-        self._purpose = purpose
-        self._wait_s = wait_s
-        self._say = say
+        self._purpose = request.purpose
+        self._wait_s = request.wait_s
+        self._say = request.say
         self._ours = False
         self._clock = BoardClock()
         self._there: set[str] = set()
         self._profiler: tuple[Path, str] | None = None
-        self._link: Link = open_link(
-            choice.address,
-            choice.config,
-            faults=faults,
-            runtime=runtime,
-            purpose=purpose,
-            wait_s=wait_s,
-            say=say,
-            without_agent=without_agent,
-        )
-        self.name = self._link.config.name if self._link.config else choice.name
-        self.config = self._link.config or choice.config
+        self._link = link
+        self.name = self._link.config.name if self._link.config else request.board
+        self.config = self._link.config or request.config
         self._client = self._connected()
         try:
             self.info: dict[str, Any] = self._describe()
             try:
-                self.config, self.target = with_target(self.config, runtime, self.info["machine"])
+                self.config, self.target = with_target(self.config, request.runtime, self.info["machine"])
             except UsageError as error:  # what the board shows of itself is not the user's doing
                 raise BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except BoardUnreachable as error:
@@ -124,13 +92,15 @@ class Board:
         if lacking := self.info.get("not_measured"):
             command = posixpath.basename(self.info["runtimes"][0]["command"])
             *first, last = lacking
-            say(
+            self._say(
                 f"no agent on {self.name}: programs are run by the command {command}; "
                 f"{', '.join(first)} and {last} are not measured"
             )
 
     def _connected(self) -> BoardClient:
-        return self._link.client(self.name)
+        if self._link.connect is not None:
+            return self._link.connect(self.name)
+        return AgentClient(self._link.target, self.name, over=self._link.over)
 
     def _describe(self) -> dict[str, Any]:
         found = self._client.info()
@@ -307,11 +277,6 @@ class Board:
     def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> LoadedProgram:
         """Load a pushed program in a worker of its own.
 
-        Args:
-            artifact: the program.
-            timeout: seconds for it.
-            no_fallback: whether a node that runs on another device than it was told to fails a run.
-
         A file that was altered on the board is sent again, once.
 
         Raises:
@@ -350,10 +315,8 @@ class Board:
     def clock_fit(self, since_ns: int | None = None) -> clock.ClockFit | None:
         """The board's clock beside the host's, until now; None where it has none that can be asked.
 
-        Pings of the last second will do: the error allows for it.
-
-        Args:
-            since_ns: host time of the earliest stamp that is to be told in the host's time; None is now.
+        Pings of the last second will do: the error allows for it. ``since_ns`` is the host time of the earliest stamp
+        that is to be told in the host's time; None is now.
         """
         if "clock" in self.info.get("not_measured", ()):
             return None
@@ -380,15 +343,7 @@ class Board:
 
 
 class LoadedProgram:
-    """A program on the board, ready to run. A context manager: it is unloaded at the end.
-
-    Args:
-        board: the board that has it.
-        client: the connection over which it was loaded.
-        artifact: the program.
-        loaded: what the board said of it.
-        no_fallback: whether a node that runs on another device than it was told to fails a run.
-    """
+    """A program on the board, ready to run. A context manager: it is unloaded at the end."""
 
     def __init__(
         self, board: Board, client: BoardClient, artifact: Artifact, loaded: Loaded, *, no_fallback: bool
@@ -413,9 +368,6 @@ class LoadedProgram:
         """Run on the board. A run is never tried again: that could hide a wrong answer.
 
         Args:
-            inputs: name -> tensor in the program's order.
-            warmup, iterations: untimed and timed runs.
-            timeout: seconds for all of them.
             names: output names to use in place of the program's own, where the compiler dropped them.
 
         Raises:
@@ -476,9 +428,6 @@ class LoadedProgram:
         """Run once more, under the runtime's profiler; its tool is sent first where the board lacks it.
 
         Args:
-            inputs: name -> tensor in the program's order.
-            warmup, iterations: runs before, and runs that count.
-            timeout: seconds for all of them.
 
         Raises:
             RunFailed: the runtime cannot profile, or its profiler failed; the program can be run on.

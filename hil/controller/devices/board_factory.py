@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.health import changed
-from hil.controller.devices.links.link import Say
+from hil.controller.devices.links.link import BoardRequest, Say
 from hil.controller.devices.power import answering, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 # How long a lost board is looked for: a small system is up again by then, and more is not known of it anyway.
 _RECONNECT_S = 20.0
+
+
+def connect_board(request: BoardRequest) -> Board:
+    """Connect to a board, once; raises as :func:`open_board`."""
+    return Board(request, open_link(request))
 
 
 def open_board(
@@ -26,36 +33,20 @@ def open_board(
 ) -> Board:
     """Connect to a board. One that does not answer is reset and its power cycled, where its config says how.
 
-    Args:
-        choice: which board.
-        runtime: the runtime that is going to be used; "" is the config's.
-        purpose: told to others who wait for it.
-        faults: for a simulator: faults to switch on.
-        wait_s: how long to wait while somebody else has it.
-        say: told what goes on.
+    Options are those of :class:`BoardRequest`.
 
     Raises:
         UsageError: the board cannot be used that way.
         BoardUnreachable, BoardLost: nobody answers, whatever was done.
         BoardError: the board refuses us, or can run nothing.
     """
+    request = choice.request(faults=faults, runtime=runtime, purpose=purpose, wait_s=wait_s, say=say)
 
-    def connect(without_agent: str = "") -> Board:
-        return Board(
-            choice,
-            runtime=runtime,
-            purpose=purpose,
-            faults=faults,
-            wait_s=wait_s,
-            say=say,
-            without_agent=without_agent,
-        )
-
-    def connect_anyhow() -> Board:
-        from hil.controller.devices.deploy.errors import COMMAND_HINT, NoAgentHere
+    def connect() -> Board:
+        from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
 
         try:
-            return connect()
+            return connect_board(request)
         except BoardError as error:
             wanted = runtime or choice.config.runtime
             served = choice.config.command.runs(wanted)
@@ -65,23 +56,15 @@ def open_board(
             if not (served and isinstance(error, NoAgentHere)):
                 raise
             say(f"{error.message}: going on without an agent")
-            return connect(error.message)
+            return connect_board(replace(request, without_agent=error.message))
 
-    return recover(connect_anyhow, choice.config.power, board=choice.name, say=say)
+    return recover(connect, choice.config.power, board=choice.name, say=say)
 
 
 def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Board | None:
-    """After a board was lost: have it again if it comes back soon, and tell what became of it.
+    """Have a lost board again, None where it does not come back soon, and add to the error what became of it.
 
     Nothing is run again. Only a board that is reached over SSH is looked for: another's link says all there is to know.
-
-    Args:
-        lost: the board as it was; it is closed.
-        error: how it was lost; what is found out is added to it.
-        reopen: connects to the board.
-
-    Returns:
-        The board for whatever comes next, or None.
     """
     lost.close()
     if lost.shell is None or not isinstance(error, (BoardLost, SessionEnded)):

@@ -3,36 +3,69 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.links.factory import is_address
-from hil.controller.devices.links.provider import is_lent
-from hil.core.board_config import BoardConfig
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.links.agent import AGENT_KIND, SIM_KIND
+from hil.controller.devices.links.link import LENT_KIND, BoardRequest, Link, LinkKind, is_lent
+from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
+from hil.controller.storage.packages import points
 from hil.core.boards import load_board
-from hil.core.runtimes import RUNTIMES, resolve
 from hil.errors import UsageError
+
+
+def _of_package(address: str) -> bool:
+    return any(address.startswith(f"{entry.name}:") for entry in points("hil.links"))
+
+
+def _connect_by_package(request: BoardRequest) -> Link:
+    entry = next(entry for entry in points("hil.links") if request.target.startswith(f"{entry.name}:"))
+    link: Link = entry.load()(request.target, request.config)
+    return link
+
+
+# The first that a request is for opens it.
+KINDS = (
+    COMMAND_KIND,
+    SIM_KIND,
+    LENT_KIND,
+    LinkKind("package", _connect_by_package, _of_package),
+    SSH_KIND,
+    AGENT_KIND,
+)
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address, and not a board's name or config file."""
+    return any(kind.is_address(text) for kind in KINDS)
+
+
+def open_link(request: BoardRequest) -> Link:
+    """Open the link to a board, or start the simulator where the config says so.
+
+    Raises:
+        UsageError: the address is none that a link takes.
+        BoardError: nobody answers there, it refuses us, or no agent can be put there.
+    """
+    kind = next((kind for kind in KINDS if kind.is_for(request)), None)
+    name = request.config.name
+    if kind is None and not request.target:
+        raise UsageError(
+            f"{name} is a kind of board and has no address", hint=f"--board USER@HOST --runtime-hw-type {name}"
+        )
+    if request.faults and not (kind and kind.takes_faults):
+        raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")
+    # It says what is wrong with the address.
+    return (kind or AGENT_KIND).connect(request)
+
 
 DEFAULT_HW_TYPE = "sim"
 # What names a board where nobody names one.
 BOARD_VARIABLE = "HIL_BOARD"
 # A board of which nothing but the address is known.
 GENERIC = "generic"
-
-
-@dataclass(frozen=True)
-class BoardChoice:
-    """What the user said about the board: a config, and an address where that is another than the config's."""
-
-    config: BoardConfig
-    address: str = ""
-
-    @property
-    def name(self) -> str:
-        """How results and errors call the board."""
-        return self.address or self.config.name
 
 
 def choose(
@@ -91,20 +124,6 @@ def named_board(hw_type: str) -> str:
     return "" if hw_type else os.environ.get(BOARD_VARIABLE, "")
 
 
-def pinned(choice: BoardChoice, board: str) -> BoardChoice:
-    """The choice once it is known which board it came to: another connection is to be to the same one.
-
-    Args:
-        choice: as it was made.
-        board: the board's name.
-    """
-    if not is_lent(choice.config.connection.address):
-        return choice
-    address = f'farm:name="{board}"'
-    connection = replace(choice.config.connection, address=address)
-    return replace(choice, config=replace(choice.config, connection=connection), address=address)
-
-
 def _of_farm(board: str, hw_type: str) -> BoardChoice:
     """A board of the farm: all that is known of it before it is had is its type, where that was named."""
     selector = board.partition(":")[2].strip()
@@ -121,34 +140,3 @@ def _absolute(path: Path | None) -> str:
         return str(path.expanduser().absolute()) if path else ""
     except RuntimeError as error:
         raise UsageError(f"{path} lies in the home of a user that there is not") from error
-
-
-def knows_target(config: BoardConfig, runtime: str) -> bool:
-    """Whether a program can be compiled before the board was seen; ``runtime`` "" is the config's own."""
-    if is_lent(config.connection.address):
-        return False
-    info = RUNTIMES.get(runtime or config.runtime)
-    if info is None or not info.target:
-        return True
-    # A simulator's CPU is this machine's.
-    here = info.targets_host and config.is_simulator
-    return here or bool(config.compile_flags.get(info.compiler))
-
-
-def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
-    """A config that names what to compile for: its own flags, or those for the machine that the board shows.
-
-    Args:
-        config: the board's.
-        runtime: the one that is going to be used; "" is the config's own.
-        machine: what the board said of itself.
-
-    Returns:
-        The config, and what was chosen in words; "" where the config says it itself.
-    """
-    if knows_target(config, runtime):
-        return config, ""
-    info = RUNTIMES[runtime or config.runtime]
-    target = resolve(info.target)(machine)
-    flags = {**config.compile_flags, info.compiler: target.flags}
-    return replace(config, compile_flags=flags), target.description

@@ -10,27 +10,24 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices import answers
-from hil.controller.devices.connection import AgentConnection, Target
+from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass, Target
+from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream
 from hil.controller.devices.guard import Guard
-from hil.controller.devices.streams import STALL_S, Invocation, InvokeStream, ProfilePass
 from hil.core import clock, digest, tensors
-from hil.core.artifacts import Artifact
-from hil.core.ordered_executor import StreamHasher
-from hil.core.tensors import Array, TensorSpec
+from hil.core.digest import StreamHasher
+from hil.core.results import Artifact
+from hil.core.tensors import Array
 from hil.core.timeline import Span
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
-
-__all__ = ["AgentClient", "BoardClient", "Loaded", "Target"]
 
 _CALL_S = 60.0
 # Past an order's own limit the agent should have answered; then the agent itself is given up.
@@ -41,107 +38,8 @@ _INT64 = range(-(1 << 63), 1 << 63)
 Progress = Callable[[int], None]
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A program that is loaded on the board.
-
-    Attributes:
-        program_id: names it in further calls.
-        function: the one that is run.
-        inputs, outputs: of that, in order.
-        load_ns: how long loading took, by the board's clock; 0 where that is not known.
-        worker_pid: the process that has it; 0 where none does.
-        device: the device that it runs on; "" is the runtime's default.
-        version: the runtime's, where it is another than Describe says; else "".
-    """
-
-    program_id: str
-    function: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    load_ns: int = 0
-    worker_pid: int = 0
-    device: str = ""
-    version: str = ""
-
-
-class BoardClient(Protocol):
-    """The calls that a board answers: an agent's, over gRPC, or commands in its shell where it has no agent.
-
-    Every call raises BoardError and its kinds where the board or the link fails.
-
-    Attributes:
-        payload_bytes_sent: bytes of files sent so far.
-    """
-
-    payload_bytes_sent: int
-
-    def info(self) -> dict[str, Any]:
-        """What the board says of itself: hil.v1's DescribeReply as JSON. ``not_measured`` lists what it lacks."""
-
-    def open_session(self, purpose: str, *, fence: int, wait_s: float, on_wait: Callable[[str], None]) -> int:
-        """Take the board; returns the session's fence."""
-
-    def pings(self, count: int = 8) -> list[clock.Ping]:
-        """Ping the board's clock; empty where it has none that can be asked."""
-
-    def counters(self, period_s: float) -> Any:
-        """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled."""
-
-    def tools(self) -> dict[str, Path]:
-        """Files that running any program needs beside it: digest -> file on the host."""
-
-    def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
-        """The files (digest -> file on the host) that the board lacks, with the bytes of each that it has already."""
-
-    def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
-        """Send files: digest -> (file on the host, offset to go on from)."""
-
-    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
-        """Load a program whose files were sent."""
-
-    def unload(self, program_id: str) -> None:
-        """End a program."""
-
-    def invoke(
-        self,
-        program_id: str,
-        inputs: Mapping[str, Array],
-        *,
-        warmup: int = 0,
-        iterations: int = 1,
-        timeout: float = 60.0,
-        state: bool = False,
-        most_bytes: int | None = None,
-    ) -> Invocation:
-        """Run a program and fetch the last outputs."""
-
-    def profile(
-        self,
-        program_id: str,
-        inputs: Mapping[str, Array],
-        *,
-        tool: str = "",
-        warmup: int = 0,
-        iterations: int = 1,
-        timeout: float = 60.0,
-    ) -> ProfilePass:
-        """Run a program under its runtime's profiler."""
-
-    def logs(self, program_id: str = "") -> list[str]:
-        """What programs wrote to stderr so far."""
-
-    def close(self) -> None:
-        """End session and connection."""
-
-
 class AgentClient(AgentConnection):
     """The calls that an agent answers.
-
-    Args:
-        target: where it is.
-        board: how errors call it.
-        over: see :class:`AgentConnection`.
 
     Attributes:
         payload_bytes_sent: bytes of blobs sent so far.
@@ -302,13 +200,7 @@ class AgentClient(AgentConnection):
         """Run a program once warm, ``iterations`` times, and fetch the last outputs.
 
         Args:
-            program_id: of :meth:`load`.
-            inputs: name -> tensor, in the program's order.
-            warmup: untimed runs before.
-            iterations: timed runs.
-            timeout: seconds for warm-up and iterations together.
             into: arrays that large outputs are written into (by output name), where they fit.
-            state: have the board say how it is after the run, too.
             most_bytes: the most that the outputs can take; None where nothing is known of them.
 
         Raises:
@@ -334,12 +226,7 @@ class AgentClient(AgentConnection):
         """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets.
 
         Args:
-            program_id: of :meth:`load`.
-            inputs: name -> tensor, in the program's order.
             tool: digest of the tool that the board's runtime lacks (``profile_tool`` in Describe); "" where it has it.
-            warmup: runs before those that count; the files hold them too.
-            iterations: runs that count.
-            timeout: seconds for all of it.
 
         Raises:
             UsageError: the program does not take these inputs.
@@ -399,9 +286,6 @@ class AgentClient(AgentConnection):
         """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled.
 
         Its errors are gRPC's own: whoever reads it is beside the run, never part of it.
-
-        Args:
-            period_s: 0.01 to 60.
         """
         return self._stub.Counters(pb.CountersRequest(period_ms=round(period_s * 1000)), metadata=self._token())
 

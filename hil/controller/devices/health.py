@@ -6,9 +6,10 @@ import socket
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.core.board_config import Connection
 from hil.errors import BoardError, UsageError
 
 if TYPE_CHECKING:
@@ -22,12 +23,9 @@ PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 class Check:
     """What one check found.
 
-    Attributes:
-        name: what was checked.
-        state: ``pass``; ``warn``: models run, but times or room are doubtful; ``fail``: none can run; ``skip``: it does
-            not apply here.
-        found: what there is.
-        mend: what to do; "" where nothing is wrong.
+    state: ``pass``; ``warn``: models run, but times or room are doubtful; ``fail``: none can run; ``skip``: it does
+        not apply here.
+    mend: what to do; "" where nothing is wrong.
     """
 
     name: str
@@ -39,22 +37,14 @@ class Check:
 _CONNECT_S = 10.0
 
 
-def way_to(where: str, choice: BoardChoice) -> Generator[Check, None, Shell | None]:
-    """Check name, port, host key and login.
-
-    Args:
-        where: the address.
-        choice: the board.
-
-    Returns:
-        A shell there, or None after a check that failed.
+def check_login(where: str, connection: Connection, *, board: str, base: Path) -> Generator[Check, None, Shell | None]:
+    """Check name, port, host key and login; gives a shell, or None after a check that failed.
 
     Raises:
         UsageError: the address, or a file for SSH, is wrong.
     """
-    from hil.controller.devices.ssh.address import parse_address, read_ssh_config, settings_for
-    from hil.controller.devices.ssh.host_keys import HostKeyRefused
-    from hil.controller.devices.ssh.shell import open_shell
+    from hil.controller.devices.ssh.address import HostKeyRefused, parse_address, read_ssh_config, settings_for
+    from hil.controller.devices.ssh.connect import open_shell
 
     address = parse_address(where)
     config = read_ssh_config()
@@ -69,7 +59,7 @@ def way_to(where: str, choice: BoardChoice) -> Generator[Check, None, Shell | No
         if not reached:
             return None
     try:
-        shell: Shell = open_shell(where, choice.config.connection, board=choice.name, base=choice.config.path.parent)
+        shell: Shell = open_shell(where, connection, board=board, base=base)
     except HostKeyRefused as error:
         yield Check("host key", FAIL, error.message, error.hint)
         return None
@@ -135,14 +125,9 @@ _IN_WORDS = ("firmware throttling", " governor")
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What happened to a board meanwhile that makes a run's times, or the run itself, doubtful.
+    """Say what happened to a board between two Describes that makes times or the run doubtful, a sentence each.
 
-    Args:
-        before, after: what Describe said, as :attr:`hil.controller.devices.board.Board.info` has it. What is absent in
-            one of them says nothing.
-
-    Returns:
-        A sentence for each: it rebooted, throttled, was slowed, was set otherwise, its clock jumped.
+    What is absent in one of them says nothing.
     """
     boots = [info.get("machine", {}).get("boot_id", "") for info in (before, after)]
     if all(boots) and boots[0] != boots[1]:

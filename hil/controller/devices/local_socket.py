@@ -20,10 +20,8 @@ class LocalSocket:
     """Listens, and has each connection carried in a thread of its own, until it is closed.
 
     Args:
-        path: the socket to make.
         carry: carries one connection until either side ends it; it may raise :class:`NotCarried` or OSError.
             Whoever closes this socket closes its connections, which wakes a thread that waits in one.
-        name: the threads'.
     """
 
     def __init__(self, path: Path, carry: Callable[[socket.socket], None], name: str) -> None:

@@ -12,8 +12,7 @@ import grpc
 
 from hil.controller.devices import answers
 from hil.core import clock
-from hil.core.placement import Placement, RequestedDevice
-from hil.core.results import RunResult
+from hil.core.results import Placement, RequestedDevice, RunResult
 from hil.core.timeline import Sample
 from hil.errors import BoardError, HilError, ProtocolBroken, RanElsewhere
 
@@ -64,11 +63,8 @@ _END_S = 2.0
 class CounterWatch:
     """Collects a board's counters in a thread of its own, from entering to leaving. It never fails what runs beside it.
 
-    Args:
-        start: opens the stream of ``pb.CounterSample``; raises what gRPC raises, or BoardError where there is none.
-
     Attributes:
-        trouble: why there are no more samples; "" where nothing went wrong.
+        problem: why there are no more samples; "" where nothing went wrong.
     """
 
     def __init__(self, start: Callable[[], Any]) -> None:
@@ -78,7 +74,7 @@ class CounterWatch:
         self._looks: list[Any] = []
         self._every = 1
         self._leaving = False
-        self.trouble = ""
+        self.problem = ""
 
     @property
     def samples(self) -> list[Sample]:
@@ -93,7 +89,7 @@ class CounterWatch:
         try:
             self._stream = self._start()
         except (grpc.RpcError, ValueError, BoardError) as error:  # ValueError: the channel is closed
-            self.trouble = f"the board tells no counters: {_text(error)}"
+            self.problem = f"the board tells no counters: {_text(error)}"
         else:
             self._thread = threading.Thread(target=self._collect, daemon=True, name="hil-counters")
             self._thread.start()
@@ -121,10 +117,10 @@ class CounterWatch:
         except (grpc.RpcError, ProtocolBroken) as error:
             self._stream.cancel()
             if not self._leaving:
-                self.trouble = f"the board told no more counters: {_text(error)}"
+                self.problem = f"the board told no more counters: {_text(error)}"
         else:
             if not self._leaving:
-                self.trouble = "the board ended its counters"
+                self.problem = "the board ended its counters"
 
 
 def _text(error: Any) -> str:
@@ -146,12 +142,7 @@ def provenance_of(
 ) -> dict[str, Any]:
     """What run.json has under ``provenance`` for every board; what else one can tell is added by it.
 
-    Args:
-        board: what results call it.
-        info: what it said of itself, in the words of an agent's Describe.
-        shell: the way to it, where that is SSH: its host key belongs to the result.
-        runtime, version, device: what ran the program.
-        notes: what happened to the board meanwhile.
+    ``notes`` say what happened to the board meanwhile. Where the way to it is SSH, its host key belongs to the result.
     """
     return {
         "board": board,
@@ -173,9 +164,7 @@ def placed(result: RunResult, placement: Placement | None, asked: RequestedDevic
     """The result with where the program ran in its provenance: ``placement``, and a note on what ran ``elsewhere``.
 
     Args:
-        result: of :func:`provenance_of` has its provenance.
         placement: where the program ran; None where the board does not tell.
-        asked: where it was to run.
         no_fallback: whether any node elsewhere is an error.
 
     Raises:

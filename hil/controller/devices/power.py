@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
-import os
 import shlex
-import signal
 import subprocess
 import time
 import urllib.error
@@ -17,6 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hil.core.board_config import ACTIONS, Command, Http, Power
+from hil.core.processes import signal_group
 from hil.errors import BoardError, BoardLost, BoardUnreachable, UsageError
 
 T = TypeVar("T")
@@ -29,13 +28,7 @@ _SHOWN = 400
 def switch(power: Power, action: str, *, board: str) -> str:
     """Do one action, once: nothing here is tried again, since a reset done twice is another thing.
 
-    Args:
-        power: the board's hooks.
-        action: ``reset``, ``off``, ``on`` or ``cycle``; a cycle without a hook is off, a pause, on.
-        board: its name, for errors.
-
-    Returns:
-        What the hook printed or answered.
+    A cycle without a hook is off, a pause, on. Returns what the hook printed or answered.
 
     Raises:
         UsageError: the config has no hook for it, or its program is not there.
@@ -70,15 +63,6 @@ def recover(connect: Callable[[], T], power: Power, *, board: str, say: Say) -> 
     """Connect to a board; one that does not answer is reset, then its power is cycled, as far as there are hooks.
 
     A board that answers but refuses us is left alone: a reset would not change its mind.
-
-    Args:
-        connect: makes the connection.
-        power: the board's hooks.
-        board: its name.
-        say: told what is done.
-
-    Returns:
-        What ``connect`` made.
 
     Raises:
         BoardLost, BoardUnreachable: it does not answer after all that; the message says what was tried.
@@ -155,8 +139,7 @@ def _command(hook: Command, timeout: float, action: str, board: str) -> str:
     try:
         said = process.communicate(timeout=timeout)[0]
     except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        signal_group(process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):  # what it left behind elsewhere may hold its output open
             process.communicate(timeout=1)
         if isinstance(error, subprocess.TimeoutExpired):

@@ -19,8 +19,8 @@ from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import BUILT_IN
-from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
+from hil.core.results import Model
 from hil.core.runtimes import runtime_for
 from hil.core.text import jsonable
 from hil.errors import UsageError

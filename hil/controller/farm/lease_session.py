@@ -23,7 +23,7 @@ import grpc
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from hil.controller.devices.client import Target
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.link import Link, Say
 from hil.controller.farm.client import SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
@@ -391,7 +391,7 @@ _REASON_S = 5.0
 
 
 class FarmProvider:
-    """The lab farm as a provider of boards (:class:`hil.controller.devices.links.provider.BoardProvider`)."""
+    """The lab farm as a provider of boards (:class:`hil.controller.devices.links.link.BoardProvider`)."""
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
         """The link to a board of the farm, which it is given back to when the link is closed."""

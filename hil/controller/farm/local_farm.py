@@ -40,7 +40,7 @@ from hil.controller.farm.paths import (
 from hil.controller.farm.processes import SupervisedProcess, born, end_noted
 from hil.controller.farm.settings import load_settings
 from hil.core.files import write_atomic
-from hil.core.installation import module_command
+from hil.core.processes import module_command
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
 
 # What the extra `farm` brings, but for the database of one's own.

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hil.core.files import write_atomic
+from hil.core.processes import exit_text, signal_group
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # Who lived so long died of something new.
@@ -93,7 +94,7 @@ class SupervisedProcess:
         elif (code := self._process.poll()) is not None:
             lived = time.monotonic() - self._began
             self._pause_s = _FIRST_PAUSE_S if lived > _STEADY_S else min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._say(f"the {self.name} {how_ended(code)}; it starts again in {self._pause_s:g} s (see {self.log})")
+            self._say(f"the {self.name} {exit_text(code)}; it starts again in {self._pause_s:g} s (see {self.log})")
             self._process, self._next = None, time.monotonic() + self._pause_s
         return self.pid is not None
 
@@ -156,15 +157,7 @@ def _end(pid: int, poll: Callable[[], int | None]) -> None:
             time.sleep(0.02)
         if poll() is not None:
             break
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def how_ended(code: int) -> str:
-    """What an exit code, negative for a signal, says to people."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+    signal_group(pid)
 
 
 _FORK_PAUSE_S, _FORK_LONGEST_PAUSE_S = 0.2, 10.0
@@ -265,8 +258,7 @@ class PreforkSupervisor:
 
     def _bury(self, child: ForkedProcess) -> None:
         # What it started goes with it.
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
+        signal_group(child.pid)
         child.pid = 0
         lived = time.monotonic() - child.began
         child.pause_s = _FORK_PAUSE_S if lived > _FORK_STEADY_S else min(child.pause_s * 2, _FORK_LONGEST_PAUSE_S)
@@ -356,4 +348,4 @@ def _ended(pid: int) -> str | None:
         return "is gone"
     if not found:
         return None
-    return how_ended(os.waitstatus_to_exitcode(status))
+    return exit_text(os.waitstatus_to_exitcode(status))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
-from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
+from hil.controller.storage.isolated import Isolated, naming_errors
+from hil.errors import CompileCrashed, CompileFailed, UsageError
 
 
 class Work(TypedDict):
@@ -48,28 +49,11 @@ def work_of(order: CompileOrder) -> Work:
     }
 
 
-@contextlib.contextmanager
 def compiling(
     what: str = "compiling", *, died: str = "the compiler died", failed: str = "the model cannot be compiled"
-) -> Iterator[None]:
-    """Name the errors of a call of an isolated compiler.
-
-    Args:
-        what: is done, for the message of a time limit: "compiling gave no result within 60 s".
-        died: how that of a crash begins.
-        failed: how that of any other error begins.
-
-    Raises:
-        StageTimeout, CompileCrashed, CompileFailed: ``detail`` is the compiler's own words.
-    """
-    try:
-        yield
-    except IsolatedTimeout as error:
-        raise StageTimeout(f"{what} {error.message}", stage="compile", detail=error.detail) from error
-    except IsolatedCrash as error:
-        raise CompileCrashed(f"{died}: {error.message}", detail=error.detail) from error
-    except IsolatedFailure as error:
-        raise CompileFailed(f"{failed}: {error.message}", detail=error.detail) from error
+) -> contextlib.AbstractContextManager[None]:
+    """Name the errors of a call of an isolated compiler: :func:`hil.controller.storage.isolated.naming_errors`."""
+    return naming_errors("compile", what, crash=CompileCrashed, died=died, failure=CompileFailed, failed=failed)
 
 
 def native_compiler() -> Path:
@@ -105,3 +89,13 @@ def make_debug_folder(debug_ir: Path | None) -> None:
             debug_ir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{debug_ir} cannot be made: {error.strerror}", hint="--debug-ir names a folder") from error
+
+
+def run_logged(command: Sequence[str], log: Path, folder: Path | None = None) -> tuple[int, str]:
+    """Run a command whose output goes to a log; its exit code (negative: a signal) and what it printed."""
+    print("$", *command, flush=True)
+    start = log.stat().st_size
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, check=False).returncode
+    with log.open("rb") as file:
+        file.seek(start)
+        return code, file.read().decode(errors="replace")

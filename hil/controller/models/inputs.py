@@ -13,10 +13,10 @@ import numpy as np
 
 from hil.controller.storage.paths import exists
 from hil.controller.storage.tensor_files import load_npz, load_pb
-from hil.core.artifacts import Model
 from hil.core.digest import digest_of
 from hil.core.files import read_file
 from hil.core.npy import Fits, Npz, is_raw, load_npy, typed
+from hil.core.results import Model
 from hil.core.tensors import (
     SUB_BYTE_BITS,
     Array,
@@ -49,7 +49,6 @@ def make_inputs(
     """Every input of a model, in order: those given, and random ones for the rest.
 
     Args:
-        specs: the model's inputs.
         given: name -> tensor, or texts of ``--input`` (:func:`parse_input`).
         seed: of the random ones; the same seed and name give the same tensor on every machine.
         ranges: input -> (low, high) where the model bounds it.
@@ -99,7 +98,6 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
     ``4x8xf32=2`` (all the same), ``4x8xf32`` (all zero), ``7`` (a scalar); these may follow ``NAME=`` as well.
 
     Args:
-        text: what was typed.
         specs: the inputs (or outputs) that are still to be given, in order.
         strict: refuse a tensor of another dtype or shape before room is made for it.
 
@@ -126,8 +124,6 @@ def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
     """What the user gave, as numpy has it.
 
     Args:
-        what: how a message calls it, such as ``input 'x'``.
-        value: an array, or what numpy can make one of.
         spec: the tensor that it is for: raw bytes, as a .npz holds a bfloat16 tensor, are taken for its dtype.
 
     Raises:
@@ -407,9 +403,7 @@ def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], coun
     """The samples to calibrate with, each every input by name.
 
     Args:
-        model: an imported model whose inputs are known.
         given: the caller's; empty takes the file beside the model, or else random ones.
-        count: how many random ones.
 
     Raises:
         UsageError: the model does not take them, or the file is not as it must be.

@@ -35,11 +35,6 @@ def export_module(
         model: a ``torch.nn.Module``, or an ``ExportedProgram``, which is saved as it is.
         example_inputs: what ``forward`` is called with: a sequence of positional arguments, or a mapping of keyword
             arguments; tensors, numpy arrays, or structures of them. Their dtypes and shapes become the program's.
-        path: the file to write, ``.pt2``.
-        dynamic_shapes: which dimensions may vary, as ``torch.export.export`` takes it.
-
-    Returns:
-        The path.
 
     Raises:
         UsageError: it is neither, or the arguments are none.
@@ -54,9 +49,7 @@ def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[An
     """A module as a program, and what it is called with under the names that hil gives to its inputs.
 
     Args:
-        model: a ``torch.nn.Module``, or an ``ExportedProgram``, which needs no inputs.
         inputs: as for :func:`export_module`; for a program also a mapping by hil's names.
-        dynamic_shapes: as for :func:`export_module`.
 
     Raises:
         UsageError, ImportFailed: as for :func:`export_module`.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from hil.controller.devices.board import Board
+from hil.controller.devices.board_choice import BoardChoice, pinned
 from hil.controller.devices.board_factory import open_board, reconnect
-from hil.controller.devices.board_resolver import BoardChoice, pinned
 from hil.controller.pipeline.board_session import BoardSession
 from hil.errors import BoardError, BoardLost
 

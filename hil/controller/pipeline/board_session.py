@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from hil.controller.devices.board import Board, LoadedProgram
-from hil.core.artifacts import Artifact
+from hil.core.results import Artifact
 from hil.errors import BoardError, HilError
 
 

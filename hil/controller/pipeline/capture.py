@@ -9,8 +9,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
+from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.devices.measurement import CounterWatch
-from hil.controller.devices.streams import Invocation, ProfilePass
 from hil.core.clock import ClockFit, now_ns
 from hil.core.tensors import Array
 from hil.core.timeline import Call, Sample, Span
@@ -129,8 +129,8 @@ class Capture:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._watch.__exit__(kind, error, at)
-        if self._watch.trouble:
-            self.notes.append(self._watch.trouble)
+        if self._watch.problem:
+            self.notes.append(self._watch.problem)
         if error is None:
             self._read_clock()
 

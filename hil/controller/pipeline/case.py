@@ -12,8 +12,7 @@ from hil.bundles.cases import Signature
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.options import Options
-from hil.core.artifacts import Artifact, Model
-from hil.core.results import Outcome, RunResult, Stage, Timings
+from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
 from hil.core.tensors import Array
 from hil.core.timeline import Span
 

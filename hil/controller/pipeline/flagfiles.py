@@ -17,10 +17,9 @@ from hil.compare.tolerance import blindness, scale_of
 from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references.expected import expected_result
 from hil.controller.storage.runs import storing
-from hil.core.artifacts import Model
 from hil.core.files import read_text
 from hil.core.npy import load_npy
-from hil.core.results import RunResult, Tolerance
+from hil.core.results import Model, RunResult, Tolerance
 from hil.core.tensors import Array, dtype_name, read_as, to_bytes
 from hil.errors import UsageError, did_you_mean
 from hil.formats.iree_command import PARAMETER_SCOPE

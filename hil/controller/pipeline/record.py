@@ -14,8 +14,7 @@ from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import Run
 from hil.controller.storage.texts import say, together
-from hil.core.placement import placement_text
-from hil.core.results import NEVER_IN, Outcome, RunResult, exit_code_of
+from hil.core.results import NEVER_IN, Outcome, RunResult, exit_code_of, placement_text
 from hil.core.tensors import TensorSpec, type_text
 from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED

@@ -16,7 +16,7 @@ from typing import TypeVar
 from hil import errors
 from hil.controller.backends.references import default_references
 from hil.controller.backends.targets import described, likely_cause
-from hil.controller.devices.board_resolver import BoardChoice, knows_target
+from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink

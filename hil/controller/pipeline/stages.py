@@ -21,7 +21,7 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.references import expected_result, measure_noise, refer_each, refer_with_fallback
 from hil.controller.backends.references.noise import largest_noise
 from hil.controller.devices.board import LoadedProgram
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_session import BoardSession

@@ -123,9 +123,6 @@ class Cache:
         goes through, and nothing is kept.
 
         Args:
-            key: the entry's.
-            meta: for people who list the cache.
-            make: writes the entry's files into an empty folder.
             recompute: make it even though it is there; once for all who ask this object to.
 
         Raises:
@@ -178,9 +175,6 @@ class Cache:
         """Evict entries unused for ``max_age`` seconds, then the least recently used until ``max_bytes`` are left.
 
         An entry that somebody is making (:meth:`lock`), or that another user has in use (:meth:`in_use`), stays.
-
-        Returns:
-            What was evicted.
 
         Raises:
             StorageError: the cache's folder cannot be written.
@@ -310,9 +304,6 @@ class Uses:
     """The keys that one user of a cache has in use, in a file that is locked for as long as he lives.
 
     The system takes the lock away when a process ends, however it ends: a file without one is a leftover.
-
-    Args:
-        root: the cache's folder.
     """
 
     def __init__(self, root: Path) -> None:

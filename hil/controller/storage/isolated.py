@@ -13,19 +13,18 @@ import itertools
 import json
 import os
 import selectors
-import signal
 import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.isolated_worker import SCRATCH
-from hil.core.installation import module_command
+from hil.core.processes import module_command, signal_group, signal_name
 from hil.core.scratch import new_folder, remove_tree
-from hil.errors import HilError, StageError
+from hil.errors import HilError, StageError, StageTimeout
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
@@ -70,12 +69,33 @@ class IsolatedTimeout(IsolatedError):
     """The function outlived its time limit and was killed, with everything it had started."""
 
 
-class Isolated:
-    """A pool of warm worker processes. They are started when needed; calls from many threads run side by side.
+@contextlib.contextmanager
+def naming_errors(
+    stage: str, what: str, *, crash: type[StageError], died: str, failure: type[StageError], failed: str
+) -> Iterator[None]:
+    """Turn the errors of a call into those of a stage.
 
     Args:
-        workers: how many calls may run at once, more of them wait; None is one for each CPU, and two at least.
+        stage: the stage, of a time limit's error.
+        what: is done, for the message of a time limit: "compiling gave no result within 60 s".
+        crash, died: the error of a crash, and how its message begins.
+        failure, failed: that of any other error, likewise.
+
+    Raises:
+        StageTimeout, StageError: ``detail`` is what the process itself said.
     """
+    try:
+        yield
+    except IsolatedTimeout as error:
+        raise StageTimeout(f"{what} {error.message}", stage=stage, detail=error.detail) from error
+    except IsolatedCrash as error:
+        raise crash(f"{died}: {error.message}", detail=error.detail) from error
+    except IsolatedFailure as error:
+        raise failure(f"{failed}: {error.message}", detail=error.detail) from error
+
+
+class Isolated:
+    """A pool of warm worker processes. They are started when needed; calls from many threads run side by side."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers if workers is not None else max(2, os.cpu_count() or 1)
@@ -94,12 +114,8 @@ class Isolated:
 
         Args:
             function: of an importable module, or its name (see :func:`function_name`).
-            args: anything JSON can say.
             timeout: seconds, or None for no limit; waiting for a free worker does not count.
             log: what the function and its children print is appended here.
-
-        Returns:
-            What the function returned, which must be something that JSON can say.
 
         Raises:
             HilError: the function raised it; class, message, hint and detail are the function's own.
@@ -213,7 +229,7 @@ class _Worker:
         begun = False
         while (line := self._read_line(deadline)) is not None:
             if not line:
-                raise (IsolatedCrash if begun else _NeverBegun)(self._epitaph(), detail=_tail(log, log_start))
+                raise (IsolatedCrash if begun else _NeverBegun)(self._exit_text(), detail=_tail(log, log_start))
             if begun:
                 return _reply(line)
             begun = True
@@ -241,7 +257,7 @@ class _Worker:
         del self._received[: end + 1]
         return line
 
-    def _epitaph(self) -> str:
+    def _exit_text(self) -> str:
         killed = self._killed
         try:
             code = self._process.wait(_REAP_S)
@@ -258,8 +274,7 @@ class _Worker:
         """End the worker and all that it started. Once: afterwards its process group may be another's."""
         first, self._killed = not self._killed, True
         if first:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            signal_group(self._process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
         remove_tree(Path(self._scratch))
@@ -270,14 +285,6 @@ class _Worker:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal: 11 is SIGSEGV."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _kill_all(*groups: Any) -> None:

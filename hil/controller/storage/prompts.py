@@ -43,10 +43,6 @@ def between_questions() -> AbstractContextManager[object]:
 def ask(prompt: str, *, echo: bool = False) -> str:
     """Ask for a line; "" where nobody is there to type, or who is there has no answer.
 
-    Args:
-        prompt: what is shown.
-        echo: show what is typed.
-
     Raises:
         KeyboardInterrupt: Ctrl-C, also in a thread that is not the main one, or :func:`interrupt`.
     """

@@ -14,7 +14,6 @@ class RunContext:
     """What every stage needs.
 
     Attributes:
-        cache: where programs, references and models made of others are kept.
         isolated: processes for what may crash.
     """
 

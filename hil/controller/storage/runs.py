@@ -92,9 +92,7 @@ class Run:
         """Write a case's tensors as .npy; returns name, dtype, shape and file of each, for the record.
 
         Args:
-            case: the case's name.
             kind: subfolder: ``inputs``, ``outputs``, ``reference-...``.
-            tensors: name -> tensor.
         """
         from hil.core.tensors import dtype_name
 
@@ -253,7 +251,6 @@ def storing(folder: Path, option: str = "--out") -> Iterator[None]:
     """Turn a failed write into an error that says where and what to do.
 
     Args:
-        folder: what is written.
         option: the option that names another place; "" where none does.
     """
     try:
@@ -268,12 +265,6 @@ def storing(folder: Path, option: str = "--out") -> Iterator[None]:
 
 def write_file(path: Path, data: str | bytes, *, option: str = "--out", make_folder: bool = False) -> None:
     """Write a file so that whoever opens it finds the old one or the whole new one.
-
-    Args:
-        path: where to.
-        data: bytes, or text as UTF-8.
-        option: as for :func:`storing`.
-        make_folder: make the folder that it lies in, if need be.
 
     Raises:
         StorageError: it cannot be written.
@@ -302,10 +293,6 @@ _KEY = "begun.key"
 def seal(folder: Path, request: Mapping[str, Any]) -> None:
     """Note in a run's folder that the user began it. Without a home to keep a key in it cannot be gone on with.
 
-    Args:
-        folder: the run's, just made.
-        request: what it was asked to do.
-
     Raises:
         OSError: the folder cannot be written.
     """
@@ -315,10 +302,6 @@ def seal(folder: Path, request: Mapping[str, Any]) -> None:
 
 def check_seal(folder: Path, request: Mapping[str, Any]) -> None:
     """Refuse to go on with a run that the user has not begun.
-
-    Args:
-        folder: the run's.
-        request: what it says it was asked to do.
 
     Raises:
         UsageError: somebody else began it, or altered or moved it.

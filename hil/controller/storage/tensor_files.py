@@ -22,7 +22,6 @@ def load_npz(path: Path, dtypes: Mapping[str, str] | None = None) -> dict[str, A
     """The arrays in an .npz file, by key.
 
     Args:
-        path: the file.
         dtypes: key -> dtype, where numpy's format forgot it.
 
     Raises:

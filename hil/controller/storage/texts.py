@@ -107,12 +107,7 @@ def say(
     """A labelled line; what does not fit goes on below the text, not below the label.
 
     Args:
-        console: where to.
         label: stands before it; "" is none, and no room for one either.
-        text: what is said.
-        style: the text's.
-        indent: spaces before the line.
-        width: the label's.
         whole: never break the line, for it may hold a command to be copied: the terminal itself wraps it.
     """
     from rich.padding import Padding

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, firmware_bits, way_to
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, check_login, firmware_bits
 from hil.core.board_config import Power
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
@@ -45,7 +45,9 @@ def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda tex
 
     where = choice.address or choice.config.connection.address
     if is_ssh_address(where):
-        opened = yield from way_to(where, choice)
+        opened = yield from check_login(
+            where, choice.config.connection, board=choice.name, base=choice.config.path.parent
+        )
         if opened is None:
             return
         with opened as shell:
@@ -96,8 +98,8 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
 
 def _python(seen: Seen, choice: BoardChoice) -> Check:
     """Whether a Python is there that the agent runs on."""
-    from hil.controller.devices.deploy import NoAgentHere
     from hil.controller.devices.deploy.ensure import usable_interpreters
+    from hil.controller.devices.deploy.packages import NoAgentHere
 
     if choice.config.command.kind == "command":
         return Check("python", SKIP, "the config asks for no agent")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import choose
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink

@@ -21,8 +21,7 @@ from hil.testing.pytest_plugin.options import CONFLICTS, MODELS, OPTIONS, add_op
 if TYPE_CHECKING:
     from hil.compare.verdict import Verdict
     from hil.controller.devices.board import Board
-    from hil.core.artifacts import Artifact, Model
-    from hil.core.results import RunResult
+    from hil.core.results import Artifact, Model, RunResult
     from hil.core.tensors import Array
     from hil.testing.pytest_plugin.running import CaseRun
     from hil.testing.pytest_plugin.session import HilCase

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hil.controller.devices.board_resolver import BoardChoice, knows_target
-from hil.controller.devices.links.provider import is_lent
+from hil.controller.devices.board_choice import BoardChoice, knows_target
+from hil.controller.devices.links.link import is_lent
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.core.board_config import BoardConfig

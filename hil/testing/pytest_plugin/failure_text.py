@@ -11,7 +11,7 @@ from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import print_verdict, verdict_record
 from hil.controller.workloads.suites.record import CaseRecord
-from hil.core.placement import placement_text
+from hil.core.results import placement_text
 from hil.core.text import visible
 
 _WIDTH = 100

@@ -24,8 +24,7 @@ from hil.controller.workloads.suites.preparing import begin_case
 from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
-from hil.core.artifacts import Artifact, Model
-from hil.core.results import Outcome, RunResult, Stage
+from hil.core.results import Artifact, Model, Outcome, RunResult, Stage
 from hil.core.tensors import Array
 from hil.core.text import visible
 from hil.testing.pytest_plugin import failure_text

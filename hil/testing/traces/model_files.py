@@ -12,7 +12,7 @@ from hil.controller.backends.references import refer, references
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import dtype_name

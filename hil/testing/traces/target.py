@@ -17,9 +17,7 @@ from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing, write_file
-from hil.core.artifacts import Artifact, Model
-from hil.core.placement import placement_text
-from hil.core.results import Stage
+from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, RunFailed, StageError, UsageError

@@ -24,8 +24,7 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import write_file
-from hil.core.artifacts import Artifact, Model
-from hil.core.results import Stage
+from hil.core.results import Artifact, Model, Stage
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, UsageError

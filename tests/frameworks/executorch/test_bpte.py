@@ -26,8 +26,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.bpte import read_bpte, write_bpte
-from hil.core.artifacts import Artifact
-from hil.core.results import RunResult
+from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
 

@@ -24,8 +24,7 @@ from hil.controller.pipeline.record import case_record, print_case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.core.artifacts import Artifact
-from hil.core.results import Outcome
+from hil.core.results import Artifact, Outcome
 from hil.errors import CompileFailed, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many

@@ -107,7 +107,7 @@ TERMINAL = """
 import sys
 from pathlib import Path
 from hil.core.board_config import Connection
-from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.ssh.connect import open_shell
 address, identity, known_hosts, *argv = sys.argv[1:]
 with open_shell(address, Connection(identity=identity, known_hosts=known_hosts), board="b", base=Path("/")) as shell:
     sys.exit(shell.interactive(argv))

@@ -12,9 +12,10 @@ from support.agents import Program
 from support.sshd import LOOPBACK, Sshd, running_sshd, started_with
 from support.waiting import eventually
 
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.devices.ssh.shell import Shell
-from hil.controller.devices.ssh.tunnel import NoWay, TcpRelay, Tunnel, open_any_tunnel
+from hil.controller.devices.ssh.tunnel import NoTunnel, TcpRelay, Tunnel, open_any_tunnel
 from hil.core.digest import digest_file
 from hil.errors import BoardLost
 
@@ -146,7 +147,7 @@ def test_a_connection_that_no_helper_carries_is_told_in_the_log(
 
 
 def test_a_helper_that_cannot_run_leaves_no_way(log_in: LogIn, tmp_path: Path) -> None:
-    with running_sshd(tmp_path / "hardened", NO_SOCKETS) as server, pytest.raises(NoWay, match="not found"):
+    with running_sshd(tmp_path / "hardened", NO_SOCKETS) as server, pytest.raises(NoTunnel, match="not found"):
         open_any_tunnel(log_in(server=server), str(tmp_path / "none.sock"), "/no/such/python", print)
 
 

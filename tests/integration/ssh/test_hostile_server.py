@@ -18,7 +18,8 @@ from support.sshd import LOOPBACK, make_key, running_sshd
 
 from hil.controller.devices.ssh import shell as files
 from hil.controller.devices.ssh import tunnel
-from hil.controller.devices.ssh.shell import Shell, open_shell
+from hil.controller.devices.ssh.connect import open_shell
+from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import NoRelay, TcpRelay
 from hil.core.board_config import Connection
 from hil.errors import BoardError

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Relay, Sshd, free_port, make_key
 
-from hil.controller.devices.ssh.login import exposure
+from hil.controller.devices.ssh.connect import exposure
 from hil.controller.devices.ssh.openssh import can_log_in
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
@@ -95,7 +95,7 @@ ASKED = """
 import sys
 from pathlib import Path
 from hil.core.board_config import Connection
-from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.ssh.connect import open_shell
 connection = Connection(known_hosts=sys.argv[2])
 for attempt in range(2):
     with open_shell(sys.argv[1], connection, board="b", base=Path("/")) as shell:

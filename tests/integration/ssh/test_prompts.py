@@ -28,7 +28,7 @@ ASKED = """
 import sys
 from pathlib import Path
 from hil.core.board_config import Connection
-from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.ssh.connect import open_shell
 from hil.errors import BoardRefused
 connection = Connection(identity=sys.argv[2], known_hosts=sys.argv[3])
 for attempt in range(2):

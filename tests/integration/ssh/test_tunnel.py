@@ -152,7 +152,7 @@ import sys, time
 from dataclasses import replace
 from pathlib import Path
 from hil.core.board_config import Connection
-from hil.controller.devices.ssh.shell import open_shell
+from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 connection = Connection(identity=sys.argv[2], known_hosts=sys.argv[3])
 shell = open_shell(sys.argv[1], connection, board="b", base=Path("/"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.agent import answers, forkserver, ipc
-from hil.core.placement import Part
+from hil.core.results import Part
 from hil.core.tensors import TensorSpec, from_bytes, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed, UsageError
 

@@ -97,8 +97,8 @@ def test_an_answer_that_comes_late_is_nobody_elses(server: ForkServer, monkeypat
 
 def test_a_worker_that_ends_before_anybody_watches_it_is_told_of(server: ForkServer):
     # As if the news of both had come while the thread that asked for it was not let on.
-    server._told.pids.append(7)
-    server._told.ended[7] = 3
+    server._news.pids.append(7)
+    server._news.ended[7] = 3
     ended: list[int] = []
     with Path(os.devnull).open("r+b") as null:
         assert server.fork([null.fileno()] * 4, ended.append) == 7

@@ -17,7 +17,7 @@ from support.models import DIGITS, save_model
 from hil.agent.forkserver import _Worker
 from hil.agent.runtimes import executorch
 from hil.agent.runtimes.onnxruntime import OnnxRuntime
-from hil.core.placement import Part
+from hil.core.results import Part
 from hil.errors import LoadFailed
 from hil.formats.executorch_file import mapped, read_methods
 

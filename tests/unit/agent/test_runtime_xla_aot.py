@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hil.agent.runtimes.xla_aot import XlaAotRuntime
-from hil.core.placement import Part
+from hil.core.results import Part
 from hil.core.tensors import TensorSpec
 from hil.errors import LoadFailed, RunFailed
 from hil.formats.xla_program import VALUES, Argument, Signature, write_signature

@@ -9,7 +9,8 @@ import pytest
 
 from hil import errors
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from support.models import save_model
 
 from hil.agent import verify
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.core.artifacts import Artifact
+from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 
 F32 = np.float32

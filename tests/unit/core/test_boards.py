@@ -109,8 +109,8 @@ def test_a_star_stands_for_the_runtimes_of_hils_that_a_config_does_not_name(tmp_
         ("[board]\npath = 'x'\n", "no 'path'"),
         ("[board]\ndevices = {iree = 'gpu'}\n", "no 'devices'"),
         ("[devices]\niree = 3\n", "table of texts"),
-        ('[connection]\naddress = "unix:a\\u0000b"\n', "no name can"),
-        ('[compile_flags]\niree = ["a\\u0000b"]\n', "no argument can"),
+        ('[connection]\naddress = "unix:a\\u0000b"\n', "no name or argument can"),
+        ('[compile_flags]\niree = ["a\\u0000b"]\n', "no name or argument can"),
     ],
 )
 def test_a_wrong_config_says_what_is_wrong(tmp_path, text, word):

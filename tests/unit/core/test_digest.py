@@ -1,4 +1,4 @@
-"""Digests of files that somebody alters meanwhile."""
+"""Digests: of files that somebody alters meanwhile, and made in a thread."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hil.core import digest
+from hil.core.digest import OrderedExecutor, StreamHasher, digest_of
 
 # Cuts a file and makes it long again, without end.
 CUT = """
@@ -63,3 +67,51 @@ def test_large_files_have_the_digest_of_their_bytes(tmp_path: Path, size: int):
     for algorithm in digest.ALGORITHMS:
         whole = digest.digest_of((tmp_path / "file").read_bytes(), algorithm)
         assert digest.digest_file(tmp_path / "file", algorithm) == whole
+
+
+LARGE = bytes(1 << 19)
+
+
+@given(st.lists(st.sampled_from([b"", b"a", bytes(1000), LARGE, LARGE[:-1]]), max_size=20))
+def test_a_digest_made_in_a_thread_is_the_digest(pieces):
+    hasher = StreamHasher()
+    for piece in pieces:
+        hasher.update(piece)
+    assert hasher.digest() == digest_of(b"".join(pieces))
+
+
+def test_work_is_done_in_order_and_all_of_it():
+    done: list[int] = []
+    executor = OrderedExecutor()
+    for number in range(50):
+        executor.do(lambda data: done.append(len(data)), LARGE[: len(LARGE) - number] if number % 3 else b"x" * number)
+    executor.finish()
+    assert done == [len(LARGE) - number if number % 3 else number for number in range(50)]
+
+
+def test_the_caller_goes_on_meanwhile_but_not_without_end():
+    gate = threading.Event()
+    executor = OrderedExecutor()
+    done: list[int] = []
+
+    def work(data: bytes) -> None:
+        gate.wait(60)
+        done.append(len(data))
+
+    for _ in range(8):
+        executor.do(work, LARGE)
+    assert not done
+    threading.Timer(0.3, gate.set).start()
+    executor.do(lambda data: None, LARGE)
+    assert gate.is_set()
+    executor.finish()
+
+
+def test_what_the_work_raised_is_raised_to_the_caller():
+    def fail(data: bytes) -> None:
+        raise OSError("full")
+
+    executor = OrderedExecutor()
+    executor.do(fail, LARGE)
+    with pytest.raises(OSError, match="full"):
+        executor.finish()

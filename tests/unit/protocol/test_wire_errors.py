@@ -16,7 +16,8 @@ import pytest
 
 from hil import errors
 from hil.agent.server import BoardService
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway.calls import Calls
 from hil.controller.farm.gateway.metrics import Metrics

@@ -70,5 +70,5 @@ def test_a_fault_strikes_as_often_as_it_is_charged(tmp_path):
     twice, always = parse("hang:times=2"), parse("crash")
     charges = Charges(tmp_path / "charges")
     charges.arm([twice, always])
-    assert [charges.strike(twice) for _ in range(4)] == [True, True, False, False]
-    assert all(charges.strike(always) for _ in range(10))
+    assert [charges.should_fire(twice) for _ in range(4)] == [True, True, False, False]
+    assert all(charges.should_fire(always) for _ in range(10))

@@ -30,7 +30,7 @@ def test_a_run_lasts_as_long_as_the_devices_pace_and_never_shorter_than_its_work
     # Its own clock: threads that other tests left sleep by the module's.
     clock = SimpleNamespace(perf_counter_ns=time.perf_counter_ns, sleep=slept.append)
     monkeypatch.setattr("hil.sim.runtime.time", clock)
-    runtime: Any = SimpleNamespace(strike=lambda at: None, slowdown=1.0, pace_s=pace_s)
+    runtime: Any = SimpleNamespace(trigger_at=lambda at: None, slowdown=1.0, pace_s=pace_s)
     start = time.perf_counter()
     SimProgram(runtime, SimpleNamespace(function="main", inputs=(), outputs=(), run=work)).run()
     took = time.perf_counter() - start

@@ -25,8 +25,8 @@ from hil.controller.analysis.bench.store import (
     write_google,
 )
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice, choose, knows_target, with_target
-from hil.controller.devices.links.factory import is_address
+from hil.controller.devices.board_choice import BoardChoice, knows_target, with_target
+from hil.controller.devices.board_resolver import choose, is_address
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink

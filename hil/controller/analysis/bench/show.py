@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.storage.texts import show, together, units
-from hil.core.placement import placement_text
+from hil.core.results import placement_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,8 +26,7 @@ from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nan
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.runs import Run, storing, write_json
-from hil.core.artifacts import Artifact
-from hil.core.results import RunResult
+from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import EXIT_FAIL, EXIT_OK, UsageError
 

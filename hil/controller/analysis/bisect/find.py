@@ -18,7 +18,7 @@ from hil.controller.analysis.bisect.subject import Subject, expose, open_subject
 from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice, knows_target
+from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, quanta, quantum_atol
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink

@@ -35,7 +35,7 @@ class Finding:
         outcome: PASS, FAIL, SKIP where there was nothing to judge, or the error it ended in.
         outputs: its outputs beside the reference's; empty where none were computed.
         unjudged: outputs that the tolerance can say nothing of: name -> why.
-        placement: where it ran: fields of :class:`hil.core.placement.Part`; None where the runtime did not tell.
+        placement: where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
         elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
     """
 

@@ -19,7 +19,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_name
 from hil.errors import ImportFailed, StageTimeout, UsageError
 

@@ -22,7 +22,7 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.packages import version
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed, ReferenceFailed, StageTimeout, UsageError
 

@@ -20,9 +20,9 @@ from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFai
 from hil.controller.storage.packages import version
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import INDEX, save_tensors
-from hil.core.artifacts import Model
 from hil.core.digest import digest_of
 from hil.core.npy import load_npy, save_npy
+from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of, to_bytes
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 

@@ -15,15 +15,15 @@ from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES
 from hil.controller.analysis.profile.sites import Site, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
-from hil.controller.devices.streams import ProfilePass
+from hil.controller.devices.board_client import ProfilePass
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
-from hil.core.artifacts import Model
 from hil.core.clock import ClockFit
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError, UsageError

@@ -19,9 +19,9 @@ from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Model
 from hil.core.clock import now_ns
-from hil.core.installation import module_command
+from hil.core.processes import module_command
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Span
 from hil.errors import StorageError, UsageError

@@ -13,7 +13,7 @@ from typing import Any
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
 from hil.controller.storage.packages import version
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.errors import ImportFailed, StageTimeout
 
 # Operations per byte at which computing takes as long as moving. A core with one or two vector multiply-adds a cycle

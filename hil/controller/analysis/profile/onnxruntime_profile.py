@@ -13,8 +13,8 @@ from typing import Any
 from hil.controller.analysis.layers.graph import prepared, reads
 from hil.controller.models.importers.onnx import nodes_of
 from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
-from hil.core.artifacts import Model
 from hil.core.clock import by_pairs
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import RunFailed, StageTimeout, UsageError

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
 from hil.controller.storage.texts import plain
+from hil.core.processes import signal_group
 from hil.errors import UsageError
 
 HOST = "127.0.0.1"
@@ -301,7 +301,7 @@ class TraceProcessor:
 
     def _give_up(self, process: subprocess.Popen[bytes]) -> None:
         self._timed_out = True
-        _kill(process)
+        signal_group(process.pid)
 
     def _ask(self, **request: Any) -> list[Any]:
         """Send a TraceProcessorRpc and return its answers, of which a query has several."""
@@ -363,18 +363,13 @@ def _check_ends_whole(trace: Path, file: BinaryIO) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    _kill(process)
+    signal_group(process.pid)
     process.wait()
     for pipe in (process.stdin, process.stdout):
         # There is no reader for the rest.
         with contextlib.suppress(OSError):
             assert pipe is not None
             pipe.close()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _cells(batch: Any) -> Iterable[Value]:

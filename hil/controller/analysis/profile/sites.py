@@ -18,7 +18,7 @@ from hil.controller.models.compiling import compiling
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hil.controller.models.compiling import CompileOrder
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import pick, registered
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.core.runtimes import NO_COMPILER, RUNTIMES, resolve
 
 if TYPE_CHECKING:
@@ -20,19 +16,7 @@ if TYPE_CHECKING:
 class Compiler(Protocol):
     """Makes a program of a model; the arguments and errors are those of :func:`compile_model`."""
 
-    def __call__(
-        self,
-        model: Model,
-        *,
-        runtime: str,
-        flags: Sequence[str],
-        cache: Cache,
-        isolated: Isolated,
-        recompute: bool,
-        debug_ir: Path | None,
-        timeout: float | None,
-        log: Path,
-    ) -> Artifact:
+    def __call__(self, model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         """Compile."""
 
 
@@ -49,7 +33,6 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
     """Make a program of a model, or take the one made before.
 
     Args:
-        model: what was imported.
         compiler: ``iree``, ``none``, or the name of one that a package registered.
         order: ``runtime``, which will load the program; ``flags``, the compiler's own, those of the target included;
             ``debug_ir``, a folder for the compiler's intermediate forms (the cache is not asked then), or None; and

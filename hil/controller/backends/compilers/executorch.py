@@ -15,8 +15,7 @@ from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.texts import first_line
-from hil.core.artifacts import Artifact, Model
-from hil.core.placement import BACKEND_FLAG
+from hil.core.results import BACKEND_FLAG, Artifact, Model
 from hil.errors import CompileFailed, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -126,9 +125,7 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
     """Lower a program and write it.
 
     Args:
-        model: the .pt2 file.
         backend: ``xnnpack``, which takes what it can, or ``portable``.
-        output: the .pte file.
         debug_ir: a folder for the graph before and after it was lowered, as text; or None.
 
     Returns:

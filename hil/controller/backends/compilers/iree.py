@@ -11,7 +11,7 @@ from hil.controller.backends.compilers.none import take_as_it_is
 from hil.controller.models.compiling import CompileOrder, Work, work_of
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.models.conversions.torch_program import ONNX_HINT
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.errors import CompileFailed, UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class Taken:
     """A model in a format that iree-compile takes.
 
     Attributes:
-        model: ONNX or MLIR.
         way: the flags that told how to get there.
         flags: the others, for iree-compile.
         by: who converted it, with version; "" where it came as it is.
@@ -61,9 +60,7 @@ def as_iree_takes(model: Model, flags: Sequence[str], **work: Unpack[Work]) -> T
     """A model as ONNX or MLIR, converted where it is neither.
 
     Args:
-        model: what was imported.
         flags: of the compiler; ``--via=onnx`` or ``--via=mlir`` says what to convert to (MLIR unless told).
-        work: how conversions are done.
 
     Raises:
         UsageError: it cannot be converted, or not this way.

@@ -32,7 +32,7 @@ from hil.controller.backends.compilers.iree_program import (
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.core import scratch
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, HilError, StorageError
 
@@ -56,7 +56,6 @@ class Together:
         compiled: those that the cache holds now.
         cached: those that it held before.
         alone: those left for :func:`compile_iree`: too large, refused, or too few to be worth it.
-        programs: how many files the compiled ones are in.
     """
 
     compiled: tuple[Model, ...] = ()
@@ -121,10 +120,7 @@ def compile_together(
 
     Args:
         models: any; of the same content only one is compiled.
-        flags: as for compile_iree.
-        cache: where the programs are kept.
         isolated: where the compiler runs; as many groups at once as it has workers.
-        recompute: make them anew though the cache holds them.
         timeout: seconds that compiling one model may take, or None.
         log_folder: for what the compiler prints, a file a group.
 
@@ -282,9 +278,6 @@ def build_group(
     Args:
         members: of each ``model`` (its file), ``dims`` (sizes of symbolic dimensions), ``function`` (what to call it;
             unique) and ``declaration`` (of that function, or None).
-        flags: for iree-compile.
-        folder: where programs are written.
-        log: the file that standard error goes to.
 
     Returns:
         The programs, mostly one: its ``file`` in the folder, its ``functions``, and what the compiler ``said``. A

@@ -8,7 +8,6 @@ import mmap
 import platform
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.compiling import Work, compiling, keeping_log, make_debug_folder, native_compiler
+from hil.controller.models.compiling import Work, compiling, keeping_log, make_debug_folder, native_compiler, run_logged
 from hil.controller.models.importers.mlir import functions_in, parse
 from hil.controller.storage.cache import META, Cache, digests_in
-from hil.controller.storage.isolated import signal_name
 from hil.controller.storage.packages import version
 from hil.controller.storage.paths import is_file
-from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
+from hil.core.processes import signal_name
+from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, LoadFailed, StorageError, UsageError, did_you_mean
 from hil.formats.iree_values import declaration, parse_type
@@ -62,8 +61,6 @@ class Recipe:
     Attributes:
         key: the program's, in the cache.
         flags: of iree-compile, hil's defaults included.
-        compiler: its name and version.
-        meta: what the cache notes of the program.
     """
 
     key: str
@@ -81,10 +78,7 @@ def compile_program(model: Model, flags: Sequence[str], debug_ir: Path | None, w
     """Compile ONNX or MLIR to a .vmfb, with large weights beside it in an .irpa file.
 
     Args:
-        model: of the format ``onnx`` or ``mlir``.
-        flags: of iree-compile.
         debug_ir: a folder for what the compiler works on; the cache is not asked then.
-        work: how it is done.
 
     Raises:
         UsageError: the compiler is not installed, knows no such flag, or the folder cannot be made.
@@ -230,13 +224,8 @@ def build(
     """Write main.vmfb, and params.irpa for large weights, into a folder.
 
     Args:
-        model: the ONNX or MLIR file.
-        format: ``onnx`` or ``mlir``.
-        dims: sizes of symbolic dimensions (ONNX).
         declaration: the function's signature to store in the program (ONNX), or None.
-        flags: for iree-compile.
         parameters: an archive of large weights that came with the model (MLIR), or None.
-        folder: an empty one.
         debug_ir: where the imported module is written as text, or None.
         log: the file that standard error goes to.
 
@@ -267,19 +256,11 @@ def build(
 def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, log: Path) -> tuple[int, str]:
     """Run iree-compile in a folder; its exit code (negative: a signal) and what it printed to the log."""
     command = [str(native_compiler()), str(source), "-o", str(out), *flags]
-    print("$", *command, flush=True)
-    start = log.stat().st_size
-    code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, check=False).returncode
-    with log.open("rb") as file:
-        file.seek(start)
-        return code, file.read().decode(errors="replace")
+    return run_logged(command, log, folder)
 
 
 def check_target(said: str) -> None:
     """Refuse a target that iree-compile did not know: it warns, leaves that part out and compiles for another CPU.
-
-    Args:
-        said: what the compiler printed.
 
     Raises:
         CompileFailed: there was such a warning.
@@ -301,7 +282,6 @@ def fail(code: int, said: str) -> None:
 
     Args:
         code: its exit code, not 0.
-        said: what it printed.
 
     Raises:
         StorageError: the disk is full.
@@ -354,10 +334,6 @@ def _errors(said: str) -> list[str]:
 
 def declare(source: Path, out: Path) -> Path:
     """Write a module with declarations as bytecode.
-
-    Args:
-        source: the module.
-        out: the file to write.
 
     Returns:
         ``out`` or, where there was nothing to declare, ``source``.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hil.controller.models.compiling import CompileOrder, work_of
 from hil.controller.models.conversions import can_convert, convert
-from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
+from hil.core.results import Artifact, Model
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 

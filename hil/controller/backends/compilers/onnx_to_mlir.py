@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.storage.texts import first_line
 from hil.errors import CompileFailed
 
 # Weights beyond this go into a parameter file of their own: protobuf and the compiler both end at 2 GB, and
@@ -28,9 +29,7 @@ def convert(
 
     Args:
         path: the ONNX file, its external data beside it.
-        dims: sizes of symbolic dimensions.
         declaration: stored as the function's ``iree.abi.declaration``, which IREE itself leaves out for ONNX.
-        out: the bytecode.
         parameters: where large weights go, if the model has any; scope ``model``.
         text: also write the module as text here.
 
@@ -59,9 +58,7 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
     Args:
         module: an ``ir.Module``; unchanged where an error is raised.
         path: the ONNX file; its weights go into the module.
-        dims: sizes of symbolic dimensions.
         function: what to call it; unique in the module.
-        declaration: stored as the function's ``iree.abi.declaration``.
 
     Raises:
         CompileFailed: the model uses what IREE's importer does not know, or its weights are too large for a module.
@@ -111,10 +108,10 @@ def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Pa
         module.verify()
     except onnx_importer.OnnxImportError as error:
         raise CompileFailed(
-            f"IREE's ONNX importer refused the model: {_first_line(error)}", detail=str(error)
+            f"IREE's ONNX importer refused the model: {first_line(error)}", detail=str(error)
         ) from error
     except ir.MLIRError as error:
-        raise CompileFailed(f"the model makes no valid MLIR: {_first_line(error)}", detail=str(error)) from error
+        raise CompileFailed(f"the model makes no valid MLIR: {first_line(error)}", detail=str(error)) from error
     return importer
 
 
@@ -132,7 +129,7 @@ def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
         try:
             model = version_converter.convert_version(model, _OPSET)
         except Exception as error:  # what cannot be converted may still be importable as it is
-            print(f"note: stays at opset {opset.version}: {_first_line(error)}", flush=True)
+            print(f"note: stays at opset {opset.version}: {first_line(error)}", flush=True)
     infer(model, light_copy(model))
     name_nodes(model)
     return model
@@ -174,7 +171,7 @@ def infer(model: Any, light: Any) -> None:
     try:
         inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception as error:
-        print(f"note: shapes could not be inferred: {_first_line(error)}", flush=True)
+        print(f"note: shapes could not be inferred: {first_line(error)}", flush=True)
         return
     del model.graph.value_info[:]
     model.graph.value_info.extend(inferred.graph.value_info)
@@ -262,8 +259,3 @@ def raw_of(tensor: Any, folder: Path) -> Any:
     if dtype_name(array.dtype) in SUB_BYTE_BITS:
         return pack(array)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.backends.compilers import tfcompile_build, tfcompile_graph
 from hil.controller.backends.compilers.tfcompile_command import HEADER
 from hil.controller.backends.targets import Target as BoardTarget
+from hil.controller.models.compiling import compiling
 from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import needed_version, version
-from hil.core.artifacts import Artifact, Model
 from hil.core.digest import digest_file
-from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
+from hil.core.results import Artifact, Model
+from hil.errors import CompileCrashed, CompileFailed, UsageError
 from hil.formats.xla_program import LIBRARY, VALUES, Argument, Signature, write_signature
 
 if TYPE_CHECKING:
@@ -64,17 +65,12 @@ class Workplace:
 
         def fill(folder: Path) -> None:
             begin = time.monotonic()
-            try:
-                call(folder)
-            except IsolatedTimeout as error:
-                raise StageTimeout(f"{step}: {error.message}", stage="compile", detail=error.detail) from error
-            except IsolatedCrash as error:
-                raise CompileCrashed(f"{step}: {error.message}", detail=error.detail) from error
-            except IsolatedFailure as error:
-                raise CompileFailed(f"{step}: {error.message}", detail=error.detail) from error
-            except (CompileFailed, CompileCrashed) as error:
-                error.args = (f"{step}: {error.message}",)
-                raise
+            with compiling(f"{step}:", died=step, failed=step):
+                try:
+                    call(folder)
+                except (CompileFailed, CompileCrashed) as error:
+                    error.args = (f"{step}: {error.message}",)
+                    raise
             self.seconds[step] = self.seconds.get(step, 0.0) + time.monotonic() - begin
 
         folder, _ = self.cache.get_or_make(key, {"model": model, "step": step}, fill, self.recompute)

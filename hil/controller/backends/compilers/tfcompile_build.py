@@ -10,14 +10,13 @@ import importlib.util
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hil.controller.backends.compilers.tfcompile_command import CLASS, ERROR, HEADER, OBJECTS
 from hil.controller.backends.compilers.tfcompile_graph import CONFIG, GRAPH
-from hil.controller.storage.isolated import signal_name
-from hil.core.installation import module_command
+from hil.controller.models.compiling import run_logged
+from hil.core.processes import module_command, signal_name
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, UsageError
 
@@ -78,7 +77,7 @@ def compile_graph(source: str, triple: str, cpu: str, folder: str, log: str) -> 
     for name in (GRAPH, CONFIG):
         shutil.copyfile(Path(source) / name, Path(folder) / name)
     command = module_command("hil.controller.backends.compilers.tfcompile_command", folder, triple, cpu)
-    code, said = _run(command, Path(log))
+    code, said = run_logged(command, Path(log))
     if unknown := _UNKNOWN_CPU.search(said):
         raise CompileFailed(
             f"tfcompile: no CPU {unknown['cpu']!r} is known for {triple}",
@@ -108,10 +107,7 @@ def link(program: str, signature: str, objects: Sequence[str], target: str, libr
     Args:
         program: the folder that :func:`compile_graph` wrote.
         signature: what the library says of itself.
-        objects: of the runtime.
         target: as Zig calls it.
-        library: the file to write.
-        log: what the compiler prints.
 
     Raises:
         CompileFailed: the compiler or the linker refused it.
@@ -188,21 +184,12 @@ def _zig(arguments: Iterable[str], target: str, log: Path) -> None:
     package_folder("ziglang")
     command = module_command("ziglang", "c++", "-target", target, *includes, *arguments)
     with temporary_folder("hil-zig-") as scratch:
-        code, said = _run(command, log, Path(scratch))
+        code, said = run_logged(command, log, Path(scratch))
     if code:
         errors = list(dict.fromkeys(match["what"].strip() for match in _ERROR.finditer(said)))
         raise CompileFailed(
             f"the C++ compiler failed: {'; '.join(errors[:3]) or f'exit code {code}'}", detail=_end(said)
         )
-
-
-def _run(command: Sequence[str], log: Path, folder: Path | None = None) -> tuple[int, str]:
-    print("$", *command, flush=True)
-    start = log.stat().st_size
-    code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, check=False).returncode
-    with log.open("rb") as file:
-        file.seek(start)
-        return code, file.read().decode(errors="replace")
 
 
 def _end(said: str) -> str:

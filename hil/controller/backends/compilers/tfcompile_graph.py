@@ -29,9 +29,6 @@ def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> 
 
     Args:
         path: the model's file: a SavedModel's saved_model.pb, or a .keras file.
-        function: of the model.
-        dims: sizes of symbolic dimensions.
-        folder: an existing one.
 
     Raises:
         UsageError: there is no such function, or a dimension is open.
@@ -180,7 +177,6 @@ class Port:
 
     Attributes:
         name: unique among all, in C++'s alphabet: tfcompile makes methods of it.
-        node: of the graph.
         output: which one of the node's.
         spec: the name that people know it by, dtype and shape.
         read_only: of a variable: whether the graph never assigns it.
@@ -218,7 +214,6 @@ def make_config(
     """What tfcompile is to be told of a graph.
 
     Args:
-        nodes: the graph's.
         feeds, fetches: tensor of the graph (``name:output``) -> what it is called, dtype and shape.
         variables: node of a variable -> what it is called, dtype and shape.
 

@@ -12,12 +12,11 @@ from hil.controller.backends.references.expected import expected_result
 from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
 from hil.controller.models.compiling import Work
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
-from hil.core.results import Noise, RunResult
+from hil.core.results import Model, Noise, RunResult
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name, to_bytes
 from hil.errors import (
@@ -26,7 +25,6 @@ from hil.errors import (
     HilError,
     ReferenceFailed,
     StageError,
-    StageTimeout,
     UsageError,
 )
 
@@ -53,18 +51,7 @@ _MOST_BYTES = 1 << 30
 class Compute(Protocol):
     """Runs a model on the tensors of one folder and writes its outputs, in order, into another."""
 
-    def __call__(
-        self,
-        model: Model,
-        inputs: Path,
-        outputs: Path,
-        *,
-        cache: Cache,
-        isolated: Isolated,
-        recompute: bool,
-        timeout: float | None,
-        log: Path,
-    ) -> None:
+    def __call__(self, model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
         """Compute. Raises ReferenceFailed where the reference cannot run the model."""
 
 
@@ -139,9 +126,6 @@ def refer(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[W
     """What one reference makes of a model and its inputs, computed or from the cache.
 
     Args:
-        name: the reference's.
-        model: what was imported.
-        inputs: every input by name.
         work: how it is done; the cache keeps results by model, inputs and the reference's version.
 
     Raises:
@@ -172,21 +156,17 @@ def refer(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[W
     def make(folder: Path) -> None:
         with temporary_folder("hil-reference-") as given:
             save_tensors(Path(given), inputs)
+            who = f"the reference {name}"
+            errors = {"crash": ReferenceFailed, "failure": ReferenceFailed}
             try:
-                reference.compute(model, Path(given), folder, **work)
-            except IsolatedTimeout as error:
-                text = f"the reference {name} {error.message}"
-                raise StageTimeout(text, stage="refer", detail=error.detail) from error
-            except IsolatedCrash as error:
-                raise ReferenceFailed(f"the reference {name} died: {error.message}", detail=error.detail) from error
-            except IsolatedFailure as error:
-                raise ReferenceFailed(f"the reference {name} failed: {error.message}", detail=error.detail) from error
+                with naming_errors("refer", who, died=f"{who} died", failed=f"{who} failed", **errors):
+                    reference.compute(model, Path(given), folder, **work)
             except (CompileFailed, CompileCrashed) as error:
-                raise ReferenceFailed(f"the reference {name}: {error.message}", detail=error.detail) from error
+                raise ReferenceFailed(f"{who}: {error.message}", detail=error.detail) from error
             except HilError:
                 raise
             except Exception as error:  # a package's own reference may raise anything
-                text = f"the reference {name} failed: {type(error).__name__}: {error}"
+                text = f"{who} failed: {type(error).__name__}: {error}"
                 raise ReferenceFailed(text, detail=traceback.format_exc()) from error
 
     meta = {"reference": source, "model": model.name}
@@ -198,10 +178,6 @@ def refer_each(
     names: Sequence[str], model: Model, inputs: Mapping[str, Array], **settings: Any
 ) -> tuple[list[RunResult], dict[str, StageError]]:
     """What each of several references makes of a model; one that fails hides no other's answer.
-
-    Args:
-        names: the references'.
-        model, inputs, settings: as for :func:`refer`.
 
     Returns:
         The answers, in order; and name -> error of the references that could not answer.
@@ -260,11 +236,8 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
     """Measure the noise of a reference's outputs.
 
     Args:
-        model: what the reference computed.
-        inputs: every input by name.
         result: what the reference made of them. Where no reference of hil's made it (it was given, as what is
             expected), the model's default one is asked in its place.
-        settings: as :func:`refer` takes them.
 
     Returns:
         Output name -> its noise. Empty where no input is a float that can be moved (nor, of an ONNX model, a weight),

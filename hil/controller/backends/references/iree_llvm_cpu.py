@@ -14,7 +14,7 @@ from hil.controller.models.compiling import Work
 from hil.controller.storage.packages import version
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.storage.texts import first_line
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import HilError, ReferenceFailed
 from hil.formats.iree_buffers import array_of, view_of

@@ -50,7 +50,6 @@ def noise_between(outputs: Mapping[str, Array], runs: list[Mapping[str, Array]])
     """The noise of every float output, from what the same reference computed on inputs that were moved.
 
     Args:
-        outputs: on the inputs as given.
         runs: on moved ones. An output whose shape depends on its inputs' values has no noise there.
     """
     found: dict[str, Noise] = {}

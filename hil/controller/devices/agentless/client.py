@@ -34,17 +34,15 @@ from hil.controller.devices.agentless.signature import (
 )
 from hil.controller.devices.agentless.store import Item, RunFolder, Store, find_program
 from hil.controller.devices.answers import broken, expected_bytes, most_bytes
-from hil.controller.devices.client import Loaded
-from hil.controller.devices.iree_tool import PACKAGE, iree_tool
-from hil.controller.devices.streams import Invocation, ProfilePass
+from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass
+from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import version
-from hil.core.artifacts import Artifact
 from hil.core.board_config import BoardConfig, RuntimeCommand, fill
 from hil.core.clock import Ping, now_ns
 from hil.core.digest import digest_file
-from hil.core.placement import Part
+from hil.core.results import Artifact, Part
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.core.timeline import Span
@@ -83,16 +81,7 @@ _DEFAULT_DEVICES = {"iree": "local-task"}
 
 @dataclass
 class _Program:
-    """A program on the board. A command loads it anew each time.
-
-    Attributes:
-        program_id: names it in calls.
-        artifact: what was pushed.
-        signature: what it takes and gives.
-        files: name of each of its files -> where it lies on the board.
-        command: where the command's program lies on the board.
-        device: the device that it runs on.
-    """
+    """A program on the board, its files and the command's as they lie there. A command loads it anew each time."""
 
     program_id: str
     artifact: Artifact
@@ -109,7 +98,7 @@ class _Program:
 
 
 class CommandClient:
-    """Carries out the calls of :class:`hil.controller.devices.client.BoardClient` over a shell. It does not close that.
+    """Carry out the calls of :class:`BoardClient` over a shell, which stays open.
 
     Args:
         shell: commands on the board.
@@ -239,11 +228,7 @@ class CommandClient:
         return []
 
     def counters(self, period_s: float) -> Any:
-        """Refuse.
-
-        Raises:
-            BoardError: always.
-        """
+        """Refuse: raises BoardError."""
         raise BoardError("it has no agent that would tell them", board=self._board)
 
     # ---- files
@@ -320,11 +305,6 @@ class CommandClient:
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
         """Take a pushed program: its signature is read here; that the board can load it shows when it is run.
 
-        Args:
-            artifact: the program.
-            device: to run it on; "" is the runtime's default.
-            timeout: nothing takes time here.
-
         Raises:
             LoadFailed: it is damaged, or takes or gives what a command cannot pass, or the command is not there.
         """
@@ -375,11 +355,7 @@ class CommandClient:
         and iterations. Without that tool each of them is a command, and how long it took on the device is not known.
 
         Args:
-            program_id: of :meth:`load_program`.
-            inputs: name -> tensor in the program's order.
-            warmup, iterations: runs before, and runs whose last outputs count.
             timeout: seconds for all of them, whole seconds on the board.
-            state: whether to read anew what may have changed on the board.
             most_bytes: of all outputs; each is bounded by its own shape here.
 
         Raises:
@@ -455,10 +431,7 @@ class CommandClient:
         Nothing on the board tells its clock with the files: their times are its own.
 
         Args:
-            program_id: of :meth:`load_program`.
-            inputs: name -> tensor in the program's order.
             tool: digest of the tool, which was sent; "" where the board's own command cannot profile.
-            warmup, iterations: runs before, and runs that count.
             timeout: seconds for all of them, whole seconds on the board.
 
         Raises:

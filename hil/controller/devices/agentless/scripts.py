@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from hil.controller.storage.isolated import signal_name
 from hil.core.cpuinfo import cpu_info
+from hil.core.processes import signal_name
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 
 _MARK = "hil-command"
@@ -238,13 +238,8 @@ def run(
 ) -> list[str]:
     """The command that runs a program in a folder of its run; read its output with :func:`ended`.
 
-    Args:
-        folder: the run's, absolute: the program starts there.
-        outputs: files that it writes there.
-        argv: the program and its arguments.
-        limit_s: whole seconds until it is killed.
-        wait_s: whole seconds to wait while another run holds the board.
-        environment: variables for the program.
+    It writes ``outputs`` there. It is killed after ``limit_s`` whole seconds, and waits ``wait_s`` while another run
+    holds the board.
     """
     assert PurePosixPath(folder).is_absolute()
     assignments = [f"{name}={value}" for name, value in environment.items()]
@@ -273,11 +268,7 @@ def ended(text: str) -> Ended | None:
 
 
 def _whole(text: str) -> int:
-    """A whole number as a shell writes it.
-
-    Raises:
-        ValueError: it is none, or one that no board has.
-    """
+    """A whole number as a shell writes it; ValueError where it is none, or one that no board has."""
     if not re.fullmatch(r"[0-9]{1,15}", text):
         raise ValueError(f"{text[:40]!r} is no number")
     return int(text)
@@ -370,11 +361,7 @@ def _natural(text: str) -> list[Any]:
 def failure(ended: Ended, err: str, program: str, *, loads: bool = False) -> HilError:
     """The error that a command's end with another code than 0 stands for.
 
-    Args:
-        ended: how it ended.
-        err: what it wrote to stderr.
-        program: the command's program, for messages.
-        loads: the board is known to load what it runs: the run failed.
+    ``loads``: the board is known to load what it runs, so the run failed.
     """
     said = _COLOUR.sub("", err).strip()
     detail = said[-_DETAIL:]

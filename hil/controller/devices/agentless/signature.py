@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from hil.controller.storage.isolated import Isolated, IsolatedError
-from hil.core.artifacts import Artifact
 from hil.core.board_config import RuntimeCommand, fill
 from hil.core.npy import load_npy
+from hil.core.results import Artifact
 from hil.core.tensors import (
     NUMPY_DTYPES,
     SUB_BYTE_BITS,
@@ -56,9 +56,7 @@ def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own
     """A program's signature: its own where it is an IREE module that this host can read, else what import said.
 
     Args:
-        artifact: the program.
         isolated: reads it in a process of its own; a damaged file may cost that process its life.
-        log: what that process prints.
         needs_own: a module that cannot be read is refused; else what is known from the import will do.
 
     Raises:
@@ -135,17 +133,7 @@ def fits(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> bool:
 def write_inputs(
     signature: Signature, inputs: Mapping[str, Array], command: RuntimeCommand, local: Path, remote: str
 ) -> tuple[list[str], list[str]]:
-    """Write inputs as files into a folder.
-
-    Args:
-        signature: the function.
-        inputs: name -> tensor, in the function's order.
-        command: how it takes them.
-        local: the folder to write to.
-        remote: the folder on the board that the files are going to lie in.
-
-    Returns:
-        The command's arguments, one an input, and the names of the files.
+    """Write inputs as files into a local folder; returns the command's arguments, one an input, and the files' names.
 
     Raises:
         LoadFailed: the command takes no such tensor.

@@ -36,13 +36,7 @@ _DETAIL = 4000
 
 @dataclass(frozen=True)
 class Item:
-    """A file that the board is to have.
-
-    Attributes:
-        path: on this host.
-        digest: of its content; names it there.
-        executable: whether it is a program.
-    """
+    """A file that the board is to have, named there by its digest."""
 
     path: Path
     digest: str
@@ -58,15 +52,7 @@ class Item:
 
 
 class Store:
-    """hil's folder on the board.
-
-    Args:
-        shell: commands on the board.
-        board: the board's name, for messages.
-
-    Attributes:
-        folder: hil's folder on the board, absolute; set before anything else is asked.
-    """
+    """hil's folder on the board: ``folder``, absolute, is set before anything else is asked."""
 
     def __init__(self, shell: Shell, board: str) -> None:
         self.folder = ""
@@ -100,10 +86,6 @@ class Store:
 
     def put(self, items: Iterable[Item], progress: Callable[[int], None]) -> None:
         """Send files whole, and verify them.
-
-        Args:
-            items: the files.
-            progress: told the bytes of each piece that was sent.
 
         Raises:
             LoadFailed: the board has no room.
@@ -193,12 +175,8 @@ class RunFolder:
     ) -> tuple[scripts.Ended, str, float]:
         """Run a command in the folder; returns its end, what it wrote to stderr, and its wall time in seconds.
 
-        Args:
-            argv: the program and its arguments.
-            files: those that it writes.
-            limit_s: whole seconds until it is killed.
-            wait_s: whole seconds to wait while another run holds the board.
-            environment: variables for the program.
+        It writes ``files``. It is killed after ``limit_s`` whole seconds, and waits ``wait_s`` while another run holds
+        the board.
 
         Raises:
             BoardLost: the link broke, or the board did not answer.
@@ -238,10 +216,6 @@ def _is_same(item: Item, found: tuple[int, str] | None) -> bool:
 
 def find_program(shell: Shell, program: str) -> str:
     """Where the program that a config names lies on the board.
-
-    Args:
-        shell: of the board.
-        program: its name or path.
 
     Raises:
         LoadFailed: it is not there.

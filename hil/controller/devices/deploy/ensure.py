@@ -18,13 +18,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.devices.deploy.errors import COMMAND_HINT, STAGE, NoAgentHere, NoPython, NoWheels, at_home
 from hil.controller.devices.deploy.packages import (
+    COMMAND_HINT,
     FORMAT,
+    STAGE,
     File,
+    Interpreter,
+    NoAgentHere,
+    NoPython,
+    NoWheels,
     Package,
     Progress,
     archive_of,
+    at_home,
     megabytes,
     own_files,
     own_title,
@@ -32,7 +38,7 @@ from hil.controller.devices.deploy.packages import (
     write_package,
 )
 from hil.controller.devices.deploy.probe import Seen, ask
-from hil.controller.devices.deploy.wheels import Group, Interpreter, agent_group, packages_for, runtime_group
+from hil.controller.devices.deploy.wheels import Group, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 from hil.core import scratch
 from hil.core.scratch import temporary_folder
@@ -57,15 +63,8 @@ _LOADER = (
 
 @dataclass(frozen=True)
 class Plan:
-    """An agent to be: what it is made of and what it runs on.
-
-    Attributes:
-        folder: hil's folder on the board, absolute.
-        build: the agent's content id.
-        recipe: what it was made to.
-        runtimes: the runtimes that it has.
-        python: the interpreter on the board.
-        packages: its packages' names.
+    """An agent to be: what it is made of (``build``: its content id, ``recipe``: what it was made to) and what it
+    runs on.
     """
 
     folder: str
@@ -158,15 +157,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class AgentPlace:
-    """An agent that runs on a board.
-
-    Attributes:
-        socket: its Unix socket there.
-        folder: hil's folder there.
-        build: the agent's content id, which Describe tells too.
-        python: the interpreter that it runs on.
-        pushed_bytes: what was sent to the board.
-    """
+    """An agent that runs on a board; ``build`` is its content id, which Describe tells too."""
 
     socket: str
     folder: str
@@ -177,13 +168,7 @@ class AgentPlace:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an agent is to be made of, wherever it will run.
-
-    Attributes:
-        files: hil's own.
-        agent: the packages that it needs.
-        runtimes: the runtimes that are asked for.
-    """
+    """What an agent is to be made of, wherever it will run: hil's own files, its packages, the runtimes asked for."""
 
     files: dict[str, File]
     agent: Group

@@ -5,11 +5,13 @@ A package's name on the board holds a digest of its content, so what is there ne
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import gzip
 import hashlib
 import io
 import json
+import re
 import tarfile
 import tempfile
 import time
@@ -19,8 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hil.core.installation import own_version
+from hil.core import own_version
 from hil.core.runtimes import RUNTIMES
+from hil.errors import BoardError, StorageError
 
 # What is left out of a wheel: tests, what only building against it needs, and the certificates for clients that gRPC
 # brings; of a runtime's, what its entry says. Patterns of paths in the wheel.
@@ -94,10 +97,7 @@ class Package:
 
     Attributes:
         id: its folder's name on the board, ``numpy-2.4.6-<digest>``.
-        title: ``numpy 2.4.6``.
         path: the gzipped tar.
-        size: how many bytes that has.
-        sha256: its digest.
         disk_bytes: what its files take on a disk.
     """
 
@@ -229,12 +229,7 @@ _EVERY_S = 10.0
 
 
 class Progress:
-    """Tells how far something has come, every ten seconds: of what is done sooner nothing is heard.
-
-    Args:
-        say: told it, in a line.
-        what: what goes on, such as ``pushing``.
-    """
+    """Tells how far something has come, every ten seconds: of what is done sooner nothing is heard."""
 
     def __init__(self, say: Callable[[str], None], what: str) -> None:
         self._say = say
@@ -251,3 +246,86 @@ class Progress:
 def megabytes(size: int) -> str:
     """A size for messages, such as ``4.7 MB``."""
     return f"{size / 1e6:.1f} MB" if size < 1e7 else f"{size / 1e6:.0f} MB"
+
+
+STAGE = "deploy"
+COMMAND_HINT = 'the board can be served without an agent: set runtime.kind = "command" in its config'
+
+
+@contextlib.contextmanager
+def at_home() -> Iterator[None]:
+    """Turn this machine's own troubles with files, which are none of the board's, into StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the agent could not be made ready on this machine: {error}", hint="is its disk full? TMPDIR names another"
+        ) from error
+
+
+class NoAgentHere(BoardError):
+    """The board cannot run hil's agent, now or ever; without an agent it may still serve."""
+
+
+class NoPython(NoAgentHere):
+    """The board has no Python that the agent can use."""
+
+
+class NoWheels(NoAgentHere):
+    """A package that the agent needs is not published for the board's platform."""
+
+
+# The oldest glibc that manylinux tags speak of, and the tags' older names.
+_OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
+_NEWER_MACHINES_GLIBC = 17
+_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+_LIBC = re.compile(r"(glibc|musl)-([0-9]{1,3})\.([0-9]{1,3})")
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python on a board.
+
+    Attributes:
+        path: the executable, links followed.
+        version: (3, 11), say.
+        machine: the architecture that it was built for, as ``uname -m`` would say it.
+        libc: ``glibc-2.36`` or ``musl-1.2``; "" where it could not be told.
+        problem: why it cannot be used; "" where it can.
+    """
+
+    path: str
+    version: tuple[int, int]
+    machine: str
+    libc: str
+    problem: str = ""
+
+    @property
+    def text(self) -> str:
+        """It in a few words, such as ``Python 3.11 on aarch64, glibc 2.36``."""
+        name = f"Python {'.'.join(map(str, self.version))} on {self.machine}"
+        return f"{name}, {self.libc.replace('-', ' ')}" if self.libc else name
+
+
+def platform_tags(interpreter: Interpreter) -> list[str]:
+    """The platform tags of the wheels that it takes, the newest first; none where its C library is unknown."""
+    found = _LIBC.fullmatch(interpreter.libc)
+    if not found or found[2] != ("2" if found[1] == "glibc" else "1"):
+        return []
+    machine, newest = interpreter.machine, int(found[3])
+    if found[1] == "musl":
+        return [f"musllinux_1_{minor}_{machine}" for minor in range(newest, -1, -1)]
+    tags = []
+    for minor in range(newest, _OLDEST_GLIBC.get(machine, _NEWER_MACHINES_GLIBC) - 1, -1):
+        tags.append(f"manylinux_2_{minor}_{machine}")
+        if minor in _OLD_NAMES:
+            tags.append(f"{_OLD_NAMES[minor]}_{machine}")
+    return tags
+
+
+def pip_options(interpreter: Interpreter) -> list[str]:
+    """Options with which pip, on this machine, picks wheels for that interpreter."""
+    number = "".join(map(str, interpreter.version))
+    options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={number}"]
+    options += [f"--abi={abi}" for abi in (f"cp{number}", "abi3", "none")]
+    return options + [f"--platform={tag}" for tag in platform_tags(interpreter)]

@@ -2,79 +2,40 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
 import threading
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache as once
 from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from hil.controller.devices.deploy.errors import COMMAND_HINT, STAGE, NoWheels
-from hil.controller.devices.deploy.packages import FORMAT, Package, Progress, read_index, write_wheels
+from hil.controller.devices.deploy.packages import (
+    COMMAND_HINT,
+    FORMAT,
+    STAGE,
+    Interpreter,
+    NoWheels,
+    Package,
+    Progress,
+    pip_options,
+    platform_tags,
+    read_index,
+    write_wheels,
+)
+from hil.controller.storage import packages as installed
 from hil.controller.storage.cache import Cache
-from hil.core.installation import module_command
+from hil.core.processes import module_command
 from hil.core.runtimes import RUNTIMES, Wheel
 from hil.core.scratch import temporary_folder
-from hil.errors import BoardError, StorageError, UsageError
-
-# The oldest glibc that manylinux tags speak of, and the tags' older names.
-_OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
-_NEWER_MACHINES_GLIBC = 17
-_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_LIBC = re.compile(r"(glibc|musl)-([0-9]{1,3})\.([0-9]{1,3})")
-
-
-@dataclass(frozen=True)
-class Interpreter:
-    """A Python on a board.
-
-    Attributes:
-        path: the executable, links followed.
-        version: (3, 11), say.
-        machine: the architecture that it was built for, as ``uname -m`` would say it.
-        libc: ``glibc-2.36`` or ``musl-1.2``; "" where it could not be told.
-        problem: why it cannot be used; "" where it can.
-    """
-
-    path: str
-    version: tuple[int, int]
-    machine: str
-    libc: str
-    problem: str = ""
-
-    @property
-    def text(self) -> str:
-        """It in a few words, such as ``Python 3.11 on aarch64, glibc 2.36``."""
-        name = f"Python {'.'.join(map(str, self.version))} on {self.machine}"
-        return f"{name}, {self.libc.replace('-', ' ')}" if self.libc else name
-
-
-def platform_tags(interpreter: Interpreter) -> list[str]:
-    """The platform tags of the wheels that it takes, the newest first; none where its C library is unknown."""
-    found = _LIBC.fullmatch(interpreter.libc)
-    if not found or found[2] != ("2" if found[1] == "glibc" else "1"):
-        return []
-    machine, newest = interpreter.machine, int(found[3])
-    if found[1] == "musl":
-        return [f"musllinux_1_{minor}_{machine}" for minor in range(newest, -1, -1)]
-    tags = []
-    for minor in range(newest, _OLDEST_GLIBC.get(machine, _NEWER_MACHINES_GLIBC) - 1, -1):
-        tags.append(f"manylinux_2_{minor}_{machine}")
-        if minor in _OLD_NAMES:
-            tags.append(f"{_OLD_NAMES[minor]}_{machine}")
-    return tags
-
-
-def pip_options(interpreter: Interpreter) -> list[str]:
-    """Options with which pip, on this machine, picks wheels for that interpreter."""
-    number = "".join(map(str, interpreter.version))
-    options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={number}"]
-    options += [f"--abi={abi}" for abi in (f"cp{number}", "abi3", "none")]
-    return options + [f"--platform={tag}" for tag in platform_tags(interpreter)]
-
+from hil.errors import BoardError, LoadFailed, StorageError, UsageError
+from hil.formats.iree_command import PROFILE_TOOL, RUN_TOOL, own_tool
 
 _CPU_HINT = (
     "PyPI's torch needs CUDA on Linux: set PIP_EXTRA_INDEX_URL to the index of CPU builds that PyTorch's "
@@ -237,13 +198,8 @@ def _unreached(said: str) -> bool:
 
 
 def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter, board: str) -> BoardError:
-    """Why a package was not to be had: nobody publishes it, or there was nowhere to look.
-
-    Args:
-        name: the package; "" where pip did not come as far as that.
-        requirement: the versions of it that would do.
-        said: what pip said.
-        interpreter, board: whom it was for.
+    """Why a package (``name``; "" where pip did not come as far) was not to be had: nobody publishes it, or no index
+    answers.
     """
     where = {"board": board, "stage": STAGE, "detail": said.strip()[-4000:]}
     looked = _LOOKED.search(said)
@@ -319,3 +275,97 @@ def _requirements() -> dict[str, dict[str, str]]:
         if parts:
             found.setdefault(parts[3] or "", {})[parts[1].lower().replace("_", "-")] = parts[2]
     return found
+
+
+PACKAGE = "iree-base-runtime"
+# What hil takes out of it, at once: who has one of them can have the other without the network.
+_TOOLS = (RUN_TOOL, PROFILE_TOOL)
+_ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+# What a board is taken to have that does not tell: whether the program starts there will show.
+_LIBC = "glibc-2.35"
+_DOWNLOAD_S = 600.0
+
+
+def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache: Cache, board: str) -> Path:
+    """One of IREE's tools for a Linux board, kept in the cache.
+
+    Args:
+        arch: the board's, as ``uname -m`` says.
+        libc: the board's, as ``glibc 2.36``; "" where it does not tell.
+        version: of IREE; "" is this host's own.
+
+    Raises:
+        LoadFailed: there is none for such a board.
+        BoardError: the package cannot be had.
+    """
+    family = _ARCHES.get(arch.lower())
+    if family is None:
+        raise LoadFailed(
+            f"{PACKAGE} has no {tool} for a board of architecture {arch or 'unknown'!r}",
+            board=board,
+            hint=_BUILD_HINT,
+        )
+    if libc and not libc.startswith("glibc "):
+        raise LoadFailed(
+            f"the {tool} of {PACKAGE} needs glibc, and the board has {libc}", board=board, hint=_BUILD_HINT
+        )
+    wanted = version or installed.version(PACKAGE)
+    newest = libc.replace(" ", "-") or _LIBC
+    key = Cache.key("tool", package=PACKAGE, version=wanted, arch=family, libc=newest, files=_TOOLS)
+    meta = {"package": PACKAGE, "version": wanted, "arch": family}
+    entry, _ = cache.get_or_make(key, meta, lambda folder: _fill(folder, wanted, family, newest, board))
+    return entry / tool
+
+
+def _fill(folder: Path, wanted: str, arch: str, libc: str, board: str) -> None:
+    own = {tool: _own(tool, wanted, arch) for tool in _TOOLS}
+    if all(own.values()):
+        for tool, path in own.items():
+            shutil.copyfile(str(path), folder / tool)
+        return
+    with temporary_folder("hil-wheel-") as place:
+        wheel = _download(Path(place), wanted, arch, libc, board)
+        with zipfile.ZipFile(wheel) as archive:
+            for tool in _TOOLS:
+                names = [name for name in archive.namelist() if PurePosixPath(name).name == tool]
+                if not names:
+                    raise BoardError(f"{wheel.name} holds no {tool}", board=board)
+                with archive.open(names[0]) as source, (folder / tool).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+
+
+def _own(tool: str, wanted: str, arch: str) -> Path | None:
+    """This host's own, where the board's platform and IREE are the same."""
+    if sys.platform != "linux" or _ARCHES.get(platform.machine().lower()) != arch or not platform.libc_ver()[0]:
+        return None
+    return own_tool(tool) if installed.version(PACKAGE) == wanted else None
+
+
+def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Path:
+    from hil.controller.devices.deploy.packages import Interpreter, pip_options
+
+    # The program itself has nothing to do with Python: any version's package will do, and this host's has one.
+    python = Interpreter("", sys.version_info[:2], arch, libc)
+    command = module_command("pip", "download", "--quiet", "--disable-pip-version-check", "--no-input")
+    command += ["--no-deps", f"--dest={folder}", *pip_options(python)]
+    command.append(f"{PACKAGE}=={wanted}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as error:
+        raise BoardError(f"downloading {PACKAGE} {wanted} took too long", board=board, hint=_OWN_HINT) from error
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise BoardError(
+            f"the package of {PACKAGE} {wanted} for {arch}, {libc.replace('-', ' ')} cannot be had",
+            board=board,
+            hint=_OWN_HINT,
+            detail=done.stderr.strip()[-4000:],
+        )
+    return wheels[0]
+
+
+_BUILD_HINT = "build one for the board and name it in its config: [runtime] file = ..., or program = ..."
+_OWN_HINT = (
+    "connect this host to a package index, or have the board use a command of its own: [runtime] file = ... in its "
+    "config"
+)

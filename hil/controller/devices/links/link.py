@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from hil.controller.devices.client import AgentClient, BoardClient, Target
+from hil.controller.devices.board_client import BoardClient, Target
+from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
+from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
+
 
 Say = Callable[[str], None]
 
@@ -20,11 +23,8 @@ class Link:
     """A way to a board, as long as it is open.
 
     Attributes:
-        target: where the agent is reached.
-        close: ends what the link started.
         log: what the far side's process printed so far, for an error's detail.
         renew: mends the way after a break, where it can be, and gives the target anew.
-        shell: commands on the board, where it is reached over SSH.
         pushed_bytes: what the link itself sent to the board, to put an agent there.
         build: the agent that the link put there or found, as Describe calls it; "" where any will do.
         config: the board's config, where only who is at the far end decides which board it is.
@@ -43,36 +43,21 @@ class Link:
     over: Callable[[], str] = field(default=lambda: "")
     connect: Callable[[str], BoardClient] | None = None
 
-    def client(self, board: str) -> BoardClient:
-        """A client of the board at the far end; nothing is sent yet.
-
-        Args:
-            board: how errors call it.
-        """
-        if self.connect is not None:
-            return self.connect(board)
-        return AgentClient(self.target, board, over=self.over)
-
 
 @dataclass(frozen=True)
-class LinkRequest:
-    """What a link is opened for.
+class BoardRequest:
+    """What a board is opened for.
 
     Attributes:
-        address: what ``--board`` gave, or else the config's own; "" where neither names one.
-        config: the board's config.
-        board: how errors call the board.
-        faults: for a simulator: faults to switch on.
+        address: what ``--board`` gave; "" leaves it to the config.
         runtime: the runtime that is going to be used; "" is the config's.
-        purpose: of a board that is lent: told to others who wait for a board.
-        wait_s: how long to wait while somebody else has the board.
+        purpose: told to others who wait for the board.
         say: told what goes on where it takes long.
         without_agent: why the board is served by command; "" where its config does not ask for that.
     """
 
     address: str
     config: BoardConfig
-    board: str
     faults: tuple[str, ...] = ()
     runtime: str = ""
     purpose: str = ""
@@ -80,26 +65,123 @@ class LinkRequest:
     say: Say = lambda text: None
     without_agent: str = ""
 
+    @property
+    def board(self) -> str:
+        """How results and errors call the board."""
+        return self.address or self.config.name
+
+    @property
+    def target(self) -> str:
+        """The address that a link leads to; "" where neither the user nor the config names one."""
+        return self.address or self.config.connection.address
+
 
 @dataclass(frozen=True)
 class LinkKind:
-    """A kind of link; :mod:`hil.controller.devices.links.factory` lists them.
+    """A kind of link; :mod:`hil.controller.devices.board_resolver` lists them.
 
     Attributes:
-        name: for people.
         connect: opens a link. It imports what is heavy when it is called. It raises UsageError for an address or a
             config that is wrong, and BoardError where nobody answers, the board refuses us, or cannot be used.
         is_address: whether a text is an address of this kind, and not a board's name or config file.
         serves: whether a request is for this kind; None: its address tells.
-        takes_faults: whether faults can be switched on.
     """
 
     name: str
-    connect: Callable[[LinkRequest], Link]
+    connect: Callable[[BoardRequest], Link]
     is_address: Callable[[str], bool] = lambda text: False
-    serves: Callable[[LinkRequest], bool] | None = None
+    serves: Callable[[BoardRequest], bool] | None = None
     takes_faults: bool = False
 
-    def is_for(self, request: LinkRequest) -> bool:
+    def is_for(self, request: BoardRequest) -> bool:
         """Whether a request is for this kind."""
-        return self.serves(request) if self.serves is not None else self.is_address(request.address)
+        return self.serves(request) if self.serves is not None else self.is_address(request.target)
+
+
+_GROUP = "hil.board_providers"
+
+
+class BoardLoan(Protocol):
+    """A board that is waited for, then lent, until it is given back."""
+
+    @property
+    def name(self) -> str:
+        """The board's name, once there is one."""
+
+    @property
+    def config(self) -> BoardConfig:
+        """The board's config, once there is one; its address leads to the agent."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a board, at most so long; whether there is one. The place in the queue stays.
+
+        Raises:
+            FarmError: no board will ever do.
+        """
+
+    def queue_text(self) -> str:
+        """How many go first, in words; "" while that is not known."""
+
+    def ended(self, seconds: float) -> str:
+        """Why the loan ended, though nobody here gave it back; waits so long for that. "" where it goes on."""
+
+    def close(self) -> None:
+        """Give the board back, or leave the queue."""
+
+
+class BoardProvider(Protocol):
+    """Lends boards."""
+
+    def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
+        """The link to a board, which is given back when the link is closed; options are those of :class:`BoardRequest`.
+
+        Raises:
+            UsageError: no provider is known here, or the selector cannot be read.
+            NoSuchBoard: no board will ever do.
+            BoardBusy: none was free in time.
+        """
+
+    def order(self, selector: str, purpose: str) -> BoardLoan:
+        """Wait in the queue for a board.
+
+        Args:
+            selector: what the board must be; "" is any.
+            purpose: told to others who wait for a board.
+
+        Raises:
+            UsageError: no provider is known here, or the selector cannot be read.
+            FarmUnreachable: nobody answers.
+        """
+
+
+def is_lent(address: str) -> bool:
+    """Whether an address is a selector of boards that somebody lends: which one it comes to shows when it is opened."""
+    prefix, colon, _ = address.partition(":")
+    return bool(colon) and any(point.name == prefix for point in points(_GROUP))
+
+
+def provider_of(address: str) -> tuple[BoardProvider, str]:
+    """Who lends the boards of an address, and the selector in it.
+
+    Raises:
+        UsageError: nobody does, or what is registered cannot be loaded.
+    """
+    prefix, _, selector = address.partition(":")
+    for point in points(_GROUP):
+        if point.name == prefix:
+            try:
+                provider: BoardProvider = point.load()()
+            except ImportError as error:
+                raise UsageError(f"who lends the boards of {prefix}: cannot be loaded: {error}") from error
+            return provider, selector.strip()
+    raise UsageError(f"nobody lends boards of {address}")
+
+
+def _connect(request: BoardRequest) -> Link:
+    provider, selector = provider_of(request.target)
+    return provider.connect(
+        selector, runtime=request.runtime, purpose=request.purpose, wait_s=request.wait_s, say=request.say
+    )
+
+
+LENT_KIND = LinkKind("lent board", _connect, is_lent)

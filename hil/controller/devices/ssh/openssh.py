@@ -12,9 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hil.controller.devices.ssh.connect import Hop
-from hil.controller.devices.ssh.login import AgentKey, FileKey
-from hil.controller.devices.ssh.transport import ASK_EVERY_S
+from hil.controller.devices.ssh.transport import ASK_EVERY_S, AgentKey, FileKey, Hop
 from hil.core.scratch import new_folder
 
 #: What the config calls the board.

@@ -24,10 +24,9 @@ from typing import IO, Protocol
 import paramiko
 
 from hil.controller.devices.guard import Guard
-from hil.controller.devices.ssh import connect, openssh
-from hil.controller.devices.ssh.address import Address, parse_address
-from hil.controller.devices.ssh.connect import Hop
-from hil.core.board_config import Connection
+from hil.controller.devices.ssh import openssh
+from hil.controller.devices.ssh.address import Address
+from hil.controller.devices.ssh.transport import Hop, close_hops
 from hil.core.files import replacing
 from hil.errors import BoardError, BoardLost, StorageError
 
@@ -63,16 +62,9 @@ def execute(
     most: int = MOST_OUT,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[int, str]:
-    """Run a command line; returns its exit code and the end of what it wrote to stderr.
+    """Run a command line of the login's shell; returns its exit code and the end of what it wrote to stderr.
 
-    Args:
-        transport: an open one.
-        command: for the login's shell.
-        source: what the command reads.
-        sink: takes what it writes to stdout.
-        timeout: seconds, for all of it.
-        most: bytes that it may write to stdout.
-        progress: told the bytes of each piece of the source that was sent.
+    It may write ``most`` bytes to stdout, which go to the sink.
 
     Raises:
         TimeoutError: it did not end in time.
@@ -136,7 +128,6 @@ def own_output(channel: paramiko.Channel, left: Callable[[], float | None]) -> I
     """What a command itself writes to stdout, piece by piece: without the lines that a login prints before.
 
     Args:
-        channel: on which it was begun.
         left: the seconds that the next piece may take; None is any time.
 
     Raises:
@@ -338,14 +329,7 @@ _END_S = 3.0
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended.
-
-    Attributes:
-        argv: the command.
-        code: its exit code; 128 + N where signal N ended it.
-        out: what it wrote to stdout.
-        err: what it wrote to stderr, the last 64 KiB of it.
-    """
+    """How a command ended: its exit code, 128 + N where signal N ended it, and the last 64 KiB of stderr."""
 
     argv: tuple[str, ...]
     code: int
@@ -363,9 +347,6 @@ class Shell:
 
     Attributes:
         address: ``USER@HOST[:PORT]``, for messages.
-        fingerprint: the host key's, ``SHA256:...``.
-        user: who is logged in.
-        board: how errors call the board.
         hops: the machines that we are logged in to; the last is the board.
     """
 
@@ -377,7 +358,7 @@ class Shell:
         self.address = str(Address(address.host, self.user, board_hop.connection.port))
         self.fingerprint: str = board_hop.host_key.fingerprint
         self.transport = board_hop.transport
-        self.transport.watch(lambda: connect.close(hops))
+        self.transport.watch(lambda: close_hops(hops))
         self._files = Files(self.transport)
 
     def __enter__(self) -> Shell:
@@ -402,9 +383,7 @@ class Shell:
         The arguments arrive on the board as they are: nothing in them is expanded.
 
         Args:
-            argv: the program and its arguments.
             stdin: what it reads: bytes, or a file's contents; otherwise it finds the end at once.
-            timeout: seconds that it may take altogether.
             check: whether a code other than 0 is an error.
             progress: told the bytes of each piece of ``stdin`` that was sent.
 
@@ -430,14 +409,8 @@ class Shell:
     def put(self, local: Path, remote: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
         """Send a file. It appears under its name once it is complete, and replaces what had that name.
 
-        Args:
-            local: the file here.
-            remote: its name there; its folder must be there.
-            mode: its permissions there.
-            progress: told the bytes of each piece that was sent.
-
         Raises:
-            BoardError: it cannot be written there.
+            BoardError: it cannot be written there: its folder must be there.
             BoardLost: the link broke.
         """
         part = f"{remote}.{secrets.token_hex(4)}.part"
@@ -479,7 +452,7 @@ class Shell:
 
     def close(self) -> None:
         """Log out."""
-        connect.close(self.hops)
+        close_hops(self.hops)
 
     def is_alive(self) -> bool:
         """Whether the link is up, as far as is known: a broken one is noticed within 15 seconds."""
@@ -510,22 +483,3 @@ class _Stored:
             return self._file.write(data)
         except OSError as error:
             raise StorageError(f"cannot write {self._file.name}: {error.strerror}") from error
-
-
-def open_shell(address: str, connection: Connection, *, board: str, base: Path, timeout: float = 10.0) -> Shell:
-    """Log in to a board.
-
-    Args:
-        address: as a user writes it: ``USER@HOST[:PORT]``, ``ssh:HOST``.
-        connection: the board config's: which key, which pinned host keys.
-        board: how errors call the board.
-        base: the folder that relative paths in the config are relative to.
-        timeout: seconds for each of: connecting, the server's greeting, logging in.
-
-    Raises:
-        UsageError: the address, or a file of the config, is wrong.
-        HostKeyRefused: the host key is not the pinned one, or none is pinned.
-        BoardUnreachable: nobody answers, or we are not let in.
-    """
-    place = parse_address(address)
-    return Shell(connect.connect(place, connection, board=board, base=base, timeout=timeout), place, board)

@@ -1,19 +1,29 @@
-"""paramiko's transport with what a board needs: speed, a sign of life, how a signal ended a command, Unix sockets."""
+"""A machine that we are logged in to, and paramiko's transport with what a board needs: speed, a sign of life, how a
+signal ended a command, Unix sockets."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import socket
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+import fabric  # type: ignore[import-untyped]
 import paramiko
+from paramiko.auth_strategy import AuthSource, InMemoryPrivateKey, OnDiskPrivateKey
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_OPEN
+
+from hil.core.processes import wait_or_kill
 
 _STREAMLOCAL = "direct-streamlocal@openssh.com"
 ASK_EVERY_S = 3.0
+# For a ProxyCommand that was asked to end.
+END_S = 2.0
 # Seconds without a byte from the far side after which it is given up. A link that is cut for 5 s is not.
 SILENCE_S = 12
 #: The code of a command that a signal without a name of its own ended.
@@ -146,3 +156,60 @@ def _opening_bytes() -> bytes:
 
 
 _OPEN_STREAMLOCAL = _opening_bytes()
+
+
+class AgentKey(InMemoryPrivateKey):
+    """A key that the ssh agent holds."""
+
+    def __str__(self) -> str:
+        return f"the agent's key {self.pkey.fingerprint}"
+
+
+class FileKey(OnDiskPrivateKey):
+    """A key in a file.
+
+    Attributes:
+        plain: whether ssh's own client takes it as it is: without a passphrase, and nobody else can read it.
+    """
+
+    def __init__(self, username: str, path: Path, pkey: paramiko.PKey, *, plain: bool) -> None:
+        super().__init__(username, "python-config", path, pkey)
+        self.plain = plain
+
+    def __str__(self) -> str:
+        return f"the key {self.path}"
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A machine that we are logged in to: the board, or one on the way to it.
+
+    Attributes:
+        proxy_command: the command that leads there in place of a TCP connection, or "".
+    """
+
+    connection: fabric.Connection
+    source: AuthSource
+    host_key: paramiko.PKey
+    proxy_command: str = ""
+    proxy: subprocess.Popen[bytes] | None = None
+
+    @property
+    def transport(self) -> Transport:
+        """The open transport."""
+        transport = self.connection.transport
+        assert isinstance(transport, Transport)
+        return transport
+
+    def close(self) -> None:
+        """Log out."""
+        self.connection.client.close()
+        if self.proxy:
+            self.proxy.terminate()
+            wait_or_kill(self.proxy, END_S)
+
+
+def close_hops(hops: Sequence[Hop]) -> None:
+    """Log out everywhere, the nearest machine first: what waits for a farther one then ends."""
+    for hop in hops:
+        hop.close()

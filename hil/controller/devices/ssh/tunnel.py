@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import re
 import secrets
 import shlex
-import signal
 import socket
 import subprocess
 import threading
@@ -29,6 +27,7 @@ from hil.controller.devices.local_socket import LocalSocket, NotCarried
 from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.shell import Shell, TooMuch, begin, own_output
 from hil.controller.devices.ssh.transport import Transport
+from hil.core.processes import wait_or_kill
 from hil.errors import BoardError, BoardLost, BoardUnreachable
 
 _OPEN_S = 10.0
@@ -72,15 +71,8 @@ class Streamlocal:
         """There is nothing to end."""
 
 
-class Pump:
-    """Listens on a local socket, and carries what comes in to a socket on the far side and back.
-
-    Args:
-        transport: an open connection.
-        local: the socket to make here.
-        remote: the socket there.
-        far: leads to it.
-    """
+class ChannelForwarder:
+    """Listens on a local socket, and carries what comes in to a socket on the far side and back."""
 
     def __init__(self, transport: Transport, local: Path, remote: str, far: FarSide) -> None:
         self._transport = transport
@@ -147,11 +139,6 @@ class NoAgent(NoRelay):
 
 class TcpRelay:
     """A helper that listens on a loopback port of the board, for whoever has its token.
-
-    Args:
-        transport: an open connection.
-        python: the board's interpreter.
-        remote: the agent's socket there.
 
     Raises:
         NoRelay: it does not run.
@@ -274,11 +261,11 @@ kill "$watch"
 """
 
 
-class NoWay(BoardError):
+class NoTunnel(BoardError):
     """Nothing leads to the agent's socket, though commands run on the board."""
 
 
-class _Way(Protocol):
+class _Carrier(Protocol):
     """What makes a tunnel."""
 
     def alive(self) -> bool: ...
@@ -289,11 +276,7 @@ class _Way(Protocol):
 
 
 class Tunnel:
-    """A tunnel to a socket on a board.
-
-    Attributes:
-        address: the local end, ``unix:PATH``.
-    """
+    """A tunnel to a socket on a board; its local end is ``address``, ``unix:PATH``."""
 
     def __init__(self, shell: Shell, remote_socket: str, far: FarSide | None) -> None:
         self._kept = contextlib.ExitStack()
@@ -301,25 +284,25 @@ class Tunnel:
             folder = opening.enter_context(openssh.private_folder())
             socket = folder / "agent.sock"
             self.address = f"unix:{socket}"
-            self._way: _Way
+            self._carrier: _Carrier
             if far is None:
-                self._way = _OpenSSH(shell, folder, socket, remote_socket)
+                self._carrier = _OpenSSH(shell, folder, socket, remote_socket)
             else:
-                self._way = Pump(shell.transport, socket, remote_socket, far)
+                self._carrier = ChannelForwarder(shell.transport, socket, remote_socket, far)
             self._kept = opening.pop_all()
 
     def alive(self) -> bool:
         """Whether it still leads there, as far as is known: a broken link is noticed within 15 seconds."""
-        return self._way.alive()
+        return self._carrier.alive()
 
     def log(self) -> str:
         """What it had to say so far, such as a socket that is not there."""
-        return self._way.log()
+        return self._carrier.log()
 
     def close(self) -> None:
         """End it, and remove the local socket. Closing it again does nothing."""
         with self._kept:
-            self._way.close()
+            self._carrier.close()
 
 
 def open_tunnel(
@@ -330,7 +313,6 @@ def open_tunnel(
     Args:
         shell: a login on the board. OpenSSH's client logs in again, with the same key to the same host keys, through
             the same jumps.
-        remote_socket: the socket's absolute path there.
         openssh_client: whether to use OpenSSH's client, which is the faster one; by default where there is one
             that can log in: it is given no passwords. What it cannot do then, our own connection does.
         say: told where OpenSSH's client could not do it.
@@ -358,14 +340,8 @@ def open_tunnel(
 def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> Tunnel:
     """Make a way to a Unix socket on a board on which somebody listens now, by the best means that its sshd allows.
 
-    Args:
-        shell: a login on the board.
-        remote_socket: the socket's absolute path there.
-        python: an interpreter there.
-        say: told the way where it is not the usual one.
-
     Raises:
-        NoWay: there is none.
+        NoTunnel: there is none.
         BoardLost: the shell's connection is broken.
     """
     try:
@@ -384,7 +360,7 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> 
     except NoAgent as error:
         raise BoardLost(f"the agent left just now: {error}", board=shell.board) from error
     except NoRelay as error:
-        raise NoWay(
+        raise NoTunnel(
             f"no way leads to the agent: {refused}; a helper there failed: {error}", board=shell.board
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
@@ -435,11 +411,7 @@ class _OpenSSH:
     def close(self) -> None:
         if self._process.stdin:
             self._process.stdin.close()
-        try:
-            self._process.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # the sh and its ssh
-            self._process.wait()
+        wait_or_kill(self._process, _CLOSE_S, group=True)  # the sh and its ssh
 
     def _wait(self, socket: Path, shell: Shell) -> None:
         deadline = time.monotonic() + _START_S

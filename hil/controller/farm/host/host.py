@@ -26,7 +26,7 @@ _PRELOADED = (
     "hil.controller.farm.host.health_check",
     "hil.controller.farm.host.worker",
     "hil.controller.workloads.run_job",
-    "hil.controller.devices.links.direct",
+    "hil.controller.devices.links.agent",
     "hil.controller.devices.ssh.address",
     "hil.controller.backends.compilers.executorch",
     "hil.controller.backends.compilers.tfcompile",

@@ -14,8 +14,8 @@ from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, function_name
 from hil.controller.storage.packages import needed_version
-from hil.core.artifacts import Model
 from hil.core.digest import digest_of
+from hil.core.results import Model
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ class Conversion:
             ``dims`` (sizes of symbolic dimensions by name) and ``output`` (the file to write; further files beside
             it). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; whatever else it
             raises becomes one.
-        by: who does it, as results say it.
         packages: whose versions the result depends on.
-        suffix: of the file.
         extra: of hil, which installs the packages.
         version: raise it when the result changes without those.
     """
@@ -81,12 +79,7 @@ def convert(model: Model, want: str, **work: Unpack[Work]) -> tuple[Model, str]:
     """A model in another format, made or from the cache.
 
     Args:
-        model: what was imported.
-        want: the format.
         work: how it is done; a ``timeout`` of None is half an hour.
-
-    Returns:
-        The model, with the same name, inputs and outputs, and who made it, with version.
 
     Raises:
         UsageError: there is no such conversion, or the framework is not installed.
@@ -130,10 +123,6 @@ def convert(model: Model, want: str, **work: Unpack[Work]) -> tuple[Model, str]:
 
 def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Model:
     """The model as ONNX, in which it can be taken apart and looked into; a PyTorch program's nodes bear module paths.
-
-    Args:
-        model: what was imported.
-        cache, isolated, log: as for :func:`convert`.
 
     Raises:
         UsageError: there is no way to make it one.

@@ -90,9 +90,6 @@ _INNER = f".{ENTRY}"
 def prepare(mlir: str) -> str:
     """A module that IREE compiles, as text with locations: loops that its compiler would die of have become branches.
 
-    Args:
-        mlir: as :class:`LoweredFunction` has it.
-
     Raises:
         CompileFailed: it does not parse: it holds what is no StableHLO.
     """
@@ -103,9 +100,6 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigne
     """A module, as bytecode, whose one public function takes the inputs alone: each call finds the state as it was.
 
     Args:
-        lowered: the function.
-        values: what its state holds for good.
-        name: of the public function.
         assigned: the variables whose new values it returns after the outputs. One that the lowered function does not
             assign after all (its own value is no new one) keeps what it holds.
 
@@ -198,10 +192,6 @@ def _constant(spec: TensorSpec, value: Array) -> Any:
 
 def convert(concrete: Any, name: str) -> bytes:
     """A TFLite file with one signature, its variables as constants.
-
-    Args:
-        concrete: the function, which assigns none; what it takes and returns has names, by which TFLite sorts it.
-        name: of the signature.
 
     Raises:
         CompileFailed: TFLite has no such operators.

@@ -50,8 +50,6 @@ def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any],
     """The module of a decomposed and marked program.
 
     Args:
-        program: an ``ExportedProgram``.
-        function: what to call its function.
         folder: where ``params.irpa`` goes, if there are weights for it.
         name_of: what a node is called, "" where that is not known.
     """

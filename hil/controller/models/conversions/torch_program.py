@@ -33,9 +33,6 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     Large weights go into ``params.irpa`` beside it.
 
     Args:
-        path: the .pt2 file.
-        function: what to call the function.
-        output: the file to write.
         dims: sizes of symbolic dimensions; where they settle all of them, the result has none.
 
     Raises:
@@ -78,9 +75,6 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     Inputs, outputs and symbolic dimensions have the names that :mod:`hil.controller.models.importers.pt2` gives them.
 
     Args:
-        path: the .pt2 file.
-        function: what to call the graph.
-        output: the file to write.
         dims: sizes of symbolic dimensions; where they settle all of them, the result has none.
 
     Raises:

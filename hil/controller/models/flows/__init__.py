@@ -61,8 +61,6 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
     """The flow that a text names: a name, ``FILE.toml`` that holds one flow, or ``FILE.toml:NAME``.
 
     Args:
-        text: what was typed.
-        beside: see :func:`flows`.
         trusted: whether that folder is; else a flow of its ``flows.toml`` that has compiler flags is refused until the
             user trusts it: a compiler writes files and runs programs where its flags say.
 
@@ -136,10 +134,6 @@ def read_flows(path: Path) -> dict[str, Flow]:
 
 def check_flow(flow: Flow, where: str) -> None:
     """Refuse a flow that cannot be meant, whoever made it.
-
-    Args:
-        flow: what to look at.
-        where: how messages call it.
 
     Raises:
         UsageError: there is no such compiler or recipe, a setting is none of the recipe's, a tolerance cannot fail.

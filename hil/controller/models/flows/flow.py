@@ -12,18 +12,13 @@ class Flow:
     """How a suite's models are made into programs and judged.
 
     Attributes:
-        name: what it is called by.
-        runtime: loads the program on the board: ``iree``, ``onnxruntime``.
         compiler: makes it; "" is the runtime's own.
-        compile_flags: for the compiler, after the board's.
         recipe: what is done with a model first: a name of :func:`hil.controller.models.flows.recipes`; "" is nothing.
-        settings: the recipe's.
         rtol, atol: tolerance beside the flow's own reference (that of the model as the recipe made it); None is the
             case's own or the dtype's default.
         quanta: how many steps of its quantisation an output may be off beside that reference: see
             :func:`hil.controller.models.flows.quantum_atol`; None where ``atol`` or the case's own is meant.
         min_sqnr_db: what the answer must reach beside the model as it was before the recipe; None asks for nothing.
-        description: a line for people.
     """
 
     name: str

@@ -16,11 +16,6 @@ def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) 
 
     Operators that have no float16 form keep float32 between casts.
 
-    Args:
-        model, output: ONNX files.
-        external: whether weights are kept beside the file.
-        samples: none.
-
     Raises:
         ImportFailed: there is no float32 in the model, or what comes out is no valid model.
     """
@@ -100,13 +95,8 @@ def quantize_static(
     """Weights and activations to int8, as QDQ, the activations' ranges learnt from samples.
 
     Args:
-        model, output: ONNX files.
-        external: whether weights are kept beside the file.
-        samples: folders of tensors.
         per_channel: a scale for each output channel of a weight, not one for all of it.
         reduce_range: weights of 7 bits, for x86 CPUs that saturate sums of two products (AVX2 without VNNI).
-        activations: ``int8`` or ``uint8``.
-        method: ``minmax`` or ``percentile``: how a range is made of what was seen.
 
     Raises:
         ImportFailed: there is nothing to quantise, or a setting has no such value.
@@ -152,10 +142,6 @@ def quantize_dynamic(
     model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool, reduce_range: bool, weights: str
 ) -> None:
     """Weights to int8; activations when the model runs, each tensor by the range it has then.
-
-    Args:
-        model, output, external, samples, per_channel, reduce_range: as :func:`quantize_static`; no samples are needed.
-        weights: ``int8`` or ``uint8``.
 
     Raises:
         ImportFailed: there is nothing to quantise, or a setting has no such value.

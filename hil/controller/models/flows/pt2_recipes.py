@@ -22,10 +22,7 @@ def quantize_static(
     """Weights and activations to int8, the activations' ranges learnt from samples.
 
     Args:
-        model, output: .pt2 files.
         external: whether weights are kept beside the file: never.
-        samples: folders of tensors.
-        per_channel: a scale for each output channel of a weight, not one for all of it.
 
     Returns:
         ``quantise_s``: seconds that it took, without reading and exporting again.
@@ -42,7 +39,6 @@ def quantize_dynamic(
     """Weights of linear layers to int8; activations when the model runs, each tensor by the range it has then.
 
     Args:
-        model, output, external, per_channel: as :func:`quantize_static`, with what it returns and raises.
         samples: folders of tensors: the first is what the model is exported with.
     """
     return _quantise(model, output, samples[:1], per_channel, is_dynamic=True)

@@ -34,12 +34,6 @@ def quantum_atol(flow: Flow, path: Path, shop: RunContext, log: Path) -> float |
     A step of a float output is the scale of the DequantizeLinear that makes it, or of those that what makes it takes
     from; a step of a quantised one is 1. With several outputs it is the largest, of the float ones if there are any.
 
-    Args:
-        flow: whose ``quanta``.
-        path: the model, after the recipe.
-        shop: its cache and isolated processes.
-        log: for what is printed meanwhile.
-
     Returns:
         The tolerance; None where the flow names no ``quanta``, or nothing static is quantised in the model.
 

@@ -26,7 +26,7 @@ from hil.controller.storage.isolated import (
 )
 from hil.controller.storage.packages import pick, registered, version
 from hil.controller.storage.tensor_files import save_tensors
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.errors import ImportFailed, StageTimeout, UsageError, did_you_mean
@@ -56,8 +56,6 @@ class Recipe:
             else it raises becomes one.
         settings: name -> default. What a flow gives must be of the default's type.
         calibrated: whether it looks at samples; else ``samples`` is empty.
-        packages: whose versions the result depends on.
-        formats: of the models that it takes.
         version: raise it when the result changes without those.
     """
 
@@ -151,13 +149,9 @@ def apply_recipe(
     """A model as the flow's recipe makes it, made or from the cache.
 
     Args:
-        flow: whose recipe.
-        path: the model.
         inputs: calibration data, input name -> tensor for each sample; what a sample lacks is seeded random. Empty
             takes ``<model>.calibration.npz`` beside the model, whose arrays have one axis more, the samples', in
             front; where there is no such file, the setting ``samples`` many seeded random ones.
-        shop: its cache and isolated processes.
-        log: what the recipe prints is appended here.
         dims: values of symbolic dimensions, for random samples. The model keeps its symbols.
 
     Returns:

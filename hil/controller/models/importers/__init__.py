@@ -13,22 +13,15 @@ from typing import Any
 from hil.controller.models.importers import mlir, onnx, programs, pt2
 from hil.controller.models.tensorflow import source as tensorflow
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import (
-    Isolated,
-    IsolatedCrash,
-    IsolatedFailure,
-    IsolatedFunction,
-    IsolatedTimeout,
-    function_name,
-)
+from hil.controller.storage.isolated import Isolated, IsolatedFunction, function_name, naming_errors
 from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.paths import is_file
-from hil.core.artifacts import Model
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import within
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, check_names
-from hil.errors import ImportFailed, LoadFailed, StageTimeout, UsageError
+from hil.errors import ImportFailed, LoadFailed, UsageError
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
@@ -44,7 +37,6 @@ class Importer:
     """How one format is read.
 
     Attributes:
-        suffixes: of its files, with the dot.
         recognises: whether a file that begins with these bytes is one, whatever its name.
         describe: a function (or ``module:function``), called in a process of its own with ``path`` (str), ``function``
             (str) and ``dims`` (name -> int); returns a JSON object of ``function``, ``inputs`` and ``outputs`` (lists
@@ -110,12 +102,8 @@ def import_model(
     """Read a model's entry point, inputs and outputs.
 
     Args:
-        path: the model's file, or the folder of a SavedModel.
-        function: its entry point; "" is the only one.
         dims: values for symbolic dimensions of its inputs.
         format: ``onnx``, ``mlir``, ``vmfb``, ...; None goes by the file's name and first bytes.
-        isolated: where it is parsed; None starts a process for it.
-        cache: where the finding is kept; None keeps nothing.
 
     Raises:
         UsageError: no such file, not a model's name, no such function or dimension.
@@ -230,13 +218,10 @@ def _describe(
             log = Path(stack.enter_context(temporary_folder("hil-import-"))) / "import.log"
             pool = isolated or stack.enter_context(Isolated(1))
             arguments = {"path": str(path.absolute()), "function": function, "dims": dict(dims)}
-            try:
+            bad = f"cannot read {path.name}"
+            errors: dict[str, Any] = {"crash": ImportFailed, "died": bad, "failure": ImportFailed, "failed": bad}
+            with naming_errors("import", f"reading {path.name}", **errors):
                 said: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
-            except IsolatedTimeout as error:
-                text = f"reading {path.name} {error.message}"
-                raise StageTimeout(text, stage="import", detail=error.detail) from error
-            except (IsolatedCrash, IsolatedFailure) as error:
-                raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
             return said
 
     def keep(folder: Path) -> None:

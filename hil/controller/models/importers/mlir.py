@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.core.tensors import Dim
+from hil.controller.models.importers.description import description
+from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.iree_values import SCALAR_PREFIX, parse_type
 
@@ -47,22 +48,10 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         raise ImportFailed(
             f"the function {chosen!r} of {name} has no outputs", hint="a model that returns nothing cannot be checked"
         )
-    symbols: set[str] = set()
-    inputs = [_spec(name, *item, dims, symbols) for item in arguments]
-    outputs = [_spec(name, *item, {}, set()) for item in results]
-    if unknown := sorted(set(dims) - symbols):
-        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
-        raise UsageError(f"{name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
-    for spec in outputs:
-        spec[2] = [dim if isinstance(dim, int) else None for dim in spec[2]]
-    return {
-        "function": chosen,
-        "inputs": inputs,
-        "outputs": outputs,
-        "ranges": {},
-        "external": [],
-        "producer": {"functions": list(functions), "unseen_state": list(_mutable(module))},
-    }
+    inputs = [_spec(name, *item, named=True) for item in arguments]
+    outputs = [_spec(name, *item, named=False) for item in results]
+    producer = {"functions": list(functions), "unseen_state": list(_mutable(module))}
+    return description(name, chosen, inputs, outputs, dims, **producer)
 
 
 def functions(path: str) -> list[str]:
@@ -159,15 +148,11 @@ def _builtin(text: str) -> str:
     return _TORCH_NUMBERS.get(text, text)
 
 
-def _spec(file: str, name: str, text: str, dims: Mapping[str, int], symbols: set[str]) -> list[Any]:
+def _spec(file: str, name: str, text: str, *, named: bool) -> TensorSpec:
+    """The spec of a value; ``named``: a dynamic dimension becomes a symbol."""
     try:
         spec = parse_type(name, text)
     except LoadFailed as error:
         raise ImportFailed(f"{file}: {error.message}", hint=error.hint) from error
-    shape: list[Dim] = []
-    for axis, dim in enumerate(spec.shape):
-        symbol = f"{name}.dim{axis}"
-        if dim is None:
-            symbols.add(symbol)
-        shape.append(dims.get(symbol, symbol) if dim is None else dim)
-    return [spec.name.removeprefix(SCALAR_PREFIX), spec.dtype, shape]
+    shape = (f"{name}.dim{axis}" if dim is None and named else dim for axis, dim in enumerate(spec.shape))
+    return TensorSpec(spec.name.removeprefix(SCALAR_PREFIX), spec.dtype, tuple(shape))

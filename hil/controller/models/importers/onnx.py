@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.models.importers.description import check_dims
 from hil.core.tensors import DTYPES, Dim
 from hil.errors import ImportFailed, UsageError
 from hil.formats.ort_values import ONNX_TYPES
@@ -53,7 +54,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     for kind, values in (("input", real_inputs), ("output", graph.output)):
         for value in values:
             _check_tensor(file, kind, value)
-    _fix(file, real_inputs, dims)
+    check_dims(file.name, dims, fix_dims(real_inputs, dims))
     light = light_copy(model)
     inferred = _infer(light)
     if not foreign:
@@ -263,13 +264,6 @@ def _check_tensor(file: Path, kind: str, value: Any) -> None:
         )
 
 
-def _fix(file: Path, inputs: Any, dims: Mapping[str, int]) -> None:
-    symbols = fix_dims(inputs, dims)
-    if unknown := sorted(set(dims) - symbols):
-        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
-        raise UsageError(f"{file.name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
-
-
 def light_copy(model: Any) -> Any:
     """A copy of a model with its large and external tensors turned into inputs: the same graph, types and shapes."""
     import onnx
@@ -373,7 +367,6 @@ def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, fl
 
     Args:
         graph: a GraphProto with inferred shapes.
-        inputs: the names to look at.
     """
     look = _Look(graph)
     ranges: dict[str, tuple[float, float]] = {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.importers.description import description
 from hil.controller.storage.packages import needed_version
-from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods
 from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_in, read_functions
@@ -36,20 +37,10 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
     except LoadFailed:
         # Of a newer IREE, or of a vendor's, or with other functions: the board decides, and says why.
         return {"function": function, "inputs": None, "outputs": None, "ranges": {}, "external": [], "producer": {}}
-    if not outputs:
-        raise ImportFailed(f"{file.name} has no outputs", hint="a program that returns nothing cannot be checked")
-    return {
-        "function": chosen.name,
-        "inputs": list(map(_told, inputs)),
-        "outputs": list(map(_told, outputs)),
-        "ranges": {},
-        "external": [],
-        "producer": {},
-    }
-
-
-def _told(spec: TensorSpec) -> list[Any]:
-    return [spec.name.removeprefix(SCALAR_PREFIX), spec.dtype, list(spec.shape)]
+    takes, gives = (
+        [replace(spec, name=spec.name.removeprefix(SCALAR_PREFIX)) for spec in side] for side in (inputs, outputs)
+    )
+    return description(file.name, chosen.name, takes, gives, {})
 
 
 def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -76,36 +67,25 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
         raise ImportFailed(
             f"{file.name}: {error}", hint="a .pte is what ExecuTorch's to_executorch() writes"
         ) from error
-    if not outputs:
-        raise ImportFailed(f"{file.name} returns no tensor", hint="a program that returns nothing cannot be checked")
-    open_dims = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
-    if unknown := [name for name in dims if name not in open_dims]:
-        have = ", ".join(sorted(open_dims)) or "none: every dimension is fixed"
-        raise UsageError(f"{file.name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
-    return {
-        "function": method.name,
-        "inputs": [
-            [spec.name, spec.dtype, [dims.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]]
-            for spec in inputs
-        ],
-        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
-        "ranges": {},
-        "external": [],
-        "producer": {
-            "name": "executorch",
-            "bundled": is_bundle(data),
-            "methods": list(methods),
-            "backends": list(method.backends),
-            "operators": list(method.operators),
-            "unseen_state": list(method.writers),
-            "constants": [value.constant for value in method.inputs if value.constant is not None],
-            "most": {
-                spec.name: list(method.inputs[place].sizes)
-                for place, spec in method.input_specs()
-                if method.inputs[place].dynamic
-            },
+    return description(
+        file.name,
+        method.name,
+        inputs,
+        outputs,
+        dims,
+        name="executorch",
+        bundled=is_bundle(data),
+        methods=list(methods),
+        backends=list(method.backends),
+        operators=list(method.operators),
+        unseen_state=list(method.writers),
+        constants=[value.constant for value in method.inputs if value.constant is not None],
+        most={
+            spec.name: list(method.inputs[place].sizes)
+            for place, spec in method.input_specs()
+            if method.inputs[place].dynamic
         },
-    }
+    )
 
 
 def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -125,24 +105,9 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
     except LoadFailed as error:
         kind = UsageError if "--function" in error.hint else ImportFailed
         raise kind(error.message, hint=error.hint, detail=error.detail) from error
-    if not opened.outputs:
-        raise ImportFailed(f"{file.name} has no outputs", hint="a model that returns nothing cannot be checked")
-    symbols = {dim for spec in opened.inputs for dim in spec.shape if isinstance(dim, str)}
-    if unknown := sorted(set(dims) - symbols):
-        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
-        raise UsageError(f"{file.name} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
-    return {
-        "function": opened.name,
-        "inputs": [[spec.name, spec.dtype, [_sized(dim, dims) for dim in spec.shape]] for spec in opened.inputs],
-        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in opened.outputs],
-        "ranges": {},
-        "external": [],
-        "producer": {
-            "read with": f"{PACKAGE} {version}",
-            "functions": list(opened.signatures),
-            "unseen_state": list(opened.keeping),
-        },
-    }
+    producer = {"read with": f"{PACKAGE} {version}", "functions": list(opened.signatures)}
+    producer |= {"unseen_state": list(opened.keeping)}
+    return description(file.name, opened.name, opened.inputs, opened.outputs, dims, **producer)
 
 
 def _check_head(file: Path) -> None:
@@ -150,7 +115,3 @@ def _check_head(file: Path) -> None:
         head = opened.read(8)
     if head[4:8] != b"TFL3":
         raise ImportFailed(f"{file.name} is no TFLite model", hint="a .tflite is what TensorFlow's converter writes")
-
-
-def _sized(dim: int | str | None, dims: Mapping[str, int]) -> int | str | None:
-    return dims.get(dim, dim) if isinstance(dim, str) else dim

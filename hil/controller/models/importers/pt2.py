@@ -261,11 +261,7 @@ _INDEXED = {
 
 
 def known_ranges(inputs: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Input -> (lowest, highest) value of those that are used as indices.
-
-    Args:
-        inputs: name -> node of the graph.
-    """
+    """Input -> (lowest, highest) value of those that are used as indices."""
     found = {name: list(_sizes(node, set())) for name, node in inputs.items()}
     return {name: (0, min(sizes) - 1) for name, sizes in found.items() if sizes and min(sizes) > 0}
 

@@ -38,9 +38,6 @@ _FORBIDDEN = re.compile(r"data/(aotinductor|executorch)/|data/(weights|constants
 def load_program(path: str) -> Any:
     """The ``torch.export.ExportedProgram`` that a file holds. For isolated processes: it imports torch.
 
-    Args:
-        path: what ``torch.export.save`` wrote.
-
     Raises:
         ImportFailed: it is no such archive, is damaged, was written for another torch, or holds what only running code
             from the file could read.
@@ -215,10 +212,6 @@ AGAIN = "save it again, with torch.export.save of the torch that is installed he
 
 def check_graph(name: str, program: Any) -> None:
     """Refuse a program with anything but tensors, numbers and torch's own operators in it.
-
-    Args:
-        name: the file's.
-        program: its ``models/model.json``.
 
     Raises:
         ImportFailed: it has, or is damaged, or needs a package that is not installed here.

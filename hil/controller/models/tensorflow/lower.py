@@ -28,7 +28,6 @@ class Live:
     """A lowered function with what it captured in this process.
 
     Attributes:
-        function: what was lowered.
         captured: the tf.Variable or tf.Tensor of each of ``function.state``.
     """
 
@@ -169,9 +168,6 @@ class LoweredFunction:
 
     Attributes:
         mlir: the module as text; its one public function is ``main``.
-        inputs: the tensors among the arguments, flattened in order.
-        outputs: the tensors among the results, flattened in order.
-        state: what follows the inputs.
         structure: of what the function returns: the number of an output in the place of each; see :meth:`returned`.
     """
 

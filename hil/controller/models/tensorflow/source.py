@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.importers.description import check_dims, description
 from hil.controller.models.tensorflow.graphs import assigned, leaves, new_value, replace_leaves, words
 from hil.controller.storage.packages import needed_version
 from hil.core.tensors import Array, Dim, TensorSpec, dtype_name
@@ -30,8 +31,6 @@ class Source:
         structure: (positional, named) arguments; the leaves are ``tf.TensorSpec``, of fixed shape where ``--dim`` fixed
             it, or values that are passed as they are.
         inputs: the tensors among them: names, dtypes, shapes with symbols.
-        functions: the names of all functions there are.
-        model: what holds the variables.
     """
 
     name: str
@@ -122,7 +121,6 @@ def open_model(path: str, function: str, dims: Mapping[str, int]) -> Source:
     Args:
         path: ``saved_model.pb`` of a SavedModel's folder, or a ``.keras`` file.
         function: its name; "" is ``serving_default`` of a SavedModel that has it, else the only one.
-        dims: sizes of symbolic dimensions.
 
     Raises:
         ImportFailed: it cannot be read, or its function takes what is no tensor.
@@ -249,9 +247,7 @@ def _fix(
         return tf.TensorSpec([dim if isinstance(dim, int) else None for dim in shape], leaf.dtype, leaf.name)
 
     made = replace_leaves((args, kwargs), fixed)
-    if unknown := sorted(set(dims) - symbols):
-        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
-        raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
+    check_dims(file, dims, symbols)
     return made, tuple(inputs)
 
 
@@ -290,15 +286,8 @@ def describe_keras(path: str, function: str, dims: Mapping[str, int]) -> dict[st
 def _describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     version = needed_version("tensorflow", "tensorflow")
     source = open_model(path, function, dims)
-    outputs = (*source.outputs(), *source.new_values())
-    return {
-        "function": source.name,
-        "inputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in source.inputs],
-        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
-        "ranges": {},
-        "external": [],
-        "producer": {"read with": f"tensorflow {version}", "functions": list(source.functions)},
-    }
+    producer = {"read with": f"tensorflow {version}", "functions": list(source.functions)}
+    return description(path, source.name, source.inputs, (*source.outputs(), *source.new_values()), {}, **producer)
 
 
 def spec_of(name: str, spec: Any) -> TensorSpec:
@@ -318,7 +307,6 @@ def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, A
     """What a function returned, without None, each tensor with its name.
 
     Args:
-        returned: nested or not.
         names: what tensors are called that have no name of their own in the structure.
     """
     found = [(path, leaf) for path, leaf in leaves(returned) if leaf is not None]

@@ -16,8 +16,8 @@ from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import save_tensors
 from hil.controller.workloads.bundles.bpte_build import write
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name, shape_text
 from hil.errors import UsageError

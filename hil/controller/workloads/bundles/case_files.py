@@ -15,10 +15,10 @@ from hil.controller.models.inputs import fits_spec
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.controller.storage.tensor_files import load_pb
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
 from hil.core.files import read_file, within
 from hil.core.npy import Npz, load_npy, save_npy, typed
+from hil.core.results import Artifact
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
 

@@ -11,8 +11,8 @@ from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.checks import checked_inputs
 from hil.controller.backends.references import expected_result, measure_noise, refer, refer_with_fallback
 from hil.controller.backends.references.noise import telling_noise
-from hil.controller.devices.board_resolver import BoardChoice, knows_target
-from hil.controller.devices.client import Loaded
+from hil.controller.devices.board_choice import BoardChoice, knows_target
+from hil.controller.devices.board_client import Loaded
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
@@ -22,8 +22,8 @@ from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import import_methods, settled_signatures, signatures_of
-from hil.core.artifacts import Artifact, Model
-from hil.core.installation import own_version
+from hil.core import own_version
+from hil.core.results import Artifact, Model
 from hil.core.runtimes import runtime_for
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError

@@ -34,8 +34,8 @@ from hil.controller.workloads.bundles.methods import (
     settled_signatures,
     signatures_of,
 )
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, settled
 from hil.errors import LoadFailed, UsageError

@@ -12,11 +12,11 @@ import numpy as np
 from hil.bundles import MethodTestSuite, Signature
 from hil.bundles.cases import Values
 from hil.controller.devices.agentless.signature import signature_of
-from hil.controller.devices.client import Loaded
+from hil.controller.devices.board_client import Loaded
 from hil.controller.models.importers import import_model, importers, mlir
 from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.run_context import RunContext
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, dtype_name
 from hil.errors import ImportFailed, LoadFailed, UsageError

@@ -17,8 +17,8 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import LEFT_OUT, import_methods, no_board, signatures_of
+from hil.core import own_version
 from hil.core.files import within
-from hil.core.installation import own_version
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.errors import UsageError

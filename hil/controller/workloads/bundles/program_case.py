@@ -12,8 +12,7 @@ from hil.bundles.signature import public_keys, verify
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
-from hil.core.artifacts import Artifact, Model
-from hil.core.results import RunResult
+from hil.core.results import Artifact, Model, RunResult
 
 
 def open_bundle(path: Path, key: Path | None = None) -> Bundle:

@@ -10,7 +10,8 @@ from typing import Any
 from hil.bundles.cases import untested
 from hil.bundles.signature import sealed
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import choose
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job

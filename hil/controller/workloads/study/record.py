@@ -131,7 +131,7 @@ class Row:
         compiler: with version.
         size: of the program, in bytes.
         steps: how many training steps agreed with TensorFlow's.
-        placement: where the program ran: fields of :class:`hil.core.placement.Part`; None where the runtime did not
+        placement: where the program ran: fields of :class:`hil.core.results.Part`; None where the runtime did not
             tell.
         detail: the far side's own words about what went wrong.
         worst: of all values of all steps: the largest absolute difference, where it was and what stood there.

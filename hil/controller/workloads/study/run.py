@@ -12,7 +12,7 @@ from typing import Any
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare_output
 from hil.controller.devices.board import LoadedProgram
-from hil.controller.devices.board_resolver import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.storage.cache import Cache

@@ -13,14 +13,14 @@ from hil.controller.backends.compilers import tfcompile
 from hil.controller.backends.compilers.iree import compile_iree
 from hil.controller.backends.compilers.iree_program import compiler_version_or_fail
 from hil.controller.backends.compilers.tfcompile import target_of
-from hil.controller.devices.board_resolver import with_target
+from hil.controller.devices.board_choice import with_target
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
-from hil.core.artifacts import Artifact, Model
 from hil.core.board_config import BoardConfig
+from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout
 from hil.formats.xla_program import VALUES as TFCOMPILE_VALUES

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice, knows_target
+from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner

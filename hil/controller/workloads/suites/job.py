@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from hil.controller.devices.board_resolver import BoardChoice, choose
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import check_options

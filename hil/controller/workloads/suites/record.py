@@ -31,8 +31,8 @@ class CaseRecord:
             the same.
         cached: whether the program came out of the cache, or None where nothing was compiled.
         notes: what the compiler told of its work: of a program's delegation, say. See
-            :class:`hil.core.artifacts.Artifact`.
-        placement: where it ran: fields of :class:`hil.core.placement.Part`; None where the runtime did not tell.
+            :class:`hil.core.results.Artifact`.
+        placement: where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
         elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
         outputs: one comparison an output with the flow's own reference: fields of
             :class:`hil.compare.verdict.OutputComparison` and ``mismatch_share``; inf and nan are texts, for JSON.

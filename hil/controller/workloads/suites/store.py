@@ -16,8 +16,8 @@ from typing import Any
 from hil.controller.storage.packages import version
 from hil.controller.storage.runs import safe_name, seal, storing, write_file, write_json
 from hil.controller.workloads.suites.record import CaseRecord
+from hil.core import own_version
 from hil.core.files import read_file
-from hil.core.installation import own_version
 from hil.core.npy import save_npy
 from hil.core.tensors import Array
 from hil.core.text import jsonable

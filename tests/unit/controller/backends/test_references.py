@@ -21,8 +21,8 @@ from hil.controller.backends.references import (
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Model
 from hil.core.npy import save_npy
+from hil.core.results import Model
 from hil.core.tensors import TensorSpec, dtype_name, dtype_of
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 from hil.formats.ort_values import ONNX_TYPES

@@ -12,9 +12,8 @@ import pytest
 from support.fake_agent import RUNTIME, FakeAgent, program
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.client import Target
-from hil.controller.devices.links.link import Link
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.links.link import BoardRequest, Link
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import (
@@ -47,20 +46,18 @@ class Lab:
         on_renew: what happens at the far end then.
     """
 
-    def __init__(self, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, agent: FakeAgent) -> None:
         self.agent = agent
         self.said: list[str] = []
         self.renewed = 0
         self.on_renew: Callable[[], object] = lambda: None
-        self._monkeypatch = monkeypatch
         self._open: list[Board] = []
 
     def open(self, build: str = "", *, can_renew: bool = True, wait_s: float = 1.0) -> Board:
         link = Link(Target(self.agent.address), build=build, log=lambda: "the far side's last words")
         link.renew = (lambda: self._renew(link)) if can_renew else None
-        self._monkeypatch.setattr("hil.controller.devices.board.open_link", lambda *_, **__: link)
         config = BoardConfig("lab", "lab", runtime=RUNTIME)
-        self._open.append(Board(BoardChoice(config), purpose="a test", wait_s=wait_s, say=self.said.append))
+        self._open.append(Board(BoardRequest("", config, purpose="a test", wait_s=wait_s, say=self.said.append), link))
         return self._open[-1]
 
     def _renew(self, link: Link) -> Target:
@@ -76,7 +73,7 @@ class Lab:
 @pytest.fixture
 def lab(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setattr("hil.controller.devices.board._PUSH_PAUSE_S", 0.001)
-    made = Lab(agent, monkeypatch)
+    made = Lab(agent)
     yield made
     made.close()
 

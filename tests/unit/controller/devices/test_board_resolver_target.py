@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.devices.board_resolver import knows_target, with_target
+from hil.controller.devices.board_choice import knows_target, with_target
 from hil.core.boards import load_board
 
 

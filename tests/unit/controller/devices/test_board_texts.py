@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hil.controller.devices.agentless import scripts
 from hil.controller.devices.deploy import probe
-from hil.controller.devices.deploy.wheels import Interpreter, platform_tags
+from hil.controller.devices.deploy.packages import Interpreter, platform_tags
 from hil.formats.iree_command import times_ns
 
 ODD = ["²", "٣", "9" * 6000, "-1", "1e400", "nan", "", "\0", "3.²", "3." + "1" * 5000]

@@ -8,7 +8,8 @@ import pytest
 
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.supervisor import Supervisor
-from hil.controller.devices.connection import AgentConnection, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.connection import AgentConnection
 from hil.errors import BoardUnreachable
 
 

@@ -49,7 +49,7 @@ def test_samples_are_what_the_board_told():
 def test_a_stream_that_breaks_is_told_and_keeps_what_came():
     watch = watched(Stream(3, Broken()))
     assert len(watch.samples) == 3
-    assert "it broke" in watch.trouble
+    assert "it broke" in watch.problem
 
 
 def test_a_board_that_cannot_be_asked_is_told():
@@ -59,7 +59,7 @@ def test_a_board_that_cannot_be_asked_is_told():
     with CounterWatch(start) as watch:
         pass
     assert watch.samples == []
-    assert "it broke" in watch.trouble
+    assert "it broke" in watch.problem
 
 
 def test_a_board_without_an_agent_has_none():
@@ -69,7 +69,7 @@ def test_a_board_without_an_agent_has_none():
     with CounterWatch(start) as watch:
         pass
     assert watch.samples == []
-    assert "no agent" in watch.trouble
+    assert "no agent" in watch.problem
 
 
 @pytest.mark.parametrize("count", [99, 101, 2500])

@@ -142,10 +142,11 @@ def test_the_keys_of_labgrids_external_power_driver_are_taken_as_they_are():
         ({"reset": "it's"}, "cannot be split"),
         ({"reset": {"url": "file:///etc/passwd"}}, "http://"),
         ({"reset": {"method": "GET"}}, "http://"),
-        ({"reset": {"url": 3}}, "are texts"),
+        ({"reset": {"url": 3}}, "http://"),
         ({"reset": {"url": "http://x", "verify": False}}, "verify"),
         ({"reset": {"url": "http://x", "headers": "a: b"}}, "headers"),
-        ({"reset": {"url": "http://x", "headers": {"a": 1}}}, "are texts"),
+        ({"reset": {"url": "http://x", "headers": {"a": 1}}}, "a table of texts"),
+        ({"reset": {"url": "http://x", "body": 1}}, "must be text"),
         ({"on": ["x"], "cmd_on": "y"}, "twice"),
         ({"boot_s": "long"}, "seconds"),
         ({"boot_s": True}, "seconds"),
@@ -153,7 +154,7 @@ def test_the_keys_of_labgrids_external_power_driver_are_taken_as_they_are():
         ({"delay": float("nan")}, "seconds"),
         ({"boot_s": float("inf")}, "seconds"),
         ({"timeout_s": 10**400}, "seconds"),
-        ({"reset": ["a\0b"]}, "no argument can"),
+        ({"reset": ["a\0b"]}, "no name or argument can"),
     ],
 )
 def test_a_wrong_table_is_told_with_its_place(table, said):

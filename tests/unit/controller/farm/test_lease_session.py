@@ -14,7 +14,8 @@ from support.agents import Program
 from support.fake_farm import FakeFarm
 from support.waiting import eventually
 
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.farm.lease_session import LeaseSession, lease_order, leased_config, machine_id
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.core.boards import parse_board

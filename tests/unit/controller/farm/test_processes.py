@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.waiting import eventually
 
-from hil.controller.farm.processes import SupervisedProcess, born, end_noted, how_ended
+from hil.controller.farm.processes import SupervisedProcess, born, end_noted
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -100,11 +100,3 @@ def test_a_note_that_says_nothing_is_thrown_away(tmp_path: Path, text):
     note.write_text(text)
     end_noted(note)
     assert not note.exists()
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [(0, "ended with exit code 0"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")],
-)
-def test_how_a_process_ended_is_told_whatever_killed_it(code, said):
-    assert how_ended(code) == said

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from hil.controller.pipeline.flagfiles import comparable, element_type, tool_differs
-from hil.core.artifacts import Model
-from hil.core.results import RunResult
+from hil.core.results import Model, RunResult
 from hil.core.tensors import TensorSpec, dtype_of
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.pipeline import board_pool
-from hil.core.artifacts import Artifact
-from hil.core.results import RunResult
+from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.testing.traces.backends import parse_backend
 from hil.testing.traces.target import Target

@@ -9,7 +9,7 @@ import pytest
 
 from hil.controller.analysis.bisect.subject import check_layers, check_signatures
 from hil.controller.analysis.layers import Layer
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
 

@@ -14,7 +14,7 @@ from support.models import DIGITS
 from hil.controller.analysis.layers import Layer, activations, cut, layer_inputs, layer_outputs, layer_specs, layers_of
 from hil.controller.backends.references import refer
 from hil.controller.models.importers import import_model
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.tensors import Array
 from hil.errors import UsageError
 

@@ -31,7 +31,7 @@ from hil.controller.analysis.layers import GROUPS, activations, layer_inputs, la
 from hil.controller.backends.references import refer_with_fallback
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 

@@ -19,8 +19,8 @@ from hil.controller.analysis.profile.compile_time import (
     profile_compile,
 )
 from hil.controller.models.importers import import_model
-from hil.core.artifacts import Model
 from hil.core.clock import now_ns
+from hil.core.results import Model
 from hil.core.timeline import Span
 from hil.errors import CompileFailed, StageTimeout, StorageError, UsageError
 

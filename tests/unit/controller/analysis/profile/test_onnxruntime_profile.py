@@ -17,7 +17,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.zoo import zoo_models
-from hil.core.artifacts import Model
+from hil.core.results import Model
 from hil.errors import RunFailed, StageTimeout
 
 Save = Callable[..., Path]

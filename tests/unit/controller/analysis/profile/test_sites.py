@@ -17,7 +17,7 @@ from hil.controller.analysis.profile.sites import Region, Site, Sites, dispatch_
 from hil.controller.models.importers import import_model
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.zoo import zoo_models
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.errors import CompileFailed, UsageError
 
 Save = Callable[..., Path]

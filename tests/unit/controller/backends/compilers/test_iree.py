@@ -17,8 +17,8 @@ from hil.controller.backends.compilers.iree_program import host_cpu, recipe_of
 from hil.controller.backends.references import refer
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Artifact
 from hil.core.digest import digest_file
+from hil.core.results import Artifact
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 
 Save = Callable[..., Path]

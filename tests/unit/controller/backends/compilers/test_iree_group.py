@@ -25,7 +25,7 @@ from hil.controller.backends.references import refer
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.core.artifacts import Artifact, Model
+from hil.core.results import Artifact, Model
 from hil.errors import CompileFailed, HilError, StageError
 
 pytestmark = pytest.mark.ci

@@ -25,14 +25,14 @@ from support.waiting import eventually
 from hil.controller.devices.agentless import scripts
 from hil.controller.devices.agentless.scripts import machine, readings
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_resolver import BoardChoice
-from hil.controller.devices.iree_tool import iree_tool
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_factory import connect_board
+from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
-from hil.core.artifacts import Artifact
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand, fill
 from hil.core.boards import parse_runtime
 from hil.core.digest import digest_file
-from hil.core.placement import Part
+from hil.core.results import Artifact, Part
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import (
     BoardBusy,
@@ -160,8 +160,8 @@ def open_board(shell: LocalShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         )
         first, reopen = options.pop("shell", shell), options.pop("reopen", lambda: shell)
         logins = itertools.chain([first], iter(reopen, None))
-        monkeypatch.setattr("hil.controller.devices.ssh.shell.open_shell", lambda *_, **__: next(logins))
-        boards.append(Board(BoardChoice(config), **options))
+        monkeypatch.setattr("hil.controller.devices.ssh.connect.open_shell", lambda *_, **__: next(logins))
+        boards.append(connect_board(BoardChoice(config).request(**options)))
         return boards[-1]
 
     yield make
@@ -470,9 +470,9 @@ def test_a_vendors_command_is_run_each_time_and_tells_no_device_time(open_board,
 
 
 def test_the_target_is_what_the_board_shows(shell, monkeypatch):
-    monkeypatch.setattr("hil.controller.devices.ssh.shell.open_shell", lambda *_, **__: shell)
+    monkeypatch.setattr("hil.controller.devices.ssh.connect.open_shell", lambda *_, **__: shell)
     config = BoardConfig("bare", "bare", connection=Connection(address="root@bare"))
-    with Board(BoardChoice(config), without_agent="it has no Python") as board:
+    with connect_board(BoardChoice(config).request(without_agent="it has no Python")) as board:
         assert any(flag.startswith("--iree-llvmcpu-target-triple=") for flag in board.config.compile_flags["iree"])
 
 
@@ -800,7 +800,7 @@ def test_a_folder_that_cannot_be_made_is_the_boards_failure(open_board, shell):
         ({"environment": {"A=B": "1"}}, "cannot be"),
         ({"environment": {"-i": "1"}}, "cannot be"),
         ({"environment": {"A": 1}}, "table of texts"),
-        ({"flags": ["a\0b"]}, "no argument can"),
+        ({"flags": ["a\0b"]}, "no name or argument can"),
     ],
 )
 def test_a_wrong_table_says_what_is_wrong(tmp_path, table, word):
@@ -921,7 +921,7 @@ def test_its_counters_are_not_known(open_board):
     board = open_board()
     with board.watch_counters() as watch:
         pass
-    assert watch.trouble
+    assert watch.problem
 
 
 # ---- where it ran

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.devices import deploy
+from hil.controller.devices.deploy import probe
 from hil.controller.devices.deploy.ensure import Recipe
 from hil.controller.devices.deploy.packages import File
 from hil.controller.devices.deploy.wheels import Group
@@ -84,7 +84,7 @@ def shells(tmp_path: Path) -> Iterator[Callable[..., LocalShell]]:
         return LocalShell(home, **settings)
 
     yield make
-    deploy.clean(LocalShell(home), "", force=True)
+    probe.clean(LocalShell(home), "", force=True)
 
 
 @pytest.fixture(scope="session")

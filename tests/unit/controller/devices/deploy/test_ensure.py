@@ -19,9 +19,9 @@ import pytest
 from support.deploying import Small, accepts, put
 from support.waiting import eventually
 
-from hil.controller.devices import deploy
-from hil.controller.devices.client import AgentClient, Target
-from hil.controller.devices.deploy import ensure
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
+from hil.controller.devices.deploy import ensure, probe
 from hil.controller.devices.deploy.ensure import AgentPlace, Plan, install
 from hil.controller.devices.deploy.packages import File, Package, write_package
 from hil.controller.devices.deploy.probe import ask
@@ -37,7 +37,7 @@ def is_gone(pid: int) -> bool:
 
 
 def pid_of(shell: Any) -> int:
-    return deploy.status(shell, "").pid
+    return probe.status(shell, "").pid
 
 
 def plan_of(shell: Any, packages: list[Package]) -> Plan:
@@ -57,9 +57,9 @@ def lock_held(folder: Path) -> Iterator[Callable[[], None]]:
 def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
     said: list[str] = []
 
-    first = deploy.ensure_agent(shell, folder="", runtimes=("iree",), board="here", say=said.append)
+    first = ensure.ensure_agent(shell, folder="", runtimes=("iree",), board="here", say=said.append)
     before = len(shell.commands)
-    second = deploy.ensure_agent(shell, folder="", runtimes=("iree",), board="here", say=said.append)
+    second = ensure.ensure_agent(shell, folder="", runtimes=("iree",), board="here", say=said.append)
 
     assert len(shell.commands) == before + 1
     assert second == AgentPlace(first.socket, first.folder, first.build, first.python, 0)
@@ -71,7 +71,7 @@ def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
     assert described.build == first.build
     assert not {one.name: one.error for one in described.runtimes}["iree"]
 
-    state = deploy.status(shell, "")
+    state = probe.status(shell, "")
     assert state.build == first.build and state.used_bytes < 90e6
     code = "import numpy.fft, numpy.linalg, numpy.ma, numpy.testing, iree.runtime, grpc, ml_dtypes; "
     code += "numpy.testing.assert_allclose(numpy.linalg.inv(numpy.eye(9) * 2), numpy.eye(9) / 2)"
@@ -80,21 +80,21 @@ def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
 
     readable = [path for path in Path(first.folder).rglob("*") if path.lstat().st_mode & 0o077]
     assert readable == []
-    assert deploy.clean(shell, "")
-    assert not deploy.clean(shell, "")
+    assert probe.clean(shell, "")
+    assert not probe.clean(shell, "")
     assert list(shell.home.iterdir()) == []
     assert is_gone(state.pid)
 
 
 def test_runtimes_add_up(shell: Any):
     settings: dict[str, Any] = {"folder": "", "board": "here", "say": print}
-    deploy.ensure_agent(shell, runtimes=("vendors",), **settings)
+    ensure.ensure_agent(shell, runtimes=("vendors",), **settings)
 
-    joined = deploy.ensure_agent(shell, runtimes=("iree",), **settings)
+    joined = ensure.ensure_agent(shell, runtimes=("iree",), **settings)
 
-    assert [name.partition("=")[0] for name in deploy.status(shell, "").runtimes] == ["iree", "vendors"]
+    assert [name.partition("=")[0] for name in probe.status(shell, "").runtimes] == ["iree", "vendors"]
     for runtimes in (("vendors",), ("iree",), ("iree", "vendors")):
-        again = deploy.ensure_agent(shell, runtimes=runtimes, **settings)
+        again = ensure.ensure_agent(shell, runtimes=runtimes, **settings)
         assert (again.build, again.pushed_bytes) == (joined.build, 0)
 
 
@@ -113,7 +113,7 @@ def test_what_two_versions_ago_was_needed_is_dropped(shell: Any, small: Small):
     for text in ("first", "second", "third"):
         put(shell, small(text))
 
-    folder = Path(deploy.status(shell, "").folder)
+    folder = Path(probe.status(shell, "").folder)
     assert len(list((folder / "packages").iterdir())) == 2
     assert put(shell, small("second")).pushed_bytes == 0
 
@@ -141,13 +141,13 @@ def test_an_agent_that_stays_in_use_is_left_alone(shell: Any, small: Small, monk
     place = put(shell, small("first"))
     Path(place.folder, "store", "in-use").touch()
 
-    for change in (lambda: put(shell, small("second")), lambda: deploy.clean(shell, "")):
+    for change in (lambda: put(shell, small("second")), lambda: probe.clean(shell, "")):
         with pytest.raises(BoardBusy) as caught:
             change()
         assert caught.value.hint
     assert accepts(place)
 
-    assert deploy.stop(shell, "", force=True)
+    assert probe.stop(shell, "", force=True)
     assert not accepts(place)
 
 
@@ -178,7 +178,7 @@ def test_an_agent_that_was_killed_is_started_again_from_what_is_there(shell: Any
 
 def test_a_process_number_that_another_process_got_is_no_agent(shell: Any, small: Small):
     place = put(shell, small())
-    deploy.stop(shell, "")
+    probe.stop(shell, "")
     Path(place.folder, "run", "agent.pid").write_text(f"{os.getpid()} {place.build}\n")
 
     again = put(shell, small())
@@ -243,7 +243,7 @@ def test_a_package_cannot_write_elsewhere(shell: Any, tmp_path: Path):
 
 def test_packages_that_somebody_removed_are_sent_anew(shell: Any, small: Small):
     place = put(shell, small())
-    deploy.stop(shell, "")
+    probe.stop(shell, "")
     for package in Path(place.folder, "packages").iterdir():
         package.rename(shell.home / package.name)
 
@@ -274,7 +274,7 @@ def test_the_agents_words_are_kept(shell: Any, small: Small):
         ),
     )
 
-    assert "hello from the agent" in deploy.logs(shell, "")
+    assert "hello from the agent" in probe.logs(shell, "")
 
 
 def test_nothing_of_the_connection_stays_with_the_agent(shell: Any, small: Small):
@@ -299,6 +299,6 @@ def test_a_python_at_the_end_of_the_path_is_found_once(shells: Callable[..., Any
 def test_the_build_is_what_the_agent_is_made_of(shell: Any, small: Small):
     place = put(shell, small())
 
-    state = deploy.status(shell, "")
+    state = probe.status(shell, "")
     expected = hashlib.sha256("\n".join([state.python, *sorted(state.packages)]).encode()).hexdigest()[:16]
     assert place.build == state.build == expected

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from support.deploying import Small, accepts, put
 
-from hil.controller.devices import deploy
-from hil.controller.devices.deploy import ensure
+from hil.controller.devices.deploy import ensure, probe
 from hil.controller.devices.deploy.ensure import AgentPlace, Plan, install
 from hil.errors import BoardBusy, BoardError, StorageError
 
@@ -47,7 +46,7 @@ def test_the_folder_is_the_logins_own_or_where_it_is_said(shell: Any, small: Sma
     assert Path(place.folder) == shell.home / (chosen.removeprefix("~/") or ".hil")
     assert accepts(place)
     assert put(shell, small(), folder=chosen).pushed_bytes == 0
-    deploy.clean(shell, chosen)
+    probe.clean(shell, chosen)
     assert not Path(place.folder).exists()
 
 
@@ -58,7 +57,7 @@ def test_a_folder_of_somebodys_own_is_neither_used_nor_removed(shell: Any, small
     with pytest.raises(BoardError, match="none of hil's"):
         put(shell, small(), folder="~/")
     with pytest.raises(BoardError, match="could be removed"):
-        deploy.clean(shell, "~/")
+        probe.clean(shell, "~/")
 
     assert (shell.home / "store" / "thesis.txt").exists()
 
@@ -67,7 +66,7 @@ def test_what_a_board_without_an_agent_kept_is_removed_too(shell: Any):
     for name in ("programs", "runs"):
         (shell.home / ".hil" / "command" / name).mkdir(parents=True)
 
-    assert deploy.clean(shell, "")
+    assert probe.clean(shell, "")
 
     assert list(shell.home.iterdir()) == []
 
@@ -77,7 +76,7 @@ def test_cleaning_keeps_what_is_none_of_hils(shell: Any, small: Small):
     (Path(place.folder) / "thesis.txt").write_text("years of work")
 
     with pytest.raises(BoardError, match="could be removed") as caught:
-        deploy.clean(shell, "")
+        probe.clean(shell, "")
 
     assert "thesis.txt" in caught.value.detail
     assert [path.name for path in Path(place.folder).iterdir()] == ["thesis.txt"]
@@ -87,7 +86,7 @@ def test_cleaning_keeps_what_is_none_of_hils(shell: Any, small: Small):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
 def test_a_folder_of_another_user_is_not_used(shell: Any, small: Small):
     place = put(shell, small())
-    deploy.stop(shell, "")
+    probe.stop(shell, "")
     os.chown(place.folder, 12345, 12345)
 
     with pytest.raises(BoardError, match="belongs to another user"):
@@ -100,7 +99,7 @@ def test_a_folder_that_was_cleaned_meanwhile_is_begun_anew(shell: Any, small: Sm
     place = put(shell, small())
     was = ensure.ask(shell, "probe", "", "other", board="here").installed
     assert was is not None
-    deploy.clean(shell, "")
+    probe.clean(shell, "")
     plan = Plan(place.folder, was.build, was.recipe, was.runtimes, was.python, was.packages)
 
     assert install(shell, plan, [], board="here")["status"] == "missing"
@@ -115,9 +114,9 @@ def test_cleaning_does_not_come_between_a_deploy(shell: Any, small: Small, monke
     with Path(place.folder, "run", "deploy.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(BoardBusy, match="puts an agent on the board") as caught:
-            deploy.clean(shell, "")
+            probe.clean(shell, "")
         assert caught.value.hint and accepts(place)
-        assert deploy.clean(shell, "", force=True)
+        assert probe.clean(shell, "", force=True)
 
     assert not Path(place.folder).exists()
 
@@ -125,13 +124,13 @@ def test_cleaning_does_not_come_between_a_deploy(shell: Any, small: Small, monke
 def test_a_clock_that_was_ahead_does_not_hide_the_newest_agent(shell: Any, small: Small):
     for text in ("first", "second"):
         put(shell, small(text))
-    agents = Path(deploy.status(shell, "").folder, "agents")
+    agents = Path(probe.status(shell, "").folder, "agents")
     for path in agents.iterdir():
         os.utime(path, (4e9, 4e9))
 
     place = put(shell, small("third"))
 
-    assert deploy.status(shell, "").build == place.build
+    assert probe.status(shell, "").build == place.build
     assert put(shell, small("third")) == AgentPlace(place.socket, place.folder, place.build, place.python, 0)
 
 
@@ -149,7 +148,7 @@ def test_a_login_without_a_shell_is_told_so(shell: Any, tmp_path: Path):
     (nothing / "sh").chmod(0o700)
     shell.path = str(nothing)
 
-    for ask in (deploy.status, deploy.logs):
+    for ask in (probe.status, probe.logs):
         with pytest.raises(BoardError, match="would") as caught:
             ask(shell, "")
         assert "POSIX sh" in caught.value.hint and "not available" in caught.value.detail

@@ -6,10 +6,9 @@ import sys
 
 import pytest
 
-from hil.controller.devices.deploy import NoAgentHere, NoPython
 from hil.controller.devices.deploy.ensure import usable_interpreters
+from hil.controller.devices.deploy.packages import Interpreter, NoAgentHere, NoPython, pip_options, platform_tags
 from hil.controller.devices.deploy.probe import parse
-from hil.controller.devices.deploy.wheels import Interpreter, pip_options, platform_tags
 
 RASPBERRY = """\
 Welcome to the board!

@@ -14,9 +14,8 @@ import pytest
 from support.deploying import empty_index
 
 from hil.controller.devices.deploy import packages
-from hil.controller.devices.deploy.errors import NoAgentHere, NoWheels
-from hil.controller.devices.deploy.packages import Package
-from hil.controller.devices.deploy.wheels import Group, Interpreter, Wanted, agent_group, packages_for, runtime_group
+from hil.controller.devices.deploy.packages import Interpreter, NoAgentHere, NoWheels, Package
+from hil.controller.devices.deploy.wheels import Group, Wanted, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 from hil.errors import BoardError, StorageError
 

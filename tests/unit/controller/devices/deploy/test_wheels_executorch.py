@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from support.deploying import empty_index
 
-from hil.controller.devices.deploy.errors import NoWheels
-from hil.controller.devices.deploy.packages import wheel_files
-from hil.controller.devices.deploy.wheels import Group, Interpreter, packages_for, runtime_group
+from hil.controller.devices.deploy.packages import Interpreter, NoWheels, wheel_files
+from hil.controller.devices.deploy.wheels import Group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 
 ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hil.agent.server import Agent, AgentConfig
-from hil.controller.devices.client import AgentClient, Target
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.client import AgentClient
 from hil.controller.farm.host import board_connection as ways
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
@@ -117,11 +118,12 @@ def test_a_runtime_is_brought_where_it_is_missing_and_we_put_agents_there(agent,
     asked = []
     real = ways.open_link
 
-    def opened(address, config, *, runtime="", say):
-        asked.append(runtime)
+    def opened(request):
+        asked.append(request.runtime)
         # The agent of an SSH address is the test's own.
+        config = request.config
         there = replace(config, connection=replace(config.connection, address=f"unix:{tmp_path}/a.sock"))
-        return real(address, there, runtime=runtime, say=say)
+        return real(replace(request, config=there))
 
     monkeypatch.setattr(ways, "open_link", opened)
     agent()

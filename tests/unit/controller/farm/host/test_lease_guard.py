@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from hil.controller.devices.connection import Target
+from hil.controller.devices.board_client import Target
 from hil.controller.farm.host.tunnel_endpoint import LeaseGuard
 from hil.protocol import wire
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.devices.client import Target
+from hil.controller.devices.board_client import Target
 from hil.controller.farm.host import job_attempt, lease_runner
 from hil.controller.farm.host.lease_runner import LeaseRunner
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind

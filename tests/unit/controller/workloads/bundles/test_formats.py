@@ -21,8 +21,7 @@ from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import _tolerances
 from hil.controller.workloads.bundles.formats import Format, formats, read_format, write_format
-from hil.core.artifacts import Artifact
-from hil.core.results import Noise
+from hil.core.results import Artifact, Noise
 from hil.core.tensors import DTYPES, TensorSpec
 from hil.errors import UsageError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.core.placement import MOST_NAMES, Part, RequestedDevice, placement_text
+from hil.core.results import MOST_NAMES, Part, RequestedDevice, placement_text
 from hil.errors import RanElsewhere
 
 NPU, CPU = Part("npu", 3, ("a", "b", "c")), Part("cpu", 2, ("d (Erf)", "e (Det)"), elsewhere=True)

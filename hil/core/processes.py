@@ -1,9 +1,9 @@
-"""The processes below one of ours, also those that have left their parents and groups: found, and ended.
+"""Processes of ours: the command that starts one, how they are ended, and how it is told how they ended.
 
-On Linux a process whose parent has died comes to the nearest process above that asked for such (a subreaper). The fork
-server and each worker ask, so whatever a worker started, however deep and in whatever session, stays below it, and
-below the fork server once the worker has ended. The agent asks too, for a fork server may be killed. Elsewhere a
-process that leaves its worker's group is not found.
+On Linux a process whose parent has died comes to the nearest process above that asked for such (a subreaper). The
+agent's fork servers and workers ask, so whatever a worker started, however deep and in whatever session, stays below
+it, and below the fork server once the worker has ended. The agent asks too, for a fork server may be killed.
+Elsewhere a process that leaves its worker's group is not found.
 """
 
 from __future__ import annotations
@@ -11,11 +11,68 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
+
+# For Python 3.10, which has no -P, and imports what runs a module with the working directory on the path already.
+_START = (
+    "import sys; sys.path.remove(''); import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """``python -m MODULE WORDS``, which takes no module from the folder that it is called in.
+
+    Args:
+        module: of an installed package.
+        words: its arguments.
+    """
+    start = ["-P", "-m"] if sys.version_info >= (3, 11) else ["-c", _START]
+    return [sys.executable, *start, module, *words]
+
+
+def signal_name(number: int) -> str:
+    """A signal's name: 11 is SIGSEGV; ``signal N`` where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_text(code: int) -> str:
+    """What an exit code, negative for a signal, says to people: ``was killed by SIGSEGV``."""
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+
+
+def signal_group(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process group; one that is gone, or is another's by now, is left alone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def wait_or_kill(process: subprocess.Popen[Any], seconds: float, *, group: bool = False) -> int:
+    """Wait for a process that was told to end; returns its exit code.
+
+    Args:
+        process: the process.
+        seconds: after which it is killed.
+        group: whether its whole group is killed.
+    """
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        if group:
+            signal_group(process.pid)
+        else:
+            process.kill()
+        return process.wait()
+
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PAUSE_S = 0.001
@@ -23,7 +80,7 @@ _PAUSE_S = 0.001
 _KILL_S = 2.0
 
 
-def adopt() -> bool:
+def adopt_descendants() -> bool:
     """Get every process below this one as a child once its own parent has died; returns whether that is so."""
     if sys.platform != "linux":
         return False

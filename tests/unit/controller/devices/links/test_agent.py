@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.client import AgentClient, Target
-from hil.controller.devices.links import direct
+from hil.controller.devices.client import AgentClient
+from hil.controller.devices.links import agent
 from hil.core.boards import load_board
 from hil.errors import BoardUnreachable, UsageError
 
@@ -24,7 +25,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refused(address: str, why: str) -> None:
     with pytest.raises(BoardUnreachable, match=f"no agent answers at {re.escape(address)}: {why}") as caught:
-        direct.connect(address, load_board("generic"))
+        agent.connect(address, load_board("generic"))
     assert f"--listen {address}" in caught.value.hint and caught.value.board == address
 
 
@@ -46,12 +47,12 @@ def test_what_is_no_socket(nowhere: Path) -> None:
 
 
 def test_a_server_that_is_too_busy_to_accept_is_there(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_PROBE_S", 0.1)
+    monkeypatch.setattr(agent, "_PROBE_S", 0.1)
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as waiting:
         server.bind("busy.sock")
         server.listen(0)
         waiting.connect("busy.sock")
-        assert direct.connect("unix:busy.sock", load_board("generic")).target.address == "unix:busy.sock"
+        assert agent.connect("unix:busy.sock", load_board("generic")).target.address == "unix:busy.sock"
 
 
 def test_a_port_where_nobody_listens_is_told_at_once() -> None:
@@ -70,34 +71,34 @@ def test_a_port_that_does_not_answer_yet_is_there(monkeypatch: pytest.MonkeyPatc
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", silent)
-    assert direct.connect("10.0.0.1:7701", load_board("generic")).target.address == "10.0.0.1:7701"
+    assert agent.connect("10.0.0.1:7701", load_board("generic")).target.address == "10.0.0.1:7701"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:0"])
 def test_a_port_that_there_is_not_is_no_address(address: str) -> None:
     with pytest.raises(UsageError, match="is no address of an agent"):
-        direct.connect(address, load_board("generic"))
+        agent.connect(address, load_board("generic"))
 
 
 def test_a_token_file_that_holds_no_text_is_the_users_mistake(nowhere: Path) -> None:
     (nowhere / "token").write_bytes(b"\xff\xfe")
     (nowhere / "b.toml").write_text('[connection]\ntoken_file = "token"\n')
     with pytest.raises(UsageError, match=r"token file .* cannot be read"):
-        direct.connect("127.0.0.1:1", load_board(str(nowhere / "b.toml")))
+        agent.connect("127.0.0.1:1", load_board(str(nowhere / "b.toml")))
 
 
 def test_a_file_of_a_user_that_there_is_not_is_the_users_mistake(nowhere: Path) -> None:
     (nowhere / "b.toml").write_text('[connection]\ntoken_file = "~nobody-of-that-name/token"\n')
     with pytest.raises(UsageError, match="a user that there is not"):
-        direct.connect("127.0.0.1:1", load_board(str(nowhere / "b.toml")))
+        agent.connect("127.0.0.1:1", load_board(str(nowhere / "b.toml")))
     with pytest.raises(UsageError, match="a user that there is not"):
         choose("root@host", identity=Path("~nobody-of-that-name/key"))
 
 
 def test_a_token_is_not_sent_to_another_machine_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_AGENT_TOKEN", "secret")
-    monkeypatch.setattr(direct, "_check", lambda address, board: None)
-    link = direct.connect("192.0.2.7:7700", load_board("generic"))
+    monkeypatch.setattr(agent, "_check", lambda address, board: None)
+    link = agent.connect("192.0.2.7:7700", load_board("generic"))
     with pytest.raises(UsageError, match=r"sent to 192\.0\.2\.7:7700 in the clear") as caught:
         AgentClient(link.target, "generic")
     assert "ca in the config" in caught.value.hint

@@ -1,0 +1,186 @@
+"""A board's calls, whoever carries them out, and what they take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hil.core import clock
+from hil.core.results import Artifact, Placement
+from hil.core.tensors import Array, TensorSpec
+from hil.core.timeline import Span
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an agent is reached.
+
+    Attributes:
+        address: ``unix:PATH`` or ``HOST:PORT``.
+        token: presented to the agent, "" for none.
+        ca, cert, key: PEM files; with ``ca`` the connection is TLS, with all three mutual TLS.
+        faults: whether it is a simulator that was started here with faults. One that no program could meet is the
+            user's bad usage, and only the agent sees it; no other agent may say so.
+    """
+
+    address: str
+    token: str = ""
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    faults: bool = False
+
+
+@dataclass(frozen=True)
+class ProfilePass:
+    """What a profiling pass brought. Its outputs are nobody's: the run that is compared is another one.
+
+    Attributes:
+        files: name -> content, as the runtime wrote it: ``profile.ireeprof`` of IREE, ``onnxruntime.json`` of ONNX
+            Runtime.
+        clock_pairs: (time in the files, board clock) of moments before and after the runs, in nanoseconds. Time in the
+            files is, of IREE, CLOCK_MONOTONIC; of ONNX Runtime its ``ts``, counted from where they begin. Empty where
+            the board could not tell: then nothing is known of when on any other clock it was.
+        host: from sending to the last byte received, host clock.
+        board: from the last input byte to the files being ready, board clock; None where the board has no agent to
+            tell.
+        warmup: so many of the first runs in the files are warm-up.
+        iterations: so many runs follow them.
+    """
+
+    files: Mapping[str, memoryview]
+    clock_pairs: tuple[tuple[int, int], ...]
+    host: Span
+    board: Span | None
+    warmup: int
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One call's answer. Stamps are of the board's clock, seconds of the host's.
+
+    Attributes:
+        host_ns: from sending to the last byte received, host clock.
+        board_ns: from the last input byte to the outputs being ready to send; None where the board tells no times.
+        cpu_ns: what the worker's threads together computed during the iterations, 0 where nothing is known of that.
+        send_s: until the answer began.
+        fetch_s: for the outputs.
+        state: what Describe says of what changes, where it was asked for.
+        placement: where the program ran; None where the board does not tell, or has told before.
+        notes: what the board could not do, or did otherwise, a sentence each.
+        command: of a board without an agent: the command ``line``, ``wall_s`` of each one on the host's clock, ``why``
+            there is no agent, and what is ``not_measured``; None of one with an agent.
+    """
+
+    outputs: dict[str, Array]
+    iterations_ns: tuple[tuple[int, int], ...]
+    warmup_ns: int
+    host_ns: tuple[int, int]
+    board_ns: tuple[int, int] | None
+    peak_memory_bytes: int
+    cpu_ns: int
+    send_s: float
+    fetch_s: float
+    state: dict[str, Any] = field(default_factory=dict)
+    placement: Placement | None = None
+    notes: tuple[str, ...] = ()
+    command: dict[str, Any] | None = None
+
+    @property
+    def busy_ns(self) -> int:
+        """The board's own part, 0 where it tells no times: the wall time less that is what moving the tensors cost."""
+        return self.board_ns[1] - self.board_ns[0] if self.board_ns else 0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program that is loaded on the board.
+
+    Attributes:
+        load_ns: how long loading took, by the board's clock; 0 where that is not known.
+        worker_pid: the process that has it; 0 where none does.
+        device: the device that it runs on; "" is the runtime's default.
+        version: the runtime's, where it is another than Describe says; else "".
+    """
+
+    program_id: str
+    function: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    load_ns: int = 0
+    worker_pid: int = 0
+    device: str = ""
+    version: str = ""
+
+
+class BoardClient(Protocol):
+    """The calls that a board answers: an agent's, over gRPC, or commands in its shell where it has no agent.
+
+    Every call raises BoardError and its kinds where the board or the link fails.
+
+    Attributes:
+        payload_bytes_sent: bytes of files sent so far.
+    """
+
+    payload_bytes_sent: int
+
+    def info(self) -> dict[str, Any]:
+        """What the board says of itself: hil.v1's DescribeReply as JSON. ``not_measured`` lists what it lacks."""
+
+    def open_session(self, purpose: str, *, fence: int, wait_s: float, on_wait: Callable[[str], None]) -> int:
+        """Take the board; returns the session's fence."""
+
+    def pings(self, count: int = 8) -> list[clock.Ping]:
+        """Ping the board's clock; empty where it has none that can be asked."""
+
+    def counters(self, period_s: float) -> Any:
+        """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled."""
+
+    def tools(self) -> dict[str, Path]:
+        """Files that running any program needs beside it: digest -> file on the host."""
+
+    def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
+        """The files (digest -> file on the host) that the board lacks, with the bytes of each that it has already."""
+
+    def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
+        """Send files: digest -> (file on the host, offset to go on from)."""
+
+    def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
+        """Load a program whose files were sent."""
+
+    def unload(self, program_id: str) -> None:
+        """End a program."""
+
+    def invoke(
+        self,
+        program_id: str,
+        inputs: Mapping[str, Array],
+        *,
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+        state: bool = False,
+        most_bytes: int | None = None,
+    ) -> Invocation:
+        """Run a program and fetch the last outputs."""
+
+    def profile(
+        self,
+        program_id: str,
+        inputs: Mapping[str, Array],
+        *,
+        tool: str = "",
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+    ) -> ProfilePass:
+        """Run a program under its runtime's profiler."""
+
+    def logs(self, program_id: str = "") -> list[str]:
+        """What programs wrote to stderr so far."""
+
+    def close(self) -> None:
+        """End session and connection."""

@@ -1,0 +1,50 @@
+"""What every importer finds out of a model, in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from hil.core.tensors import TensorSpec
+from hil.errors import ImportFailed, UsageError
+
+
+def description(
+    file: str,
+    function: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    dims: Mapping[str, int],
+    **producer: Any,
+) -> dict[str, Any]:
+    """What :class:`hil.controller.models.importers.Importer` asks for; ``dims`` are written in place of symbols.
+
+    Raises:
+        ImportFailed: there are no outputs.
+        UsageError: no input has such a dimension.
+    """
+    if not outputs:
+        raise ImportFailed(f"{file} has no outputs", hint="a model that returns nothing cannot be checked")
+    check_dims(file, dims, {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)})
+    return {
+        "function": function,
+        "inputs": [
+            [spec.name, spec.dtype, [dims.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]]
+            for spec in inputs
+        ],
+        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
+        "ranges": {},
+        "external": [],
+        "producer": producer,
+    }
+
+
+def check_dims(file: str, dims: Mapping[str, int], symbols: Collection[str]) -> None:
+    """Refuse sizes of dimensions that a model does not have.
+
+    Raises:
+        UsageError: one of ``dims`` is none of ``symbols``.
+    """
+    if unknown := sorted(set(dims) - set(symbols)):
+        have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
+        raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")

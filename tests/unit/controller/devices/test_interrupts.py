@@ -1,0 +1,139 @@
+"""Ctrl-C at any moment of a call: the call ends, and the channel is as good as before."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import grpc
+import pytest
+
+from hil.controller.devices import interrupts
+from hil.controller.devices.interrupts import InterruptibleChannel
+from hil.protocol import wire
+
+WITHIN_S = 20.0
+
+
+class Server:
+    """Answers at once, or when the test ends."""
+
+    def __init__(self, address: str) -> None:
+        self.over = threading.Event()
+        self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(16))
+        same = {"request_deserializer": bytes, "response_serializer": bytes}
+        methods = {
+            "Echo": grpc.unary_unary_rpc_method_handler(lambda request, context: request, **same),
+            "Hang": grpc.unary_unary_rpc_method_handler(self.hang, **same),
+            "Each": grpc.stream_stream_rpc_method_handler(lambda requests, context: requests, **same),
+        }
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", methods),))
+        self.server.add_insecure_port(address)
+        self.server.start()
+
+    def hang(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.add_callback(self.over.set)
+        self.over.wait(WITHIN_S)
+        return request
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Iterator[grpc.Channel]:
+    server = Server(address := f"unix:{tmp_path}/s.sock")
+    made = grpc.insecure_channel(address)
+    yield made
+    started = time.monotonic()
+    wire.close_channel(made)
+    server.over.set()
+    server.server.stop(0).wait()
+    assert time.monotonic() - started < wire.CLOSE_S, "the channel could not be closed"
+
+
+def echo(channel: InterruptibleChannel) -> None:
+    assert channel.unary_unary("/test/Echo")(b"x", timeout=WITHIN_S) == b"x"
+
+
+def stream(channel: InterruptibleChannel) -> None:
+    replies = channel.stream_stream("/test/Each")(iter([b"a", b"b"]), timeout=WITHIN_S)
+    assert list(replies) == [b"a", b"b"]
+
+
+def in_the_background(channel: InterruptibleChannel) -> None:
+    call = channel.unary_unary("/test/Echo").future(b"x", timeout=WITHIN_S)
+    assert call.result(WITHIN_S) == b"x"
+    assert not call.is_active()
+
+
+def _ends(frame: FrameType | None) -> bool:
+    """Whether an object is being taken away: what is raised there, Python drops."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def interrupted_at(number: int, function: Callable[[], None]) -> tuple[bool, bool]:
+    """Call a function; Ctrl-C comes at so manyth a step in gRPC. Returns whether it came, and whether it was raised."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal steps
+        if event == "line" and frame.f_code.co_filename not in (interrupts.__file__, __file__) and not _ends(frame):
+            steps += 1
+            if steps == number:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True, True
+    finally:
+        sys.settrace(None)
+    return steps >= number, False
+
+
+@pytest.mark.parametrize("call", [echo, stream, in_the_background])
+def test_ctrl_c_at_any_step_ends_the_call_and_the_next_one_works(channel: grpc.Channel, call: Callable[..., None]):
+    interruptible = InterruptibleChannel(channel)
+    tried = 0
+    for number in itertools.count(1, 3):
+        came, raised = interrupted_at(number, lambda: call(interruptible))
+        assert raised is came
+        if not came:
+            break
+        tried += 1
+        echo(interruptible)
+    assert tried > 30
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_call_that_hangs_is_cancelled(channel: grpc.Channel):
+    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        InterruptibleChannel(channel).unary_unary("/test/Hang")(b"x", timeout=WITHIN_S)
+    assert time.monotonic() - started < 5
+    echo(InterruptibleChannel(channel))
+
+
+def test_another_thread_and_anothers_handler_are_left_alone(channel: grpc.Channel):
+    interruptible = InterruptibleChannel(channel)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(echo, interruptible).result(WITHIN_S)
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        assert interrupted_at(20, lambda: echo(interruptible)) == (True, False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
