@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from typing_extensions import Self
 
-    from hil.controller.workloads.suites.record import CaseRecord
+    from hil.controller.workloads.suites.store import CaseRecord
 
 # Wider than any line of a table, if no terminal limits it.
 _UNLIMITED = 2000
