@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import common
@@ -46,7 +47,7 @@ def footprint_rows(
     print("starting an emulated machine ...", file=sys.stderr)
     board = start(folder / "machine", name="machine", arch="aarch64", system=True)
     try:
-        with connect_board(choice_of(board).request(purpose="benchmark")) as opened:
+        with connect_board(replace(choice_of(board), purpose="benchmark")) as opened:
             assert opened.shell
             opened.take()
             time.sleep(SETTLE_S)

@@ -118,17 +118,8 @@ class Agent:
         # Threads are made as they are needed; admission sees to it that there is always one.
         pool = futures.ThreadPoolExecutor(THREADS, thread_name_prefix="rpc")
         self._server = grpc.server(pool, interceptors=interceptors, options=tuple(_OPTIONS.items()))
-        name = config.name or os.uname().nodename
         servicers = {
-            "Board": BoardService(
-                name,
-                self._supervisor,
-                self._sessions,
-                self._programs,
-                config.memory_limit,
-                config.simulated,
-                config.build,
-            ),
+            "Board": BoardService(config, self._supervisor, self._sessions, self._programs),
             "Sessions": SessionService(self._sessions, admission.goodbyes),
             "Blobs": BlobService(store, self._sessions),
             "Programs": ProgramService(self._programs, self._sessions),
@@ -196,23 +187,12 @@ def _refusal(words: str) -> Any:
 class BoardService:
     """Describe, Clock, Logs, Counters."""
 
-    def __init__(
-        self,
-        name: str,
-        supervisor: Supervisor,
-        sessions: Sessions,
-        programs: Programs,
-        memory_limit: int,
-        simulated: list[str],
-        build: str,
-    ) -> None:
-        self._name = name
-        self._build = build
+    def __init__(self, config: AgentConfig, supervisor: Supervisor, sessions: Sessions, programs: Programs) -> None:
+        self._config = config
+        self._name = config.name or os.uname().nodename
         self._supervisor = supervisor
         self._sessions = sessions
         self._programs = programs
-        self._memory_limit = memory_limit
-        self._simulated = simulated
         self._lock = threading.Lock()
         self._describing = futures.Future[dict[str, dict[str, Any]]]()
         self._describing.set_result({})
@@ -241,10 +221,10 @@ class BoardService:
             wall_ns=time.time_ns(),
             fence=self._sessions.fence,
             holder=_holder(current) if current else None,
-            memory_limit_bytes=self._memory_limit,
+            memory_limit_bytes=self._config.memory_limit,
             readings=machine.readings(),
-            simulated=self._simulated,
-            build=self._build,
+            simulated=self._config.simulated,
+            build=self._config.build,
         )
 
     def _runtimes(self, context: grpc.ServicerContext) -> dict[str, dict[str, Any]]:

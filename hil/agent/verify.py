@@ -27,6 +27,7 @@ from hil.core import tensors
 from hil.core.results import Artifact, Outcome, Placement, RequestedDevice, RunResult, exit_code_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
+from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError
 
 _SCHEMA = 1
@@ -86,8 +87,8 @@ def verify_bundle(
             program = bundle.extract(Path(folder))
             for method in methods:
                 program = replace(program, function=method.name)
-                desk = _Desk(supervisor, Path(folder), program, method, device, timeout, no_fallback)
-                for result in desk.results():
+                running = _MethodRun(supervisor, Path(folder), program, method, device, timeout, no_fallback)
+                for result in running.results():
                     watch(result)
                     results.append(result)
     finally:
@@ -95,35 +96,26 @@ def verify_bundle(
     return results
 
 
-class _Desk:
+@dataclass
+class _MethodRun:
     """A method's worker: made when it is needed, and anew after a case that cost it its life."""
 
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        folder: Path,
-        program: Artifact,
-        method: Method,
-        device: str,
-        timeout: float,
-        no_fallback: bool,
-    ) -> None:
-        self._supervisor = supervisor
-        self._folder = folder
-        self._program = program
-        self._method = method
-        self._device = device
-        self._timeout = timeout
-        self._no_fallback = no_fallback
-        self._worker: Worker | None = None
-        self._placement: Placement | None = None
-        self._gives: list[TensorSpec] = []
+    supervisor: Supervisor
+    folder: Path
+    program: Artifact
+    method: Method
+    device: str
+    timeout: float
+    no_fallback: bool
+    _worker: Worker | None = None
+    _placement: Placement | None = None
+    _gives: Sequence[TensorSpec] = ()
 
     def results(self) -> Iterator[CaseResult]:
         """Each case, run and compared."""
         unloadable: HilError | None = None
         try:
-            for case in self._method.cases:
+            for case in self.method.cases:
                 try:
                     worker = self._worker
                     if unloadable is None and worker is None:
@@ -137,26 +129,24 @@ class _Desk:
                 except HilError as error:
                     outcome = Outcome(error.outcome or "RUN_ERROR")
                     placed = self._placement if isinstance(error, RanElsewhere) else None
-                    yield CaseResult(
-                        self._method.name, case.name, outcome, error.message, error=error, placement=placed
-                    )
+                    yield CaseResult(self.method.name, case.name, outcome, error.message, error=error, placement=placed)
                     if isinstance(error, (RunCrashed, StageTimeout)):
                         self._end()
         finally:
             self._end()
 
     def _load(self) -> Worker:
-        worker = self._supervisor.take(self._program.runtime, self._device)
+        worker = self.supervisor.take(self.program.runtime, self.device)
         try:
             order = {
-                "folder": str(self._folder),
-                "main": self._program.main,
-                "device": self._device,
-                "function": self._program.function,
+                "folder": str(self.folder),
+                "main": self.program.main,
+                "device": self.device,
+                "function": self.program.function,
             }
-            found = worker.load(order, self._timeout, meanwhile=lambda: None)
-            inputs, self._gives = list(found.inputs), list(found.outputs)
-            check_loaded(self._method.name, self._method.signature, inputs)
+            found = worker.load(order, self.timeout, meanwhile=lambda: None)
+            self._gives = found.outputs
+            check_loaded(self.method.name, self.method.signature, list(found.inputs))
         except BaseException:
             worker.close()
             raise
@@ -164,9 +154,9 @@ class _Desk:
 
     def _result(self, worker: Worker, case: BundledCase) -> CaseResult:
         outputs, device_ns = self._run(worker, case)
-        asked = RequestedDevice.of(self._program.runtime, self._program.flags, self._device)
+        asked = RequestedDevice.of(self.program.runtime, self.program.flags, self.device)
         self._placement = None if self._placement is None else asked.mark(self._placement)
-        elsewhere = asked.check(self._placement, no_fallback=self._no_fallback)
+        elsewhere = asked.check(self._placement, no_fallback=self.no_fallback)
         names = list(case.expected_outputs)
         if len(outputs) == len(names) == len(self._gives):
             triples = zip(outputs, case.expected_outputs.values(), self._gives, strict=True)
@@ -177,7 +167,7 @@ class _Desk:
         expected = RunResult(case.source or "the bundle", case.expected_outputs, noise=case.noise)
         verdict = compare(actual, expected, rtol=case.rtol, atol=case.atol)
         return CaseResult(
-            self._method.name,
+            self.method.name,
             case.name,
             verdict.outcome,
             verdict.reason,
@@ -199,7 +189,7 @@ class _Desk:
             entries.append({**entry, "at": at, "bytes": data.nbytes})
             at += aligned(data.nbytes)
         order = {"op": "invoke", "bytes": size, "inputs": entries, "warmup": 0, "iterations": 1}
-        ran = worker.run(order, self._timeout)
+        ran = worker.run(order, self.timeout)
         if ran.placement is not None:
             self._placement = ran.placement
         view = worker.output_view(ran.size)
@@ -269,7 +259,7 @@ def _verify(options: argparse.Namespace) -> int:
             "cases": [_record(result) for result in results],
             "exit_code": code,
         }
-        print(json.dumps(_jsonable(document), indent=1, allow_nan=False))
+        print(json.dumps(jsonable(document), indent=1, allow_nan=False))
         return code
     passed = sum(result.outcome is Outcome.PASS for result in results)
     if bundle.head.signature:
@@ -308,20 +298,9 @@ def _record(result: CaseResult) -> dict[str, Any]:
     }
 
 
-def _jsonable(value: Any) -> Any:
-    """The value with what JSON does not know (NaN, the infinities, complex numbers) as texts."""
-    if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
-    return value
-
-
 def _fail(text: str, code: int, as_json: bool, kind: str, error: HilError | None = None) -> int:
     if as_json:
-        told = {"kind": kind, "message": error.message if error else text, "hint": error.hint if error else ""}
-        print(json.dumps({"schema": _SCHEMA, "error": told, "exit_code": code}))
+        found = {"kind": kind, "message": error.message if error else text, "hint": error.hint if error else ""}
+        print(json.dumps({"schema": _SCHEMA, "error": found, "exit_code": code}))
     print(f"hil.agent: {text}", file=sys.stderr)
     return code

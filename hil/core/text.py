@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
+
+Say = Callable[[str], None]
+"""Takes a line that tells a person what goes on."""
 
 # Control characters but for line ends and tabs (C0, DEL, C1), what turns the direction of writing or ends a line
 # unseen, and halves of surrogate pairs.

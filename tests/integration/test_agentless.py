@@ -18,7 +18,7 @@ from support.waiting import eventually
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_factory import connect_board
-from hil.controller.devices.ssh import shell
+from hil.controller.devices.ssh import connect as login
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.shell import Shell
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand
@@ -88,8 +88,8 @@ def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         address = board.address.replace("root@", f"{user}@")
         through = options.pop("through", lambda shell: shell)
         with monkeypatch.context() as patch:
-            patch.setattr(shell, "open_shell", lambda *given, **more: through(open_shell(*given, **more)))
-            opened.append(connect_board(BoardChoice(config, address).request(**options)))
+            patch.setattr(login, "open_shell", lambda *given, **more: through(open_shell(*given, **more)))
+            opened.append(connect_board(BoardChoice(config, address, **options)))
         return opened[-1]
 
     yield make

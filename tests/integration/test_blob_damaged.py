@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def artifact_of(program: Program) -> Artifact:
 @pytest.fixture
 def board(start_agent: Callable[..., str]):
     said: list[str] = []
-    with connect_board(choose(start_agent()).request(say=said.append)) as connected:
+    with connect_board(replace(choose(start_agent()), say=said.append)) as connected:
         connected.take()
         connected.said = said
         yield connected

@@ -28,7 +28,7 @@ def machine(start_board: MakeBoard) -> VirtualBoard:
 def connect(machine: VirtualBoard) -> Iterator[Callable[[], Board]]:
     with ExitStack() as opened:
         yield lambda: opened.enter_context(
-            connect_board(choose(machine.address, identity=machine.identity, known_hosts=machine.known_hosts).request())
+            connect_board(choose(machine.address, identity=machine.identity, known_hosts=machine.known_hosts))
         )
 
 

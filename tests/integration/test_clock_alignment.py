@@ -73,7 +73,7 @@ def late_simulator(tmp_path: Path) -> Iterator[Callable[[str], tuple[Board, Path
         store = tmp_path / "store"
         faults = ("--fault", clock, "--fault", "slow:rate=1e9,delay=0.02")
         process, address = start_process("hil.sim", f"unix:{tmp_path}/s.sock", store, *faults)
-        started.append((process, connect_board(choose(address).request())))
+        started.append((process, connect_board(choose(address))))
         return started[-1][1], store
 
     yield start
@@ -129,7 +129,7 @@ def test_a_machine_of_its_own_whose_clock_is_an_hour_off_and_200_ppm_fast(make_b
     program = artifact(compile_mlir(tmp_path / "add.mlir", "aarch64", tmp_path / "add.vmfb"))
     choice = choose(machine.address, identity=machine.identity, known_hosts=machine.known_hosts)
     # The first time its agent imports IREE, an emulated machine may take longer than an agent is waited for.
-    with answering(lambda: connect_board(choice.request()), 300) as board:
+    with answering(lambda: connect_board(choice), 300) as board:
         board.push(program)
         with board.load(program) as loaded:
             seen = [look(machine)]

@@ -127,7 +127,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def simulated():
-    with connect_board(BoardChoice(load_board("sim")).request()) as board:
+    with connect_board(BoardChoice(load_board("sim"))) as board:
         yield board
 
 
@@ -292,9 +292,7 @@ def test_a_runtime_that_cannot_profile_says_so_and_runs_on(tmp_path, monkeypatch
 def test_a_tool_that_the_board_lacks_is_sent_once_and_a_cut_upload_goes_on(odd):
     said: list[str] = []
     program = artifact(odd, "open")
-    with connect_board(
-        BoardChoice(load_board("sim")).request(faults=("drop:at=0.5,times=2",), say=said.append)
-    ) as board:
+    with connect_board(BoardChoice(load_board("sim"), faults=("drop:at=0.5,times=2",), say=said.append)) as board:
         lacking = [{**one, "profile_tool": PROFILE_TOOL} for one in board.info["runtimes"] if one["name"] == "iree"]
         board.push(program)
         before = board.payload_bytes_sent

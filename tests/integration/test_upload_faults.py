@@ -24,7 +24,7 @@ def artifact(tmp_path):
 
 
 def board(*faults: str) -> Board:
-    return connect_board(BoardChoice(load_board("sim")).request(faults=faults))
+    return connect_board(BoardChoice(load_board("sim"), faults=faults))
 
 
 def test_an_upload_cut_at_60_percent_resumes_from_there(artifact):

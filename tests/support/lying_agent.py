@@ -373,7 +373,7 @@ def use(address: str, program: Artifact) -> list[str]:
     told: list[str] = []
     config = BoardConfig("liar", "liar", runtime="onnxruntime", connection=Connection(address=address))
     try:
-        board = connect_board(BoardChoice(config, address).request(runtime="onnxruntime", purpose="a test", wait_s=0.5))
+        board = connect_board(BoardChoice(config, address, runtime="onnxruntime", purpose="a test", wait_s=0.5))
     except errors.HilError as error:
         return [told_of(error)]
     with board:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -79,7 +80,7 @@ def agent_at(choice: BoardChoice) -> Iterator[tuple[Link, AgentClient]]:
     from hil.controller.devices.board_resolver import open_link
     from hil.controller.devices.client import AgentClient
 
-    link = open_link(choice.request(say=say))
+    link = open_link(replace(choice, say=say))
     try:
         client = AgentClient(link.target, choice.name)
         try:

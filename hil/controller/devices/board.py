@@ -13,12 +13,12 @@ import tenacity
 
 from hil.controller.devices.agentless.signature import Signature, check_inputs, fits
 from hil.controller.devices.answers import expected_bytes
-from hil.controller.devices.board_choice import with_target
+from hil.controller.devices.board_choice import BoardChoice, with_target
 from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.devices.health import changed
-from hil.controller.devices.links.link import BoardRequest, Link
+from hil.controller.devices.links.link import Link
 from hil.controller.devices.measurement import BoardClock, CounterWatch, placed, provenance_of
 from hil.controller.storage.cache import Cache
 from hil.core import clock
@@ -61,23 +61,23 @@ class Board:
         BoardError: the board refuses us, or cannot be used.
     """
 
-    def __init__(self, request: BoardRequest, link: Link) -> None:
+    def __init__(self, choice: BoardChoice, link: Link) -> None:
         self.closed = False
-        self._purpose = request.purpose
-        self._wait_s = request.wait_s
-        self._say = request.say
+        self._purpose = choice.purpose
+        self._wait_s = choice.wait_s
+        self._say = choice.say
         self._ours = False
         self._clock = BoardClock()
         self._there: set[str] = set()
         self._profiler: tuple[Path, str] | None = None
         self._link = link
-        self.name = self._link.config.name if self._link.config else request.board
-        self.config = self._link.config or request.config
+        self.name = self._link.config.name if self._link.config else choice.name
+        self.config = self._link.config or choice.config
         self._client = self._connected()
         try:
             self.info: dict[str, Any] = self._describe()
             try:
-                self.config, self.target = with_target(self.config, request.runtime, self.info["machine"])
+                self.config, self.target = with_target(self.config, choice.runtime, self.info["machine"])
             except UsageError as error:  # what the board shows of itself is not the user's doing
                 raise BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except BoardUnreachable as error:
@@ -426,8 +426,6 @@ class LoadedProgram:
         self, inputs: Mapping[str, Array], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0
     ) -> ProfilePass:
         """Run once more, under the runtime's profiler; its tool is sent first where the board lacks it.
-
-        Args:
 
         Raises:
             RunFailed: the runtime cannot profile, or its profiler failed; the program can be run on.

@@ -6,26 +6,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.controller.devices.links.link import BoardRequest, is_lent
+from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
 from hil.core.runtimes import RUNTIMES, resolve
+from hil.core.text import Say
+
+PROVIDERS = "hil.board_providers"
 
 
 @dataclass(frozen=True)
 class BoardChoice:
-    """What the user said about the board: a config, and an address where that is another than the config's."""
+    """Which board, and what it is opened for.
+
+    Attributes:
+        address: what ``--board`` gave; "" leaves it to the config.
+        faults: for a simulator: faults to switch on.
+        runtime: the runtime that is going to be used; "" is the config's.
+        purpose: told to others who wait for the board.
+        wait_s: how long to wait while somebody else has it.
+        say: told what goes on where it takes long.
+        without_agent: why the board is served by command; "" where its config does not ask for that.
+    """
 
     config: BoardConfig
     address: str = ""
+    faults: tuple[str, ...] = ()
+    runtime: str = ""
+    purpose: str = ""
+    wait_s: float = 60.0
+    say: Say = lambda text: None
+    without_agent: str = ""
 
     @property
     def name(self) -> str:
         """How results and errors call the board."""
         return self.address or self.config.name
 
-    def request(self, **options: Any) -> BoardRequest:
-        """The request to open this board."""
-        return BoardRequest(self.address, self.config, **options)
+    @property
+    def target(self) -> str:
+        """The address that a link leads to; "" where neither the user nor the config names one."""
+        return self.address or self.config.connection.address
+
+
+def is_lent(address: str) -> bool:
+    """Whether an address is a selector of boards that somebody lends: which one it comes to shows when it is opened."""
+    prefix, colon, _ = address.partition(":")
+    return bool(colon) and any(point.name == prefix for point in points(PROVIDERS))
 
 
 def pinned(choice: BoardChoice, board: str) -> BoardChoice:

@@ -9,17 +9,17 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.health import changed
-from hil.controller.devices.links.link import BoardRequest, Say
 from hil.controller.devices.power import answering, recover
+from hil.core.text import Say
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 # How long a lost board is looked for: a small system is up again by then, and more is not known of it anyway.
 _RECONNECT_S = 20.0
 
 
-def connect_board(request: BoardRequest) -> Board:
+def connect_board(choice: BoardChoice) -> Board:
     """Connect to a board, once; raises as :func:`open_board`."""
-    return Board(request, open_link(request))
+    return Board(choice, open_link(choice))
 
 
 def open_board(
@@ -33,20 +33,20 @@ def open_board(
 ) -> Board:
     """Connect to a board. One that does not answer is reset and its power cycled, where its config says how.
 
-    Options are those of :class:`BoardRequest`.
+    Options take the place of the choice's own.
 
     Raises:
         UsageError: the board cannot be used that way.
         BoardUnreachable, BoardLost: nobody answers, whatever was done.
         BoardError: the board refuses us, or can run nothing.
     """
-    request = choice.request(faults=faults, runtime=runtime, purpose=purpose, wait_s=wait_s, say=say)
+    choice = replace(choice, faults=faults, runtime=runtime, purpose=purpose, wait_s=wait_s, say=say)
 
     def connect() -> Board:
         from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
 
         try:
-            return connect_board(request)
+            return connect_board(choice)
         except BoardError as error:
             wanted = runtime or choice.config.runtime
             served = choice.config.command.runs(wanted)
@@ -56,7 +56,7 @@ def open_board(
             if not (served and isinstance(error, NoAgentHere)):
                 raise
             say(f"{error.message}: going on without an agent")
-            return connect_board(replace(request, without_agent=error.message))
+            return connect_board(replace(choice, without_agent=error.message))
 
     return recover(connect, choice.config.power, board=choice.name, say=say)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice, is_lent
 from hil.controller.devices.links.agent import AGENT_KIND, SIM_KIND
-from hil.controller.devices.links.link import LENT_KIND, BoardRequest, Link, LinkKind, is_lent
+from hil.controller.devices.links.link import LENT_KIND, Link, LinkKind
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
 from hil.controller.storage.packages import points
 from hil.core.boards import load_board
@@ -20,13 +20,13 @@ def _of_package(address: str) -> bool:
     return any(address.startswith(f"{entry.name}:") for entry in points("hil.links"))
 
 
-def _connect_by_package(request: BoardRequest) -> Link:
-    entry = next(entry for entry in points("hil.links") if request.target.startswith(f"{entry.name}:"))
-    link: Link = entry.load()(request.target, request.config)
+def _connect_by_package(choice: BoardChoice) -> Link:
+    entry = next(entry for entry in points("hil.links") if choice.target.startswith(f"{entry.name}:"))
+    link: Link = entry.load()(choice.target, choice.config)
     return link
 
 
-# The first that a request is for opens it.
+# The first that leads to a board opens it.
 KINDS = (
     COMMAND_KIND,
     SIM_KIND,
@@ -42,23 +42,23 @@ def is_address(text: str) -> bool:
     return any(kind.is_address(text) for kind in KINDS)
 
 
-def open_link(request: BoardRequest) -> Link:
+def open_link(choice: BoardChoice) -> Link:
     """Open the link to a board, or start the simulator where the config says so.
 
     Raises:
         UsageError: the address is none that a link takes.
         BoardError: nobody answers there, it refuses us, or no agent can be put there.
     """
-    kind = next((kind for kind in KINDS if kind.is_for(request)), None)
-    name = request.config.name
-    if kind is None and not request.target:
+    kind = next((kind for kind in KINDS if kind.is_for(choice)), None)
+    name = choice.config.name
+    if kind is None and not choice.target:
         raise UsageError(
             f"{name} is a kind of board and has no address", hint=f"--board USER@HOST --runtime-hw-type {name}"
         )
-    if request.faults and not (kind and kind.takes_faults):
+    if choice.faults and not (kind and kind.takes_faults):
         raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")
     # It says what is wrong with the address.
-    return (kind or AGENT_KIND).connect(request)
+    return (kind or AGENT_KIND).connect(choice)
 
 
 DEFAULT_HW_TYPE = "sim"

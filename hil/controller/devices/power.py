@@ -16,10 +16,10 @@ from typing import TypeVar
 
 from hil.core.board_config import ACTIONS, Command, Http, Power
 from hil.core.processes import signal_group
+from hil.core.text import Say
 from hil.errors import BoardError, BoardLost, BoardUnreachable, UsageError
 
 T = TypeVar("T")
-Say = Callable[[str], None]
 
 _PAUSE_S = 1.0
 _SHOWN = 400

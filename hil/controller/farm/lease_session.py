@@ -24,13 +24,14 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from hil.controller.devices.board_client import Target
-from hil.controller.devices.links.link import Link, Say
+from hil.controller.devices.links.link import Link
 from hil.controller.farm.client import SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.paths import FarmAddress, farm_address
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message
 from hil.core.board_config import BoardConfig
 from hil.core.boards import parse_board
+from hil.core.text import Say
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded
 from hil.protocol.v1 import farm_pb2 as pb
 

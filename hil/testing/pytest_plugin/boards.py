@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hil.controller.devices.board_choice import BoardChoice, knows_target
-from hil.controller.devices.links.link import is_lent
+from hil.controller.devices.board_choice import BoardChoice, is_lent, knows_target
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.core.board_config import BoardConfig

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice, is_lent
 from hil.controller.devices.board_resolver import choose
-from hil.controller.devices.links.link import is_lent
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool

@@ -34,12 +34,13 @@ from hil.controller.devices.agentless.signature import (
 )
 from hil.controller.devices.agentless.store import Item, RunFolder, Store, find_program
 from hil.controller.devices.answers import broken, expected_bytes, most_bytes
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass
 from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import version
-from hil.core.board_config import BoardConfig, RuntimeCommand, fill
+from hil.core.board_config import RuntimeCommand, fill
 from hil.core.clock import Ping, now_ns
 from hil.core.digest import digest_file
 from hil.core.results import Artifact, Part
@@ -100,41 +101,22 @@ class _Program:
 class CommandClient:
     """Carry out the calls of :class:`BoardClient` over a shell, which stays open.
 
-    Args:
-        shell: commands on the board.
-        config: the board's.
-        board: how errors call it.
-        runtime: the runtime that is going to be used; "" is the config's.
-        why: why the board has no agent, in a line.
-        wait_s: how long a run waits while another one holds the board.
-        cache: where the command for the board's platform is kept; None is the user's.
-
     Attributes:
         folder: hil's folder on the board, absolute; "" before :meth:`info` was called.
         payload_bytes_sent: bytes of programs and tools sent so far.
     """
 
-    def __init__(
-        self,
-        shell: Shell,
-        config: BoardConfig,
-        *,
-        board: str,
-        runtime: str,
-        why: str,
-        wait_s: float,
-        cache: Cache | None = None,
-    ) -> None:
+    def __init__(self, shell: Shell, choice: BoardChoice, *, board: str) -> None:
         self.folder = ""
         self.payload_bytes_sent = 0
         self._shell = shell
-        self._config = config
-        self._command = config.command
+        self._config = choice.config
+        self._command = choice.config.command
         self._board = board
-        self._runtime = runtime or config.runtime
-        self._why = why
-        self._wait_s = wait_s
-        self._cache = cache or Cache()
+        self._runtime = choice.runtime or choice.config.runtime
+        self._why = choice.without_agent or "its config asks for none"
+        self._wait_s = choice.wait_s
+        self._cache = Cache()
         self._isolated = Isolated(1)
         self._programs: dict[str, _Program] = {}
         self._logs: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,15 +37,17 @@ from hil.controller.devices.deploy.packages import (
     package_id,
     write_package,
 )
-from hil.controller.devices.deploy.probe import Seen, ask
+from hil.controller.devices.deploy.probe import AgentBuild, Seen, ask
 from hil.controller.devices.deploy.wheels import Group, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 from hil.core import scratch
 from hil.core.scratch import temporary_folder
+from hil.core.text import Say
 from hil.errors import BoardBusy, BoardError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
+
 
 _BOARD_SIDE = Path(__file__).with_name("board_side.py")
 # An agent that nobody has used for so long leaves; the next run starts it again within a second or two.
@@ -61,24 +63,16 @@ _LOADER = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """An agent to be: what it is made of (``build``: its content id, ``recipe``: what it was made to) and what it
-    runs on.
-    """
-
-    folder: str
-    build: str
-    recipe: str
-    runtimes: tuple[str, ...]
-    python: str
-    packages: tuple[str, ...]
-
-
 def install(
-    shell: Shell, plan: Plan, pushed: Sequence[Package], *, board: str, say: Callable[[str], None] = lambda text: None
+    shell: Shell,
+    folder: str,
+    agent: AgentBuild,
+    pushed: Sequence[Package],
+    *,
+    board: str,
+    say: Say = lambda text: None,
 ) -> dict[str, Any]:
-    """Send packages, have an agent of that plan run; returns the board's answer (see board_side.py).
+    """Send packages to hil's folder on a board, have that agent run; returns the board's answer (see board_side.py).
 
     ``say`` is told how far the sending has come, where it takes long.
 
@@ -89,15 +83,15 @@ def install(
     """
     script = _BOARD_SIDE.read_bytes()
     order = {
-        "folder": plan.folder,
-        "build": plan.build,
-        "recipe": plan.recipe,
-        "runtimes": plan.runtimes,
-        "packages": plan.packages,
+        "folder": folder,
+        "build": agent.build,
+        "recipe": agent.recipe,
+        "runtimes": agent.runtimes,
+        "packages": agent.packages,
         "options": [f"--idle-exit={IDLE_EXIT_S}"],
         "frames": [{"id": one.id, "size": one.size, "sha256": one.sha256} for one in pushed],
     }
-    command = [plan.python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]
+    command = [agent.python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]
     with tempfile.NamedTemporaryFile(prefix="hil-push-", dir=scratch.place()) as stream:
         stream.write(script)
         stream.write(json.dumps(order).encode() + b"\n")
@@ -135,8 +129,6 @@ def _is_answer(answer: Any) -> bool:
         return False
     return bool(answer.get("socket") if answer.get("status") == "ok" else answer.get("status"))
 
-
-Say = Callable[[str], None]
 
 _OLDEST_PYTHON = (3, 10)
 _TRIED_PYTHON = (3, 13)
@@ -229,7 +221,7 @@ def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say
         if seen.running:
             return AgentPlace(f"{seen.folder}/run/agent.sock", seen.folder, seen.running[1], seen.python, pushed_bytes)
         with at_home(), temporary_folder("hil-own-") as place:
-            plan, packages = _plan(seen, recipe, Path(place), board, say)
+            agent, packages = _plan(seen, recipe, Path(place), board, say)
             missing = [package for package in packages if package.id not in seen.packages]
             # While another deploy is at work it sends what we would: ask first whether it is done.
             sent = [] if status == "locked" else missing
@@ -238,10 +230,10 @@ def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say
                 say(f"pushing {_named(sent)}")
             if status == "":
                 say("starting the agent")
-            answer = install(shell, plan, sent, board=board, say=say)
+            answer = install(shell, seen.folder, agent, sent, board=board, say=say)
         if answer["status"] == "ok":
             pushed_bytes += sum(package.size for package in sent)
-            return AgentPlace(answer["socket"], plan.folder, plan.build, plan.python, pushed_bytes)
+            return AgentPlace(answer["socket"], seen.folder, agent.build, agent.python, pushed_bytes)
         if answer["status"] not in _WAIT_S:
             raise _failed(answer, seen, board)
         status = answer["status"]
@@ -263,11 +255,10 @@ def _wait(status: str, since: dict[str, float], board: str, say: Say) -> None:
     time.sleep(_POLL_S)
 
 
-def _plan(seen: Seen, recipe: Recipe, own: Path, board: str, say: Say) -> tuple[Plan, list[Package]]:
+def _plan(seen: Seen, recipe: Recipe, own: Path, board: str, say: Say) -> tuple[AgentBuild, list[Package]]:
     """What to install, and the packages that it is made of; none where all of it is there already."""
     if seen.complete and seen.installed:
-        was = seen.installed
-        return Plan(seen.folder, was.build, was.recipe, was.runtimes, was.python, was.packages), []
+        return seen.installed, []
     _check_folder(seen, board)
     if seen.installed:
         recipe = recipe.joined(seen.installed.runtimes)
@@ -275,7 +266,7 @@ def _plan(seen: Seen, recipe: Recipe, own: Path, board: str, say: Say) -> tuple[
     packages = [write_package(own_title(), recipe.files, own), *packages]
     names = tuple(package.id for package in packages)
     build = hashlib.sha256("\n".join([interpreter.path, *sorted(names)]).encode()).hexdigest()[:16]
-    return Plan(seen.folder, build, recipe.digest, recipe.runtime_names, interpreter.path, names), packages
+    return AgentBuild(build, recipe.digest, recipe.runtime_names, interpreter.path, names), packages
 
 
 def _choose(seen: Seen, recipe: Recipe, board: str, say: Say) -> tuple[Interpreter, list[Package]]:

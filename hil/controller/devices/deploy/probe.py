@@ -22,8 +22,8 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True)
-class Installed:
-    """The agent that was deployed last: ``build`` is its content id, ``recipe`` what it was made to."""
+class AgentBuild:
+    """What an agent is made of and runs on: ``build`` is its content id, ``recipe`` what it was made to."""
 
     build: str
     recipe: str
@@ -59,7 +59,7 @@ class Seen:
     folder: str = ""
     running: tuple[int, str] | None = None
     python: str = ""
-    installed: Installed | None = None
+    installed: AgentBuild | None = None
     complete: bool = False
     packages: frozenset[str] = frozenset()
     machine: str = ""
@@ -123,7 +123,7 @@ def parse(text: str) -> Seen:
     installed = None
     if "installed" in found:
         build, recipe, runtimes, python, packages = (one("installed", index) for index in range(5))
-        installed = Installed(build, recipe, tuple(runtimes.split()), python, tuple(packages.split()))
+        installed = AgentBuild(build, recipe, tuple(runtimes.split()), python, tuple(packages.split()))
     interpreters = {one.path: one for one in map(_interpreter, found.get("python", [])) if one}
     return Seen(
         folder=one("folder"),

@@ -15,10 +15,11 @@ import subprocess
 from pathlib import Path
 
 from hil.controller.devices.board_client import Target
-from hil.controller.devices.links.link import Link, LinkKind, Say
+from hil.controller.devices.links.link import Link, LinkKind
 from hil.core.board_config import BoardConfig
 from hil.core.processes import module_command, wait_or_kill
 from hil.core.scratch import new_folder, remove_tree
+from hil.core.text import Say
 from hil.errors import BoardUnreachable, UsageError
 
 _PROBE_S = 1.0
@@ -91,7 +92,7 @@ def _probe(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
 
 
-AGENT_KIND = LinkKind("agent", lambda request: connect(request.target, request.config), is_agent_address)
+AGENT_KIND = LinkKind("agent", lambda choice: connect(choice.target, choice.config), is_agent_address)
 
 
 _START_S, _END_S = 30.0, 10.0
@@ -150,7 +151,7 @@ def start_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: Say 
 
 SIM_KIND = LinkKind(
     "simulator",
-    lambda request: start_simulator(request.config, request.faults, request.say),
-    serves=lambda request: not request.target and request.config.is_simulator,
+    lambda choice: start_simulator(choice.config, choice.faults, choice.say),
+    serves=lambda choice: not choice.target and choice.config.is_simulator,
     takes_faults=True,
 )

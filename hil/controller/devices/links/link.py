@@ -6,16 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_lent
 from hil.controller.devices.board_client import BoardClient, Target
 from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
+from hil.core.text import Say
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
-
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -45,38 +44,6 @@ class Link:
 
 
 @dataclass(frozen=True)
-class BoardRequest:
-    """What a board is opened for.
-
-    Attributes:
-        address: what ``--board`` gave; "" leaves it to the config.
-        runtime: the runtime that is going to be used; "" is the config's.
-        purpose: told to others who wait for the board.
-        say: told what goes on where it takes long.
-        without_agent: why the board is served by command; "" where its config does not ask for that.
-    """
-
-    address: str
-    config: BoardConfig
-    faults: tuple[str, ...] = ()
-    runtime: str = ""
-    purpose: str = ""
-    wait_s: float = 60.0
-    say: Say = lambda text: None
-    without_agent: str = ""
-
-    @property
-    def board(self) -> str:
-        """How results and errors call the board."""
-        return self.address or self.config.name
-
-    @property
-    def target(self) -> str:
-        """The address that a link leads to; "" where neither the user nor the config names one."""
-        return self.address or self.config.connection.address
-
-
-@dataclass(frozen=True)
 class LinkKind:
     """A kind of link; :mod:`hil.controller.devices.board_resolver` lists them.
 
@@ -84,21 +51,18 @@ class LinkKind:
         connect: opens a link. It imports what is heavy when it is called. It raises UsageError for an address or a
             config that is wrong, and BoardError where nobody answers, the board refuses us, or cannot be used.
         is_address: whether a text is an address of this kind, and not a board's name or config file.
-        serves: whether a request is for this kind; None: its address tells.
+        serves: whether this kind leads to a board; None: its address tells.
     """
 
     name: str
-    connect: Callable[[BoardRequest], Link]
+    connect: Callable[[BoardChoice], Link]
     is_address: Callable[[str], bool] = lambda text: False
-    serves: Callable[[BoardRequest], bool] | None = None
+    serves: Callable[[BoardChoice], bool] | None = None
     takes_faults: bool = False
 
-    def is_for(self, request: BoardRequest) -> bool:
-        """Whether a request is for this kind."""
-        return self.serves(request) if self.serves is not None else self.is_address(request.target)
-
-
-_GROUP = "hil.board_providers"
+    def is_for(self, choice: BoardChoice) -> bool:
+        """Whether this kind leads to the board."""
+        return self.serves(choice) if self.serves is not None else self.is_address(choice.target)
 
 
 class BoardLoan(Protocol):
@@ -133,7 +97,7 @@ class BoardProvider(Protocol):
     """Lends boards."""
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
-        """The link to a board, which is given back when the link is closed; options are those of :class:`BoardRequest`.
+        """The link to a board, which is given back when the link is closed; options are those of :class:`BoardChoice`.
 
         Raises:
             UsageError: no provider is known here, or the selector cannot be read.
@@ -154,12 +118,6 @@ class BoardProvider(Protocol):
         """
 
 
-def is_lent(address: str) -> bool:
-    """Whether an address is a selector of boards that somebody lends: which one it comes to shows when it is opened."""
-    prefix, colon, _ = address.partition(":")
-    return bool(colon) and any(point.name == prefix for point in points(_GROUP))
-
-
 def provider_of(address: str) -> tuple[BoardProvider, str]:
     """Who lends the boards of an address, and the selector in it.
 
@@ -167,7 +125,7 @@ def provider_of(address: str) -> tuple[BoardProvider, str]:
         UsageError: nobody does, or what is registered cannot be loaded.
     """
     prefix, _, selector = address.partition(":")
-    for point in points(_GROUP):
+    for point in points(PROVIDERS):
         if point.name == prefix:
             try:
                 provider: BoardProvider = point.load()()
@@ -177,10 +135,10 @@ def provider_of(address: str) -> tuple[BoardProvider, str]:
     raise UsageError(f"nobody lends boards of {address}")
 
 
-def _connect(request: BoardRequest) -> Link:
-    provider, selector = provider_of(request.target)
+def _connect(choice: BoardChoice) -> Link:
+    provider, selector = provider_of(choice.target)
     return provider.connect(
-        selector, runtime=request.runtime, purpose=request.purpose, wait_s=request.wait_s, say=request.say
+        selector, runtime=choice.runtime, purpose=choice.purpose, wait_s=choice.wait_s, say=choice.say
     )
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import tenacity
 
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import BoardClient, Target
-from hil.controller.devices.links.link import BoardRequest, Link, LinkKind
+from hil.controller.devices.links.link import Link, LinkKind
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.errors import BoardError, BoardLost, UsageError
 
@@ -22,29 +23,21 @@ if TYPE_CHECKING:
 class _AgentlessLink:
     """The shell, which is opened anew after a break."""
 
-    def __init__(self, request: BoardRequest) -> None:
-        self._request = request
+    def __init__(self, choice: BoardChoice) -> None:
+        self._choice = choice
         self._shell = self._opened()
         self.link = Link(Target(""), self._close, renew=self._renew, shell=self._shell, connect=self._client)
 
     def _opened(self) -> Shell:
         from hil.controller.devices.ssh.connect import open_shell
 
-        request, config = self._request, self._request.config
-        return open_shell(request.target, config.connection, board=request.board, base=config.path.parent)
+        choice, config = self._choice, self._choice.config
+        return open_shell(choice.target, config.connection, board=choice.name, base=config.path.parent)
 
     def _client(self, board: str) -> BoardClient:
         from hil.controller.devices.agentless.client import CommandClient
 
-        request = self._request
-        return CommandClient(
-            self._shell,
-            request.config,
-            board=board,
-            runtime=request.runtime,
-            why=request.without_agent or "its config asks for none",
-            wait_s=request.wait_s,
-        )
+        return CommandClient(self._shell, self._choice, board=board)
 
     def _renew(self) -> Target:
         self._close()
@@ -56,20 +49,20 @@ class _AgentlessLink:
             self._shell.close()
 
 
-def _connect_command(request: BoardRequest) -> Link:
-    if not is_ssh_address(request.target):
+def _connect_command(choice: BoardChoice) -> Link:
+    if not is_ssh_address(choice.target):
         raise UsageError(
-            f"programs run by command over SSH only, and {request.target or 'no address'} is none for that",
-            board=request.board,
+            f"programs run by command over SSH only, and {choice.target or 'no address'} is none for that",
+            board=choice.name,
             hint="--board USER@HOST, or an address in the config's [connection]",
         )
-    return _AgentlessLink(request).link
+    return _AgentlessLink(choice).link
 
 
 COMMAND_KIND = LinkKind(
     "command",
     _connect_command,
-    serves=lambda request: bool(request.without_agent) or request.config.command.kind == "command",
+    serves=lambda choice: bool(choice.without_agent) or choice.config.command.kind == "command",
 )
 
 
@@ -80,8 +73,8 @@ _TRIES = 3
 class _SshLink:
     """The shell and the tunnel, which are made anew together after a break."""
 
-    def __init__(self, request: BoardRequest) -> None:
-        self._request = request
+    def __init__(self, choice: BoardChoice) -> None:
+        self._choice = choice
         self.link = Link(Target(""), self._close, self._log, self._renew)
         self._open()
 
@@ -96,15 +89,15 @@ class _SshLink:
         from hil.controller.devices.ssh.connect import exposure, open_shell
         from hil.controller.devices.ssh.transport import FileKey
 
-        request = self._request
-        config, settings, say = request.config, request.config.connection, request.say
-        self._shell: Shell = open_shell(request.target, settings, board=request.target, base=config.path.parent)
+        choice = self._choice
+        config, settings, say = choice.config, choice.config.connection, choice.say
+        self._shell: Shell = open_shell(choice.target, settings, board=choice.target, base=config.path.parent)
         for path in {hop.source.path for hop in self._shell.hops if isinstance(hop.source, FileKey)}:
             if text := exposure(path):
                 say(f"{text}: ssh itself would not use it; mend it with: chmod 600 {shlex.quote(str(path))}")
         try:
-            runtimes = (request.runtime or config.runtime,)
-            place = ensure_agent(self._shell, folder=settings.folder, runtimes=runtimes, board=request.target, say=say)
+            runtimes = (choice.runtime or config.runtime,)
+            place = ensure_agent(self._shell, folder=settings.folder, runtimes=runtimes, board=choice.target, say=say)
             self._tunnel = self._tunnel_to(place)
         except BaseException:
             self._shell.close()
@@ -119,9 +112,9 @@ class _SshLink:
         from hil.controller.devices.ssh.tunnel import NoTunnel, open_any_tunnel
 
         try:
-            return open_any_tunnel(self._shell, place.socket, place.python, self._request.say)
+            return open_any_tunnel(self._shell, place.socket, place.python, self._choice.say)
         except NoTunnel as error:
-            raise NoAgentHere(error.message, board=self._request.target, hint=COMMAND_HINT) from error
+            raise NoAgentHere(error.message, board=self._choice.target, hint=COMMAND_HINT) from error
 
     def _renew(self) -> Target:
         self._close()
@@ -136,4 +129,4 @@ class _SshLink:
         return self._tunnel.log()
 
 
-SSH_KIND = LinkKind("SSH", lambda request: _SshLink(request).link, is_ssh_address)
+SSH_KIND = LinkKind("SSH", lambda choice: _SshLink(choice).link, is_ssh_address)

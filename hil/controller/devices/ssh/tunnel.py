@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import paramiko
 
@@ -28,6 +27,7 @@ from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.shell import Shell, TooMuch, begin, own_output
 from hil.controller.devices.ssh.transport import Transport
 from hil.core.processes import wait_or_kill
+from hil.core.text import Say
 from hil.errors import BoardError, BoardLost, BoardUnreachable
 
 _OPEN_S = 10.0
@@ -36,39 +36,22 @@ _PIECE = 1 << 20
 Carried = tuple[paramiko.Channel, Iterator[bytes]]
 
 
-class FarSide(Protocol):
-    """What leads to a socket on a board."""
+class FarSide:
+    """What leads to a socket on a board: ``open`` makes a connection to it."""
 
-    def open(self) -> Carried:
-        """A connection to it."""
-        ...
-
-    def alive(self) -> bool:
-        """Whether it still leads there."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
-
-
-class Streamlocal:
-    """A Unix socket that sshd forwards."""
-
-    def __init__(self, transport: Transport, remote: str) -> None:
-        self._open: Callable[[], paramiko.Channel] = lambda: transport.open_streamlocal(remote, _OPEN_S)
-
-    def open(self) -> Carried:
-        """A connection to it."""
-        channel = self._open()
-        return channel, iter(lambda: channel.recv(_PIECE), b"")
+    def __init__(self, connect: Callable[[], Carried]) -> None:
+        self.open = connect
 
     def alive(self) -> bool:
-        """As long as the connection is up."""
+        """Whether it still leads there, if the connection is up."""
         return True
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """End what it started, if anything."""
+
+
+def _carried(channel: paramiko.Channel) -> Carried:
+    return channel, iter(lambda: channel.recv(_PIECE), b"")
 
 
 class ChannelForwarder:
@@ -137,7 +120,7 @@ class NoAgent(NoRelay):
     """The helper found nobody at the agent's socket."""
 
 
-class TcpRelay:
+class TcpRelay(FarSide):
     """A helper that listens on a loopback port of the board, for whoever has its token.
 
     Raises:
@@ -147,6 +130,7 @@ class TcpRelay:
     """
 
     def __init__(self, transport: Transport, python: str, remote: str) -> None:
+        super().__init__(self._connect)
         self._transport = transport
         self._token = secrets.token_hex(32)
         self._helper, port, _ = _started(transport, python, remote, self._token)
@@ -159,11 +143,10 @@ class TcpRelay:
             self._helper.close()
             raise
 
-    def open(self) -> Carried:
-        """A connection to the agent."""
+    def _connect(self) -> Carried:
         channel = self._connection()
         channel.sendall(self._token.encode())
-        return channel, _pieces(channel)
+        return _carried(channel)
 
     def alive(self) -> bool:
         """Whether the helper runs."""
@@ -178,23 +161,19 @@ class TcpRelay:
         return self._transport.open_channel("direct-tcpip", place, (_LOOPBACK, 0), timeout=_RELAY_START_S)
 
 
-class StdioRelay:
+class StdioRelay(FarSide):
     """A helper for each connection, which goes on over the helper's own input and output; as :class:`TcpRelay`."""
 
     def __init__(self, transport: Transport, python: str, remote: str) -> None:
-        self._start: Callable[[], Carried] = lambda: _started(transport, python, remote, "")[::2]
-        self._first: list[Carried] = [self._start()]
+        def start() -> Carried:
+            return _started(transport, python, remote, "")[::2]
 
-    def open(self) -> Carried:
-        """A connection to the agent: the one that showed that there are any, then new ones."""
-        return self._first.pop() if self._first else self._start()
-
-    def alive(self) -> bool:
-        """Each connection has a helper of its own."""
-        return True
+        # The connection that showed that there are any is the first.
+        self._first = [start()]
+        super().__init__(lambda: self._first.pop() if self._first else start())
 
     def close(self) -> None:
-        """A helper ends with its connection."""
+        """End a helper that nobody used: another one ends with its connection."""
         for channel, _ in self._first:
             channel.close()
 
@@ -234,12 +213,6 @@ def _started(
     return channel, line.decode(errors="replace"), itertools.chain([rest] if rest else [], pieces)
 
 
-def _pieces(channel: paramiko.Channel) -> Iterator[bytes]:
-    return iter(lambda: channel.recv(1 << 20), b"")
-
-
-Say = Callable[[str], None]
-
 _START_S = 20.0
 _POLL_S = 0.002
 _CLOSE_S = 5.0
@@ -265,16 +238,6 @@ class NoTunnel(BoardError):
     """Nothing leads to the agent's socket, though commands run on the board."""
 
 
-class _Carrier(Protocol):
-    """What makes a tunnel."""
-
-    def alive(self) -> bool: ...
-
-    def log(self) -> str: ...
-
-    def close(self) -> None: ...
-
-
 class Tunnel:
     """A tunnel to a socket on a board; its local end is ``address``, ``unix:PATH``."""
 
@@ -284,7 +247,7 @@ class Tunnel:
             folder = opening.enter_context(openssh.private_folder())
             socket = folder / "agent.sock"
             self.address = f"unix:{socket}"
-            self._carrier: _Carrier
+            self._carrier: ChannelForwarder | _OpenSSH
             if far is None:
                 self._carrier = _OpenSSH(shell, folder, socket, remote_socket)
             else:
@@ -334,7 +297,9 @@ def open_tunnel(
                 raise
             last = error.detail.rpartition("\n")[2].strip() or error.message
             say(f"ssh made no tunnel ({last}): going through hil's own connection, which is slower")
-    return Tunnel(shell, remote_socket, Streamlocal(shell.transport, remote_socket))
+    return Tunnel(
+        shell, remote_socket, FarSide(lambda: _carried(shell.transport.open_streamlocal(remote_socket, _OPEN_S)))
+    )
 
 
 def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> Tunnel:

@@ -12,16 +12,18 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.client import AgentClient
-from hil.controller.devices.links.link import BoardRequest, Link, Say
+from hil.controller.devices.links.link import Link
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_text, public_text
 from hil.controller.farm.labgrid import borrowed
 from hil.controller.farm.lease_session import describe_lease, machine_id
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant
 from hil.core.board_config import BoardConfig
+from hil.core.text import Say
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
 
 _HOLD_S = 3.0
@@ -197,7 +199,7 @@ class BoardConnection:
     def _open(self, runtime: str = "", say: Say | None = None) -> AgentClient:
         if self._client is None:
             self._borrow()
-            self._link = open_link(BoardRequest("", self.config, runtime=runtime, say=say or self.say))
+            self._link = open_link(BoardChoice(self.config, runtime=runtime, say=say or self.say))
             self._client = AgentClient(self._link.target, self.post.name)
         return self._client
 

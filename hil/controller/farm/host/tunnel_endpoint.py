@@ -24,9 +24,9 @@ from google.protobuf.message import DecodeError
 
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.connection import agent_channel
-from hil.controller.devices.links.link import Say
 from hil.controller.farm.client import FarmClient, open_channel, pass_on, pieces_from
 from hil.controller.farm.rpc import DIAL_KEY, FarmStub
+from hil.core.text import Say
 from hil.errors import BoardError, HilError, UsageError
 from hil.protocol import wire
 from hil.protocol.listening import listen_on

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.description import description
+from hil.controller.models.description import description
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.iree_values import SCALAR_PREFIX, parse_type

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.description import check_dims
+from hil.controller.models.description import check_dims
 from hil.core.tensors import DTYPES, Dim
 from hil.errors import ImportFailed, UsageError
 from hil.formats.ort_values import ONNX_TYPES

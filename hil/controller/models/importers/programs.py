@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.description import description
+from hil.controller.models.description import description
 from hil.controller.storage.packages import needed_version
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.description import check_dims, description
+from hil.controller.models.description import check_dims, description
 from hil.controller.models.tensorflow.graphs import assigned, leaves, new_value, replace_leaves, words
 from hil.controller.storage.packages import needed_version
 from hil.core.tensors import Array, Dim, TensorSpec, dtype_name

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.links.link import BoardLoan, is_lent, provider_of
+from hil.controller.devices.board_choice import BoardChoice, is_lent
+from hil.controller.devices.links.link import BoardLoan, provider_of
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig
 from hil.errors import BoardBusy, BoardError, FarmUnreachable

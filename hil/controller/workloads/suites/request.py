@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hil.controller.devices.links.link import is_lent
+from hil.controller.devices.board_choice import is_lent
 from hil.controller.pipeline.options import CaseSettings, flag_of, specs_of, stored_settings
 
 

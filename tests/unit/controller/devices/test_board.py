@@ -12,8 +12,9 @@ import pytest
 from support.fake_agent import RUNTIME, FakeAgent, program
 
 from hil.controller.devices.board import Board
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import Target
-from hil.controller.devices.links.link import BoardRequest, Link
+from hil.controller.devices.links.link import Link
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import (
@@ -57,7 +58,7 @@ class Lab:
         link = Link(Target(self.agent.address), build=build, log=lambda: "the far side's last words")
         link.renew = (lambda: self._renew(link)) if can_renew else None
         config = BoardConfig("lab", "lab", runtime=RUNTIME)
-        self._open.append(Board(BoardRequest("", config, purpose="a test", wait_s=wait_s, say=self.said.append), link))
+        self._open.append(Board(BoardChoice(config, purpose="a test", wait_s=wait_s, say=self.said.append), link))
         return self._open[-1]
 
     def _renew(self, link: Link) -> Target:

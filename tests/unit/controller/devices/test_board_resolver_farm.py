@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hil.controller.cli.farm_lease import duration
-from hil.controller.devices.board_choice import BoardChoice, knows_target, pinned
+from hil.controller.devices.board_choice import BoardChoice, is_lent, knows_target, pinned
 from hil.controller.devices.board_resolver import choose, is_address
-from hil.controller.devices.links.link import is_lent
 from hil.controller.farm.selector import parse
 from hil.controller.storage.packages import pick
 from hil.controller.workloads.suites.board_slots import LentSeat, Seat, seats_of

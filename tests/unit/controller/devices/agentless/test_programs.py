@@ -161,7 +161,7 @@ def open_board(shell: LocalShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         first, reopen = options.pop("shell", shell), options.pop("reopen", lambda: shell)
         logins = itertools.chain([first], iter(reopen, None))
         monkeypatch.setattr("hil.controller.devices.ssh.connect.open_shell", lambda *_, **__: next(logins))
-        boards.append(connect_board(BoardChoice(config).request(**options)))
+        boards.append(connect_board(BoardChoice(config, **options)))
         return boards[-1]
 
     yield make
@@ -472,7 +472,7 @@ def test_a_vendors_command_is_run_each_time_and_tells_no_device_time(open_board,
 def test_the_target_is_what_the_board_shows(shell, monkeypatch):
     monkeypatch.setattr("hil.controller.devices.ssh.connect.open_shell", lambda *_, **__: shell)
     config = BoardConfig("bare", "bare", connection=Connection(address="root@bare"))
-    with connect_board(BoardChoice(config).request(without_agent="it has no Python")) as board:
+    with connect_board(BoardChoice(config, without_agent="it has no Python")) as board:
         assert any(flag.startswith("--iree-llvmcpu-target-triple=") for flag in board.config.compile_flags["iree"])
 
 

@@ -22,9 +22,9 @@ from support.waiting import eventually
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy import ensure, probe
-from hil.controller.devices.deploy.ensure import AgentPlace, Plan, install
+from hil.controller.devices.deploy.ensure import AgentPlace, install
 from hil.controller.devices.deploy.packages import File, Package, write_package
-from hil.controller.devices.deploy.probe import ask
+from hil.controller.devices.deploy.probe import AgentBuild, ask
 from hil.errors import BoardBusy, BoardError
 
 
@@ -40,9 +40,9 @@ def pid_of(shell: Any) -> int:
     return probe.status(shell, "").pid
 
 
-def plan_of(shell: Any, packages: list[Package]) -> Plan:
+def plan_of(shell: Any, packages: list[Package]) -> tuple[str, AgentBuild]:
     seen = ask(shell, "probe", "", "", board="here")
-    return Plan(seen.folder, "b", "r", (), seen.interpreters[0].path, tuple(package.id for package in packages))
+    return seen.folder, AgentBuild("b", "r", (), seen.interpreters[0].path, tuple(package.id for package in packages))
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def test_a_deploy_that_was_cut_goes_on_with_what_had_arrived(shells: Callable[..
     plan = plan_of(shells(), packages)
     whole = Path(ensure.__file__).with_name("board_side.py").stat().st_size + sum(package.size for package in packages)
 
-    answer = install(shells(cut_after=whole - 10_000), plan, packages, board="here")
+    answer = install(shells(cut_after=whole - 10_000), *plan, packages, board="here")
 
     assert answer["status"] == "failed" and "broke" in answer["why"]
     there = shells().home / ".hil" / "packages"
@@ -225,7 +225,7 @@ def test_a_package_that_arrives_damaged_is_refused(shell: Any, tmp_path: Path):
     package.path.write_bytes(data)
     plan = plan_of(shell, [package])
 
-    answer = install(shell, plan, [package], board="here")
+    answer = install(shell, *plan, [package], board="here")
 
     assert answer["status"] == "failed" and "damaged" in answer["why"]
     assert list((shell.home / ".hil" / "packages").iterdir()) == []
@@ -235,7 +235,7 @@ def test_a_package_cannot_write_elsewhere(shell: Any, tmp_path: Path):
     package = write_package("a 1", {"../../outside.py": File(b"x")}, tmp_path)
     plan = plan_of(shell, [package])
 
-    answer = install(shell, plan, [package], board="here")
+    answer = install(shell, *plan, [package], board="here")
 
     assert answer["status"] == "failed" and "outside.py" in answer["why"]
     assert not list(shell.home.rglob("outside.py"))

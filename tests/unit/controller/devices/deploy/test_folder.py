@@ -12,7 +12,7 @@ import pytest
 from support.deploying import Small, accepts, put
 
 from hil.controller.devices.deploy import ensure, probe
-from hil.controller.devices.deploy.ensure import AgentPlace, Plan, install
+from hil.controller.devices.deploy.ensure import AgentPlace, install
 from hil.errors import BoardBusy, BoardError, StorageError
 
 
@@ -100,9 +100,8 @@ def test_a_folder_that_was_cleaned_meanwhile_is_begun_anew(shell: Any, small: Sm
     was = ensure.ask(shell, "probe", "", "other", board="here").installed
     assert was is not None
     probe.clean(shell, "")
-    plan = Plan(place.folder, was.build, was.recipe, was.runtimes, was.python, was.packages)
 
-    assert install(shell, plan, [], board="here")["status"] == "missing"
+    assert install(shell, place.folder, was, [], board="here")["status"] == "missing"
 
     assert not Path(place.folder).exists()
     assert accepts(put(shell, small()))
