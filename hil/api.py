@@ -109,7 +109,7 @@ def run(
     if board.closed:
         raise UsageError(f"{board.name} was given back", hint="connect to it again")
     if not isinstance(shop, RunContext | None):
-        raise UsageError(f"shop must be a hil.controller.pipeline.stages.RunContext or None, got {shop!r:.80}")
+        raise UsageError(f"shop must be a hil.controller.storage.run_context.RunContext or None, got {shop!r:.80}")
     check_options(chosen, BoardChoice(board.config, board.name))
     if refused is not None:
         return Case(path.stem, path, chosen, Path()).ended(refused, Stage.IMPORT)

@@ -19,7 +19,7 @@ import click
 from hil.controller.models.flows import load_flow
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.tensor_files import save_tensors
-from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.boards import load_board
 from hil.core.npy import load_npy
 from hil.core.scratch import temporary_folder

@@ -24,8 +24,8 @@ from hil.controller.farm.client import FarmClient
 from hil.controller.farm.lease_session import LeaseSession, lease_order
 from hil.controller.farm.paths import farm_address
 from hil.controller.workloads.suites.job import run_suite
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.errors import FarmError, FarmUnreachable
 
 pytestmark = pytest.mark.timeout(300)

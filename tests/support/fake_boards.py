@@ -39,7 +39,14 @@ class FakeBoard:
     did: list[str] = field(default_factory=list)
     shell: Any = None
     target: str = ""
-    info: dict[str, Any] = field(default_factory=lambda: {"machine": {}, "simulated": ["cpu"]})
+    info: dict[str, Any] = field(
+        default_factory=lambda: {
+            "machine": {},
+            "simulated": ["cpu"],
+            "runtimes": [{"name": "onnxruntime", "version": "1", "devices": ["cpu"]}],
+        }
+    )
+    client: Any = None
     closed: bool = False
 
     def note(self, stage: str, program: str) -> None:

@@ -7,8 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.store import HEAD, LINES, SCHEMA
+from hil.controller.workloads.suites.store import HEAD, LINES, SCHEMA, CaseRecord
 from hil.core.text import jsonable
 
 SEED = 7

@@ -14,10 +14,9 @@ from typing import Any
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind, gravest
 from hil.controller.storage.runs import storing
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
-from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
 from hil.core.results import Outcome, exit_code_of
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, FarmError, UsageError
 

@@ -34,7 +34,6 @@ class BoardPool:
     Args:
         purpose: told to others who wait for a board.
         wait_s: how long to wait while somebody else has a board.
-        say: told what goes on where it takes long.
         opened: called with each board that was opened, before anybody gets it; what it raises closes the board.
         most_loaded: how many programs stay loaded on a board between runs.
     """
@@ -63,7 +62,6 @@ class BoardPool:
         """A board, opened if it is not open. One of a farm's stays the same board, however often it is opened.
 
         Args:
-            choice: which board.
             runtimes: what is going to be used on it; "" is its config's own. They count where it is opened.
             faults: for a simulator: faults to switch on. With others it is another board.
 

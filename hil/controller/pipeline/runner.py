@@ -167,7 +167,6 @@ class Runner:
         Args:
             cases: from :meth:`begin`; those that have an outcome already pass through.
             pool: opens the board and, at its own end, gives it back.
-            choice: the board.
             runtime: what is going to be used on it; "" is its config's own.
             faults: for a simulator: faults to switch on.
         """

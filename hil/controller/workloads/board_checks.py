@@ -34,9 +34,7 @@ def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda tex
     """Check a board from the outside in; after a ``fail`` that nothing can go on without, no more checks come.
 
     Args:
-        choice: which board.
         runtime: to be used on it; "" is its config's.
-        say: told what goes on where it takes long.
 
     Raises:
         UsageError: what was typed or configured is wrong.

@@ -33,7 +33,6 @@ def run_job(job: Job, *, resume: str = "", screen: Progress, isolated: Isolated 
     Args:
         job: what to do; with ``resume`` only its ``out`` counts.
         resume: id of a run that was cut off: cases that have an outcome keep it, the others run.
-        screen: told of progress.
         isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
 
     Returns:
@@ -75,15 +74,15 @@ def _run(
 ) -> dict[str, Any]:
     names = _unique_names(job.models)
     options = replace(job.options(), inputs=tuple(job.inputs))
-    shop = RunContext(Cache(), isolated)
+    context = RunContext(Cache(), isolated)
     kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
     for name, path in zip(names, job.models, strict=True):
-        if name in kept and _has_changed(kept[name], path, options, shop):
+        if name in kept and _has_changed(kept[name], path, options, context):
             screen.note(f"{name} runs again: its model has changed")
             del kept[name]
     # The import may still find that the command line was wrong: nothing is stored before that is known.
     todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
-    cases = [Runner(shop).begin(path, options, Path(), name=name) for name, path in todo]
+    cases = [Runner(context).begin(path, options, Path(), name=name) for name, path in todo]
     runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
     created = run is None
     stored = run or store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
@@ -102,7 +101,7 @@ def _run(
             screen.note(f"compiling for {board.target}")
         stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
 
-    runner = Runner(shop, sink=ProgressSink(watch, recorder.keep, recorder.write))
+    runner = Runner(context, sink=ProgressSink(watch, recorder.keep, recorder.write))
     pool = BoardPool(f"hil run {stored.id}", wait_s=job.wait_s, say=screen.note, opened=opened)
     try:
         with pool:
@@ -110,7 +109,7 @@ def _run(
                 screen.end(case.name)
                 # First its outcome is safe: a profile may take a while, or Ctrl-C.
                 recorder.end(case)
-                for profiled in _with_profiles(case, job, stored, shop):
+                for profiled in _with_profiles(case, job, stored, context):
                     recorder.write(profiled)
     except StorageError:
         raise
@@ -126,12 +125,12 @@ def _run(
     return recorder.finish()
 
 
-def _has_changed(record: Mapping[str, Any], path: Path, options: Options, shop: RunContext) -> bool:
+def _has_changed(record: Mapping[str, Any], path: Path, options: Options, context: RunContext) -> bool:
     """Whether the model of a case that has ended is another one by now. One that is gone cannot be asked any more."""
     was = record["model"] and record["model"]["digest"]
     try:
         model = import_model(
-            path, function=options.function, dims=options.dims, isolated=shop.isolated, cache=shop.cache
+            path, function=options.function, dims=options.dims, isolated=context.isolated, cache=context.cache
         )
     except UsageError:
         return False
@@ -159,14 +158,14 @@ def _profile_folders(job: Job, case: str) -> dict[str, Path]:
     return {kind: folder / case if len(job.models) > 1 else folder for kind, folder in kinds.items() if folder}
 
 
-def _with_profiles(case: Case, job: Job, run: Run, shop: RunContext) -> Iterator[Case]:
+def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iterator[Case]:
     """Write the profiles that were asked for; yields the case with what is known of them, as they come."""
     wanted = _profile_folders(job, case.name)
     if not wanted:
         return
     from hil.controller.analysis.profile.collect import write_profiles
 
-    for profiles in write_profiles(case, wanted, run_id=run.id, shop=shop):
+    for profiles in write_profiles(case, wanted, run_id=run.id, shop=context):
         yield replace(case, profiles=profiles)
 
 

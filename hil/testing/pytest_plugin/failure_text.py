@@ -10,7 +10,7 @@ from pathlib import Path
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import print_verdict, verdict_record
-from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import placement_text
 from hil.core.text import visible
 

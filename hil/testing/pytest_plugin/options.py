@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hil.controller.pipeline.options import CaseSettings, Spec, flag_of, parse_dims, parse_seconds, specs_of
-from hil.testing.traces.options import PYTEST_DEST, TEXTS, backends_text
+from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text
 
 if TYPE_CHECKING:
     from hil.controller.workloads.suites.request import Request

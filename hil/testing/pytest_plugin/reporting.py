@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from hil.controller.storage.runs import storing
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.sources import EXPECTED
-from hil.controller.workloads.suites.store import LINES, SCHEMA, SuiteRun, versions
+from hil.controller.workloads.suites.store import LINES, SCHEMA, CaseRecord, SuiteRun, versions
 from hil.core.results import Outcome, exit_code_of
 from hil.core.text import jsonable, visible
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError

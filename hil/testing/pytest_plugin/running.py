@@ -21,8 +21,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.preparing import begin_case
-from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage
 from hil.core.tensors import Array
@@ -200,7 +199,7 @@ class CaseRun:
         from hil.controller.analysis.profile.collect import write_profiles
 
         try:
-            *_, profiles = write_profiles(case, folders, run_id=name, shop=self.bench.shop)
+            *_, profiles = write_profiles(case, folders, run_id=name, shop=self.bench.context)
             for profile in profiles:
                 for note in profile["notes"]:
                     print(visible(f"hil: {profile['folder']}: {note}"))

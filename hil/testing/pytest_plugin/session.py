@@ -146,7 +146,6 @@ class HilCase:
     """A case on a kind of hardware.
 
     Attributes:
-        spec: the case.
         folder: where its model is.
         hw_type: the hardware's.
     """
@@ -223,7 +222,7 @@ class Bench:
         self.work = new_folder("hil-pytest-")
 
     @cached_property
-    def shop(self) -> RunContext:
+    def context(self) -> RunContext:
         """The cache, and processes for what may crash: as many as this process' share of the machine."""
         share = max(1, (os.cpu_count() or 1) // self._worker.get("workercount", 1))
         self._isolated = Isolated(share)
@@ -232,7 +231,7 @@ class Bench:
     @cached_property
     def runner(self) -> Runner:
         """Takes the cases through their stages."""
-        return suite_runner(self.shop)
+        return suite_runner(self.context)
 
     def folder_of(self, file: Path) -> ModelFolder | None:
         """The folder whose model a file is; None where it is none."""
@@ -246,7 +245,7 @@ class Bench:
         if unread:
             layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
             models = [self._sized(folder.models[file]) for file in unread]
-            specs = cases_of(models, self.flow, self.shop, layers=layers, seed=request.settings.seed)
+            specs = cases_of(models, self.flow, self.context, layers=layers, seed=request.settings.seed)
             for file, model in zip(unread, models, strict=True):
                 folder.specs[file] = tuple(spec for spec in specs if spec.model == model.name)
         return [
@@ -257,7 +256,6 @@ class Bench:
         """The case as the host prepared it while other tests ran; None where nobody does so.
 
         Args:
-            case: the case.
             coming: tells it and those of the tests after it.
         """
         config = self.desks[case.hw_type].config
@@ -312,8 +310,8 @@ class Bench:
             UsageError: none of them has one that --hil-dim names.
         """
         files = [file for folder in self.folders for file in folder.models]
-        with ThreadPoolExecutor(self.shop.isolated.workers, thread_name_prefix="symbols") as pool:
-            found = dict(zip(files, pool.map(lambda file: _symbols_of(file, self.shop), files), strict=True))
+        with ThreadPoolExecutor(self.context.isolated.workers, thread_name_prefix="symbols") as pool:
+            found = dict(zip(files, pool.map(lambda file: _symbols_of(file, self.context), files), strict=True))
         known = {symbol for symbols in found.values() for symbol in symbols}
         if unknown := sorted(set(self.request.dims) - known):
             hint = f"{did_you_mean(unknown[0], known)}their dimensions: {', '.join(sorted(known)) or 'all fixed'}"
@@ -348,10 +346,10 @@ class Bench:
         return Turns(Path(folder), [choice.name for choice in choices])
 
 
-def _symbols_of(file: Path, shop: RunContext) -> set[str]:
+def _symbols_of(file: Path, context: RunContext) -> set[str]:
     """A model's symbolic dimensions; none of one that cannot be read, for its case says that."""
     try:
-        specs = import_model(file, isolated=shop.isolated, cache=shop.cache).inputs or ()
+        specs = import_model(file, isolated=context.isolated, cache=context.cache).inputs or ()
     except StorageError:
         raise
     except HilError:

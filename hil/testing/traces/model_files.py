@@ -85,7 +85,7 @@ class FileSubject:
         notes = {name: model.unseen for name, model in self._models.items()}
         return "; ".join(f"{name}: {note}" for name, note in notes.items() if note)
 
-    def model(self, method: str, shop: RunContext) -> Model:
+    def model(self, method: str, context: RunContext) -> Model:
         """Return a method's model.
 
         Raises:
@@ -95,11 +95,11 @@ class FileSubject:
         if method not in self._models:
             file = self._files[method]
             self._models[method] = import_model(
-                self._folder / file.path, function=file.function, isolated=shop.isolated, cache=shop.cache
+                self._folder / file.path, function=file.function, isolated=context.isolated, cache=context.cache
             )
         return self._models[method]
 
-    def runner(self, backend: Backend, shop: RunContext, folder: Path) -> Runner:
+    def runner(self, backend: Backend, context: RunContext, folder: Path) -> Runner:
         """Return a reference of hil's, or programs on a board."""
         if backend.choice is None:
             if backend.runtime not in self.references:
@@ -107,23 +107,23 @@ class FileSubject:
                     f"the backend {backend.name} runs TensorFlow modules, and {self.name} consists of files",
                     hint=f"one of {', '.join(self.references)}, iree_llvmcpu, board:NAME",
                 )
-            return _Refers(self, backend.runtime, shop)
-        return _OnBoard(self, shop, Target(backend, shop, folder / backend.id))
+            return _Refers(self, backend.runtime, context)
+        return _OnBoard(self, context, Target(backend, context, folder / backend.id))
 
 
 class _Models:
     """What runners of such modules share."""
 
-    def __init__(self, subject: FileSubject, shop: RunContext) -> None:
+    def __init__(self, subject: FileSubject, context: RunContext) -> None:
         self._subject = subject
-        self._shop = shop
+        self._context = context
 
     def begin(self) -> None:
         """A file has no state."""
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
         """One tensor for each input of the model."""
-        specs = self._subject.model(method, self._shop).inputs
+        specs = self._subject.model(method, self._context).inputs
         inputs = recorded(method, args)
         if specs is not None and len(specs) != len(inputs):
             raise UsageError(f"{method} takes {len(specs)} inputs, got {len(inputs)}", hint=", ".join(map(str, specs)))
@@ -146,15 +146,19 @@ class _Models:
 class _Refers(_Models):
     """A reference of hil's."""
 
-    def __init__(self, subject: FileSubject, reference: str, shop: RunContext) -> None:
-        super().__init__(subject, shop)
+    def __init__(self, subject: FileSubject, reference: str, context: RunContext) -> None:
+        super().__init__(subject, context)
         self._reference = reference
 
     def call(self, method: str, inputs: Inputs) -> Called:
-        model = self._subject.model(method, self._shop)
+        model = self._subject.model(method, self._context)
         given = dict(zip([spec.name for spec in model.inputs or ()], inputs, strict=True))
         with temporary_folder("hil-trace-") as scratch:
-            settings: dict[str, Any] = {"cache": self._shop.cache, "isolated": self._shop.isolated, "recompute": False}
+            settings: dict[str, Any] = {
+                "cache": self._context.cache,
+                "isolated": self._context.isolated,
+                "recompute": False,
+            }
             log = Path(scratch) / "log"
             result = refer(self._reference, model, given, timeout=DEFAULT_TIMEOUT_S, log=log, **settings)
             outputs = {name: array.copy() for name, array in result.outputs.items()}
@@ -164,13 +168,13 @@ class _Refers(_Models):
 class _OnBoard(_Models):
     """Programs on a board."""
 
-    def __init__(self, subject: FileSubject, shop: RunContext, target: Target) -> None:
-        super().__init__(subject, shop)
+    def __init__(self, subject: FileSubject, context: RunContext, target: Target) -> None:
+        super().__init__(subject, context)
         self._target = target
         self._artifacts: dict[str, tuple[Artifact, Path]] = {}
 
     def call(self, method: str, inputs: Inputs) -> Called:
-        model = self._subject.model(method, self._shop)
+        model = self._subject.model(method, self._context)
         if method not in self._artifacts:
             suffix = RUNTIMES[self._target.backend.runtime].loads
             alone = len(self._subject.methods) == 1 and suffix == "vmfb"

@@ -118,12 +118,11 @@ class Subject(Protocol):
     def unseen(self) -> str:
         """What comparing its calls says nothing about, for people; known once they were made."""
 
-    def runner(self, backend: Backend, shop: RunContext, folder: Path) -> Runner:
+    def runner(self, backend: Backend, context: RunContext, folder: Path) -> Runner:
         """Return what runs it on a backend.
 
         Args:
             backend: which.
-            shop: the cache and the isolated processes.
             folder: of the module's artifacts.
 
         Raises:

@@ -14,17 +14,16 @@ from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.digest import digest_of
 from hil.core.results import Outcome, Stage
 from hil.core.tensors import NUMPY_DTYPES, Array, spec_of, to_bytes
 from hil.core.text import jsonable
 from hil.errors import UsageError
 from hil.formats.iree_command import give
-from hil.testing.traces.backends import Backend, parse_reference, parse_targets
+from hil.testing.traces.backends import DEFAULT_TARGETS, Backend, TraceOptions, parse_reference, parse_targets
 from hil.testing.traces.comparing import CallComparison, compare_traces, judged
 from hil.testing.traces.model_files import FileSubject, model_files
-from hil.testing.traces.options import DEFAULT_TARGETS, TraceOptions
 from hil.testing.traces.runners import Program, Runner, Subject, same_bits
 from hil.testing.traces.trace import ModuleCall, Trace, arrays_in, call_name
 from hil.testing.traces.traced import Traced, TraceFunction, run_trace, trace_name
@@ -98,7 +97,7 @@ class ModuleTraces:
         self.folder = options.artifacts_dir.absolute() / self._subject.name
         self._expectations = Expectations.load(expected)
         self._isolated = Isolated()
-        self._shop = RunContext(Cache(), self._isolated)
+        self._context = RunContext(Cache(), self._isolated)
         self._runners: dict[str, Runner] = {}
         self._traced: dict[str, str] = {}
 
@@ -151,7 +150,7 @@ class ModuleTraces:
     def _trace(self, function: TraceFunction, backend: Backend) -> Traced:
         runner = self._runners.get(backend.id)
         if runner is None:
-            runner = self._runners[backend.id] = self._subject.runner(backend, self._shop, self.folder)
+            runner = self._runners[backend.id] = self._subject.runner(backend, self._context, self.folder)
         traced = run_trace(function, runner, self._subject.name, lambda: self._subject.methods, backend.name)
         if self._is_shared(backend):
             runner.close()  # the next backend wants the same board

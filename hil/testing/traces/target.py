@@ -34,15 +34,14 @@ class Target:
 
     Args:
         backend: which board and runtime.
-        shop: the cache and the isolated processes.
         folder: where what compiling leaves behind goes.
     """
 
-    def __init__(self, backend: Backend, shop: RunContext, folder: Path) -> None:
+    def __init__(self, backend: Backend, context: RunContext, folder: Path) -> None:
         assert backend.choice is not None
         self.backend = backend
         self.folder = folder
-        self._shop = shop
+        self._context = context
         self._choice = backend.choice
         self._pool = BoardPool(f"traces on {backend.name}", opened=self._take, most_loaded=_MOST_LOADED)
 
@@ -76,8 +75,8 @@ class Target:
                 compiler=compiler,
                 runtime=runtime,
                 flags=flags,
-                cache=self._shop.cache,
-                isolated=self._shop.isolated,
+                cache=self._context.cache,
+                isolated=self._context.isolated,
                 recompute=False,
                 debug_ir=None,
                 timeout=COMPILE_TIMEOUT_S,
@@ -198,7 +197,7 @@ class Target:
         log = place.with_name("reproduce.log")
         arguments = {"source": str(source.absolute()), "flags": list(flags), "reproducer": str(reproducer.absolute())}
         try:
-            self._shop.isolated.call(
+            self._context.isolated.call(
                 reproduce,
                 {**arguments, "log": str(log.absolute())},
                 timeout=COMPILE_TIMEOUT_S,

@@ -84,11 +84,11 @@ class TfSubject:
                 )
         return module
 
-    def runner(self, backend: Backend, shop: RunContext, folder: Path) -> Runner:
+    def runner(self, backend: Backend, context: RunContext, folder: Path) -> Runner:
         """TensorFlow itself, or programs on a board."""
         if backend.runtime == TF:
             return _Eager(self)
-        return _OnBoard(self, Target(backend, shop, folder / backend.id), Programs(self.name, shop, folder))
+        return _OnBoard(self, Target(backend, context, folder / backend.id), Programs(self.name, context, folder))
 
 
 class _Made:

@@ -62,13 +62,12 @@ class Programs:
 
     Args:
         name: the module's.
-        shop: the cache and the isolated processes.
         folder: of the module's artifacts.
     """
 
-    def __init__(self, name: str, shop: RunContext, folder: Path) -> None:
+    def __init__(self, name: str, context: RunContext, folder: Path) -> None:
         self._name = name
-        self._shop = shop
+        self._context = context
         self._folder = folder
         self._group: dict[str, MethodProgram] | HilError | None = None
         self._single: dict[str, MethodProgram] = {}
@@ -131,7 +130,9 @@ class Programs:
         if key not in self._tflite:
             count = sum(one.startswith(f"{method}(") for one in self._tflite)
             place = target.folder / (f"{method}_{count}.tflite" if count else f"{method}.tflite")
-            self._tflite[key] = _kept(lambda: make_tflite(getattr(module, method), inputs, place, target, self._shop))
+            self._tflite[key] = _kept(
+                lambda: make_tflite(getattr(module, method), inputs, place, target, self._context)
+            )
         return _raised(self._tflite[key])
 
     def _check_same(self, method: str, made: LoweredFunction, now: LoweredFunction) -> None:
@@ -173,14 +174,16 @@ class Programs:
                 files[name].write_text(live.function.mlir)
             arguments = {"methods": {name: str(file) for name, file in files.items()}, "output": str(source.absolute())}
             try:
-                self._shop.isolated.call(merge, arguments, timeout=COMPILE_TIMEOUT_S, log=Path(scratch) / "log")
+                self._context.isolated.call(merge, arguments, timeout=COMPILE_TIMEOUT_S, log=Path(scratch) / "log")
             except IsolatedCrash as error:
                 raise CompileCrashed(f"IREE died of {self._name}'s StableHLO", detail=error.detail) from error
             except IsolatedFailure as error:
                 raise CompileFailed(
                     f"IREE cannot read what TensorFlow made: {error.message}", detail=error.detail
                 ) from error
-        model = import_model(source, function=next(iter(lives)), isolated=self._shop.isolated, cache=self._shop.cache)
+        model = import_model(
+            source, function=next(iter(lives)), isolated=self._context.isolated, cache=self._context.cache
+        )
         compiled = f"{place}/{COMPILED}" if place else COMPILED
         return {name: MethodProgram(live.function, model, name, compiled) for name, live in lives.items()}
 
@@ -238,7 +241,7 @@ class TfLiteProgram:
         return restore(self.structure, outputs)
 
 
-def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop: RunContext) -> TfLiteProgram:
+def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, context: RunContext) -> TfLiteProgram:
     """Convert a method for the dtypes and shapes of some inputs; variables that it reads become constants.
 
     Args:
@@ -246,7 +249,6 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop
         inputs: what it is called with.
         place: the file to write.
         target: the board that it is for.
-        shop: the cache and the isolated processes.
 
     Raises:
         CompileFailed: TensorFlow cannot trace it, it assigns variables, or the converter refuses it.
@@ -287,7 +289,7 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, shop
         error.located(stage=Stage.COMPILE.value)
         raise
     write_file(place, content, option="", make_folder=True)
-    model = import_model(place, isolated=shop.isolated, cache=shop.cache)
+    model = import_model(place, isolated=context.isolated, cache=context.cache)
     artifact = target.compile(model, place)
     outputs = concrete.structured_outputs
     return TfLiteProgram(

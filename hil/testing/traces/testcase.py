@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from hil.core.results import Outcome
 from hil.errors import UsageError
-from hil.testing.traces.options import PYTEST_DEST, TEXTS, TraceOptions, backends_text
+from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text
 from hil.testing.traces.session import ModuleTraces, told
 from hil.testing.traces.traced import TraceFunction
 

@@ -14,8 +14,7 @@ from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.tensor_files import save_tensors
-from hil.controller.workloads.bundles.bpte_build import write
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.digest import digest_file
 from hil.core.results import Artifact
 from hil.core.scratch import temporary_folder
@@ -32,6 +31,7 @@ from hil.formats.executorch_file import (
     read_cases,
     read_methods,
 )
+from hil.formats.torch_values import to_torch
 
 _RUNTIME = "executorch"
 _WRITE_S = 600.0
@@ -198,4 +198,39 @@ def _layout(values: Sequence[Value], specs: Sequence[tuple[int, Any]], tensors: 
     return [
         {"tensor": names[place], "order": list(value.order)} if place in names else {"constant": value.constant}
         for place, value in enumerate(values)
+    ]
+
+
+def write(program: str, suites: Mapping[str, Sequence[Mapping[str, Any]]], output: str) -> None:
+    """Bundle a program with cases.
+
+    Args:
+        program: the .pte file.
+        suites: method -> cases, each ``inputs`` and ``outputs``: a folder of tensors, and for every place of the method
+            the tensor's name and the order in which its dimensions lie in memory, or the number that stands there.
+        output: the .bpte file.
+
+    Raises:
+        UsageError: a value is none that the format takes.
+    """
+    from executorch.devtools import BundledProgram
+    from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
+    from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
+
+    bundled = [
+        MethodTestSuite(method, [MethodTestCase(_values(*case["inputs"]), _values(*case["outputs"])) for case in cases])
+        for method, cases in suites.items()
+    ]
+    try:
+        made = serialize_from_bundled_program_to_flatbuffer(BundledProgram(None, bundled, program))
+    except (AssertionError, KeyError, TypeError) as error:
+        raise UsageError(f"a .bpte cannot hold this bundle: {error}") from error
+    Path(output).write_bytes(made)
+
+
+def _values(folder: str, places: Sequence[Mapping[str, Any]]) -> list[Any]:
+    tensors = load_tensors(Path(folder))
+    return [
+        to_torch(tensors[place["tensor"]], place["order"]) if "tensor" in place else place["constant"]
+        for place in places
     ]

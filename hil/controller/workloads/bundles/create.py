@@ -52,7 +52,7 @@ class Request:
 def create_bundle(
     request: Request,
     choice: BoardChoice,
-    shop: RunContext,
+    context: RunContext,
     *,
     connect: Callable[[], BoardSession],
     say: Callable[[str], None] = lambda text: None,
@@ -60,11 +60,8 @@ def create_bundle(
     """Make a bundle.
 
     Args:
-        request: of what.
         choice: the board that it is for.
-        shop: the cache and the isolated processes.
         connect: opens the board; called only where no one else can tell the target or the signature.
-        say: told what goes on.
 
     Raises:
         UsageError: something was asked for that cannot be, or a case does not fit.
@@ -72,9 +69,9 @@ def create_bundle(
         BoardError: the board was needed and is not there.
     """
     check_options(request.options, choice)
-    models = import_methods(request.model, request.functions, shop, dims=request.options.dims)
+    models = import_methods(request.model, request.functions, context, dims=request.options.dims)
     with temporary_folder("hil-bundle-") as folder:
-        artifact, target = _compiled(request, models[0], choice, shop, Path(folder), connect)
+        artifact, target = _compiled(request, models[0], choice, context, Path(folder), connect)
 
         def ask(program: Artifact) -> Loaded:
             session = connect()
@@ -83,9 +80,9 @@ def create_bundle(
             session.after_run(program, broken=False)
             return loaded
 
-        signatures = signatures_of(artifact, models, shop, ask=ask)
+        signatures = signatures_of(artifact, models, context, ask=ask)
         say(f"{artifact.compiler}: {', '.join(signatures)}")
-        collected = _Cases(request, list(signatures), shop, Path(folder) / "reference.log", say)
+        collected = _Cases(request, list(signatures), context, Path(folder) / "reference.log", say)
         suites = [
             MethodTestSuite(name, list(collected.of(name, signature, model, only=len(models) == 1)))
             for (name, signature), model in zip(signatures.items(), models, strict=True)
@@ -98,7 +95,7 @@ def _compiled(
     request: Request,
     model: Model,
     choice: BoardChoice,
-    shop: RunContext,
+    context: RunContext,
     folder: Path,
     connect: Callable[[], BoardSession],
 ) -> tuple[Artifact, str]:
@@ -109,7 +106,7 @@ def _compiled(
         config = connect().board.config
     (folder / "logs").mkdir()
     options = replace(request.options, function=model.function, runtime=runtime)
-    case = Runner(shop).compile(Case(model.name, model.path, options, folder, model), config)
+    case = Runner(context).compile(Case(model.name, model.path, options, folder, model), config)
     if case.error is not None:
         raise case.error
     assert case.artifact is not None
@@ -130,10 +127,10 @@ class _Cases:
     """The cases of each method, from all that was said of them."""
 
     def __init__(
-        self, request: Request, methods: Sequence[str], shop: RunContext, log: Path, say: Callable[[str], None]
+        self, request: Request, methods: Sequence[str], context: RunContext, log: Path, say: Callable[[str], None]
     ) -> None:
         self._request = request
-        self._shop = shop
+        self._context = context
         self._log = log
         self._say = say
         self._files = [_split(text) for text in request.cases]
@@ -200,8 +197,8 @@ class _Cases:
             return case if case.source else replace(case, source="given with the case")
         inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
         settings: dict[str, Any] = {
-            "cache": self._shop.cache,
-            "isolated": self._shop.isolated,
+            "cache": self._context.cache,
+            "isolated": self._context.isolated,
             "recompute": options.recompute,
             "timeout": options.timeout,
             "log": self._log,

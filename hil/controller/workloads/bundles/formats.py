@@ -30,7 +30,6 @@ class Read(Protocol):
 
         Args:
             path: what the user named; nobody has looked at it yet.
-            shop: the cache and the isolated processes.
 
         Raises:
             UsageError: it is not there, not of this form, or its cases do not fit its program; the message names the
@@ -47,7 +46,6 @@ class Write(Protocol):
         Args:
             bundle: as it was opened; its tensors are views of the file.
             path: where to; nothing is there yet, and its parent folder exists.
-            shop: the cache and the isolated processes.
 
         Raises:
             UsageError: the form has no room for what the bundle holds (a runtime, a dtype, several methods): say which.

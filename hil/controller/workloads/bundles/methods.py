@@ -30,20 +30,19 @@ _READ_S = 600.0
 _WHOLE = ("mlir", "vmfb", "tflite", "pte")
 
 
-def import_methods(path: Path, functions: Sequence[str], shop: RunContext, **settings: Any) -> list[Model]:
+def import_methods(path: Path, functions: Sequence[str], context: RunContext, **settings: Any) -> list[Model]:
     """A model once for each of its entry points.
 
     Args:
         path: the model's file.
         functions: those to take; none are all of a module, MLIR or compiled, and of another model its main one.
-        shop: the cache and the isolated processes.
         settings: ``dims`` of :func:`import_model`.
 
     Raises:
         UsageError, ImportFailed, StageTimeout: as :func:`import_model`.
     """
-    names = list(dict.fromkeys(functions)) or _functions(path, shop)
-    kept: dict[str, Any] = {"isolated": shop.isolated, "cache": shop.cache}
+    names = list(dict.fromkeys(functions)) or _functions(path, context)
+    kept: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     models = [import_model(path, function=name, **kept, **settings) for name in names]
     if len(models) > 1 and models[0].format not in _WHOLE:
         raise UsageError(
@@ -53,18 +52,18 @@ def import_methods(path: Path, functions: Sequence[str], shop: RunContext, **set
     return models
 
 
-def _functions(path: Path, shop: RunContext) -> list[str]:
+def _functions(path: Path, context: RunContext) -> list[str]:
     """The entry points of a module; of other models the one that their importers choose where none is named."""
     reader: Callable[[str], Any] = mlir.functions
     if not _is_mlir(path):
-        found = import_model(path, isolated=shop.isolated, cache=shop.cache)
+        found = import_model(path, isolated=context.isolated, cache=context.cache)
         if found.format != "vmfb":
             return [found.function]
         reader = read_functions
     with temporary_folder("hil-bundle-") as folder:
         arguments = {"path": str(path.absolute())}
         try:
-            said = shop.isolated.call(reader, arguments, timeout=_READ_S, log=Path(folder) / "read.log")
+            said = context.isolated.call(reader, arguments, timeout=_READ_S, log=Path(folder) / "read.log")
         except (IsolatedError, LoadFailed) as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
     return sorted(entry_points(functions_in(said))) if isinstance(said, dict) else list(said)
@@ -80,14 +79,13 @@ def _is_mlir(path: Path) -> bool:
 
 
 def signatures_of(
-    artifact: Artifact, models: Sequence[Model], shop: RunContext, *, ask: Callable[[Artifact], Loaded]
+    artifact: Artifact, models: Sequence[Model], context: RunContext, *, ask: Callable[[Artifact], Loaded]
 ) -> dict[str, Signature]:
     """What each method of a program takes and gives: as the model says, else the program's file, else a board.
 
     Args:
         artifact: the program, of the first model.
         models: the entry points.
-        shop: the isolated processes.
         ask: loads a program on the board, where nobody else can tell.
 
     Raises:
@@ -98,7 +96,7 @@ def signatures_of(
     for number, model in enumerate(models):
         program = artifact if number == 0 else replace(artifact, function=model.function)
         program = replace(program, inputs=model.inputs, outputs=model.outputs)
-        name, signature = program.function, _read(program, shop)
+        name, signature = program.function, _read(program, context)
         if signature is None:
             said = ask(program)
             name = said.function
@@ -167,14 +165,14 @@ def no_board(program: Artifact) -> Loaded:
     )
 
 
-def _read(program: Artifact, shop: RunContext) -> Signature | None:
+def _read(program: Artifact, context: RunContext) -> Signature | None:
     if program.inputs is not None and program.outputs is not None:
         return Signature(tuple(program.inputs), tuple(program.outputs))
     if program.runtime != "iree" or not program.function:
         return None
     with temporary_folder("hil-bundle-") as folder:
         try:
-            said = signature_of(program, shop.isolated, Path(folder) / "read.log", needs_own=True)
+            said = signature_of(program, context.isolated, Path(folder) / "read.log", needs_own=True)
         except LoadFailed:
             return None  # of a newer IREE, or of a vendor's: the board decides
     return Signature(_plain(said.inputs), _plain(said.outputs))

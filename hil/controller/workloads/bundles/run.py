@@ -38,7 +38,6 @@ def run_bundle(
         job: the board and how to run; its one model is the bundle's file. Tolerances go before the cases' own.
         methods: those to run; none are all.
         key: a file of public keys, one of which must have signed it; None takes any bundle.
-        screen: told of progress.
         isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
 
     Returns:
@@ -90,7 +89,7 @@ def _named(cases: Sequence[Case]) -> list[Case]:
 
 
 def _run(
-    job: Job, choice: BoardChoice, title: str, cases: Sequence[Case], shop: RunContext, screen: Progress
+    job: Job, choice: BoardChoice, title: str, cases: Sequence[Case], context: RunContext, screen: Progress
 ) -> dict[str, Any]:
     stored = RunStore(job.out).create(title, jsonable(asdict(job)))
     cases = [replace(case, folder=stored.case_folder(case.name)) for case in cases]
@@ -102,7 +101,7 @@ def _run(
     def opened(board: Board) -> None:
         stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
 
-    runner = Runner(shop, sink=ProgressSink(watch, recorder.keep, recorder.write))
+    runner = Runner(context, sink=ProgressSink(watch, recorder.keep, recorder.write))
     # All cases of a method run in the worker that has it.
     pool = BoardPool(f"hil bundle run {stored.id}", wait_s=job.wait_s, say=screen.note, opened=opened, most_loaded=1)
     try:

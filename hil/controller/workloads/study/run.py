@@ -134,9 +134,7 @@ def run_study(
 
     Args:
         asked: what to do.
-        choice: the board.
         wait_s: how long to wait while somebody else has it.
-        screen: told of progress.
 
     Returns:
         The study's document (``study`` in docs/commands.schema.json) and its rows; after Ctrl-C, what there was until

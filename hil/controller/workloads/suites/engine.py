@@ -18,11 +18,23 @@ from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage import prompts
-from hil.controller.workloads.suites.board_slots import Agreement, Going, Loss, OtherTarget, Seat, seats_of
 from hil.controller.workloads.suites.request import Settings
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
-from hil.controller.workloads.suites.tasks import Task, TaskQueue, attempt, fresh, next_confirmation, unread
+from hil.controller.workloads.suites.tasks import (
+    Agreement,
+    Going,
+    Loss,
+    OtherTarget,
+    Seat,
+    Task,
+    TaskQueue,
+    attempt,
+    fresh,
+    next_confirmation,
+    seats_of,
+    unread,
+)
 from hil.core.results import Outcome, Stage
 from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnreachable, FarmError, SessionEnded
 

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.packages import version
-from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.core import files
 from hil.core.config_files import parse_toml
 from hil.core.results import Outcome, Stage

@@ -32,7 +32,7 @@ from hil.controller.workloads.suites.expected import (
     read_text,
     table_of,
 )
-from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Outcome
 from hil.errors import UsageError
 

@@ -23,12 +23,11 @@ from hil.controller.workloads.suites.engine import Engine, Plan
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.preparing import prepared, suite_runner
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseSpec, Suite
-from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
 from hil.errors import (
     EXIT_INTERRUPTED,
@@ -57,9 +56,7 @@ def run_suite(request: Request, *, out: Path | None, screen: Progress, isolated:
     """Run a suite; everything is stored as it comes.
 
     Args:
-        request: what to run, and how.
         out: the folder for it; None makes one below ``hil-suites``.
-        screen: told of progress.
         isolated: a pool of workers to use, which outlives the suite unless that is broken off; None is one of its own.
 
     Returns:
@@ -70,7 +67,7 @@ def run_suite(request: Request, *, out: Path | None, screen: Progress, isolated:
         BoardRefused, BoardUnreachable: no board was ever reached; nothing ran there.
         KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
     """
-    return _with_workers(request, lambda shop: _start(request, out, shop, screen), isolated)
+    return _with_workers(request, lambda context: _start(request, out, context, screen), isolated)
 
 
 def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
@@ -90,7 +87,7 @@ def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
             f"{folder} cannot be gone on with: its suite.json does not say what was asked for ({error})",
             hint="it is another version's, or damaged: start a new run",
         ) from error
-    return _with_workers(request, lambda shop: _resume(run, request, shop, screen))
+    return _with_workers(request, lambda context: _resume(run, request, context, screen))
 
 
 def select(
@@ -108,12 +105,12 @@ def select(
     return found
 
 
-def suite_of(request: Request, flow: Flow, shop: RunContext) -> Suite:
+def suite_of(request: Request, flow: Flow, context: RunContext) -> Suite:
     """The suite that a request names."""
     return open_suite(
         request.source,
         flow,
-        shop,
+        context,
         layers=request.layers,
         group=request.group,
         layer_inputs=request.layer_inputs,
@@ -149,9 +146,9 @@ def _with_workers(
         return work(RunContext(Cache(), workers))
 
 
-def _start(request: Request, out: Path | None, shop: RunContext, screen: Progress) -> SuiteRun:
+def _start(request: Request, out: Path | None, context: RunContext, screen: Progress) -> SuiteRun:
     flow, choices = _checked(request)
-    suite = suite_of(request, flow, shop)
+    suite = suite_of(request, flow, context)
     expectations = Expectations.load(suite.expected)
     specs = select(suite, request, flow, expectations, choices)
     folder = out or default_folder(suite.name, flow.name)
@@ -175,7 +172,7 @@ def _start(request: Request, out: Path | None, shop: RunContext, screen: Progres
     run = SuiteRun.create(folder, head)
     try:
         with run.writing():
-            return _run(run, request, flow, choices, suite, specs, expectations, shop, screen)
+            return _run(run, request, flow, choices, suite, specs, expectations, context, screen)
     except (FarmError, BoardRefused, BoardUnreachable):
         # No board of the farm will ever do, as it said at once, or none was reached: nothing of ours is to be kept.
         if is_new and all(record.outcome in NEVER_IN for record in run.records()):
@@ -186,9 +183,9 @@ def _start(request: Request, out: Path | None, shop: RunContext, screen: Progres
         raise
 
 
-def _resume(run: SuiteRun, request: Request, shop: RunContext, screen: Progress) -> SuiteRun:
+def _resume(run: SuiteRun, request: Request, context: RunContext, screen: Progress) -> SuiteRun:
     flow, choices = _checked(request)
-    suite = suite_of(request, flow, shop)
+    suite = suite_of(request, flow, context)
     by_id = {spec.id: spec for spec in suite.cases}
     if missing := [case_id for case_id in run.head["ids"] if case_id not in by_id]:
         raise UsageError(
@@ -203,7 +200,7 @@ def _resume(run: SuiteRun, request: Request, shop: RunContext, screen: Progress)
             screen.note(f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same")
         run.head.update(interrupted=False, finished=None, exit_code=None)
         run.save()
-        return _run(run, request, flow, choices, suite, specs, Expectations.load(suite.expected), shop, screen)
+        return _run(run, request, flow, choices, suite, specs, Expectations.load(suite.expected), context, screen)
 
 
 def _checked(request: Request) -> tuple[Flow, list[BoardChoice]]:
@@ -237,7 +234,7 @@ def _run(
     suite: Suite,
     specs: Sequence[CaseSpec],
     expectations: Expectations,
-    shop: RunContext,
+    context: RunContext,
     screen: Progress,
 ) -> SuiteRun:
     if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
@@ -263,7 +260,7 @@ def _run(
     )
     try:
         if todo:
-            engine = Engine(plan, choices, suite_runner(shop), run, prepared)
+            engine = Engine(plan, choices, suite_runner(context), run, prepared)
             # Filled as boards are opened; those that an earlier part of the run had are kept.
             engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
             for task in engine.run(todo):

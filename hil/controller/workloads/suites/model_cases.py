@@ -48,7 +48,7 @@ class LayerChoice:
 def cases_of(
     models: Sequence[SuiteModel],
     flow: Flow,
-    shop: RunContext,
+    context: RunContext,
     *,
     layers: LayerChoice | None,
     seed: int = 0,
@@ -64,7 +64,6 @@ def cases_of(
     Args:
         models: their names differ.
         flow: whose recipe is applied.
-        shop: the cache, and processes to read models in; several at a time.
         layers: None for no layers.
         seed: of random inputs.
         dims: values of symbolic dimensions, for the models that have them.
@@ -74,9 +73,9 @@ def cases_of(
         StorageError: the cache cannot be written.
     """
     wholes = [_Whole(model, flow, seed, dims or {}) for model in models]
-    with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="collect") as pool:
-        found = list(pool.map(lambda whole: _cases(whole, shop, layers), wholes))
-    symbols = {symbol for whole in wholes for symbol in whole.symbols(shop)} if dims else set()
+    with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
+        found = list(pool.map(lambda whole: _cases(whole, context, layers), wholes))
+    symbols = {symbol for whole in wholes for symbol in whole.symbols(context)} if dims else set()
     if unknown := sorted(set(dims or {}) - symbols):
         hint = f"{did_you_mean(unknown[0], symbols)}their dimensions: {', '.join(sorted(symbols)) or 'all fixed'}"
         raise UsageError(f"--dim {unknown[0]}: no model of the suite has a dimension of that name", hint=hint)
@@ -87,12 +86,12 @@ def cases_of(
     )
 
 
-def _cases(whole: _Whole, shop: RunContext, choice: LayerChoice | None) -> list[CaseSpec]:
+def _cases(whole: _Whole, context: RunContext, choice: LayerChoice | None) -> list[CaseSpec]:
     source = whole.source
-    own = _own_cases(source, whole.flow, shop)
+    own = _own_cases(source, whole.flow, context)
     if own and not source.is_case:
         return own
-    name, content = source.name, whole.content(shop)
+    name, content = source.name, whole.content(context)
     specs = [CaseSpec(f"{name}_full_model", name, whole.make, content=content), *own]
     for place in source.data_sets:
         make_set = functools.partial(whole.make_data_set, place)
@@ -102,14 +101,19 @@ def _cases(whole: _Whole, shop: RunContext, choice: LayerChoice | None) -> list[
     with temporary_folder("hil-suite-") as folder:
         log = Path(folder) / "layers.log"
         try:
-            model = whole.final(shop, log)
+            model = whole.final(context, log)
         except StorageError:
             raise
         except HilError:  # the whole model's case runs into it again, and tells
             return specs
         try:
             layers = layers_of(
-                model, cache=shop.cache, isolated=shop.isolated, log=log, group=choice.group, inputs=whole.inputs(shop)
+                model,
+                cache=context.cache,
+                isolated=context.isolated,
+                log=log,
+                group=choice.group,
+                inputs=whole.inputs(context),
             )
         except UsageError:
             raise
@@ -122,12 +126,12 @@ def _cases(whole: _Whole, shop: RunContext, choice: LayerChoice | None) -> list[
     return specs
 
 
-def _own_cases(source: SuiteModel, flow: Flow, shop: RunContext) -> list[CaseSpec]:
+def _own_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[CaseSpec]:
     """A case for each that the model's file brings with it; of a file that cannot be read one that says so."""
     if source.own_cases is None:
         return []
     try:
-        found = source.own_cases(shop)
+        found = source.own_cases(context)
     except StorageError:
         raise
     except HilError as error:
@@ -143,8 +147,8 @@ def _own_cases(source: SuiteModel, flow: Flow, shop: RunContext) -> list[CaseSpe
     ]
 
 
-def _make_own(own: OwnCase, path: Path, flow: Flow, shop: RunContext, folder: Path) -> CaseData:
-    program = own.make(shop, folder)
+def _make_own(own: OwnCase, path: Path, flow: Flow, context: RunContext, folder: Path) -> CaseData:
+    program = own.make(context, folder)
     runtime = program.artifact.runtime
     if flow.recipe:
         raise ImportFailed(
@@ -159,7 +163,7 @@ def _make_own(own: OwnCase, path: Path, flow: Flow, shop: RunContext, folder: Pa
 
 
 def _raising(error: HilError) -> Callable[[RunContext, Path], CaseData]:
-    def make(shop: RunContext, folder: Path) -> CaseData:
+    def make(context: RunContext, folder: Path) -> CaseData:
         raise error
 
     return make
@@ -176,55 +180,55 @@ class _Whole:
         self._lock = threading.RLock()
         self._known: dict[str, Any] = {}
 
-    def make(self, shop: RunContext, folder: Path) -> CaseData:
+    def make(self, context: RunContext, folder: Path) -> CaseData:
         """The data of the whole model's case."""
-        plain = self._plain(shop)
+        plain = self._plain(context)
         expected = _read(self.source.expected)
         if not expected and not default_references(plain):
             raise ImportFailed(
                 f"a {plain.format} model has no reference to be compared with",
                 hint=f"say what it should give in {self.source.path.stem}.expected.npz beside it",
             )
-        return self._data(self.inputs(shop), expected, shop, folder)
+        return self._data(self.inputs(context), expected, context, folder)
 
-    def make_data_set(self, place: Path, shop: RunContext, folder: Path) -> CaseData:
+    def make_data_set(self, place: Path, context: RunContext, folder: Path) -> CaseData:
         """The data of a case that is a folder of inputs and expected outputs."""
-        given = self._data_set(place, shop)
-        return self._data(dict(given.inputs), given.expected_outputs, shop, folder)
+        given = self._data_set(place, context)
+        return self._data(dict(given.inputs), given.expected_outputs, context, folder)
 
     def _data(
-        self, inputs: Mapping[str, Array], expected: Mapping[str, Array], shop: RunContext, folder: Path
+        self, inputs: Mapping[str, Array], expected: Mapping[str, Array], context: RunContext, folder: Path
     ) -> CaseData:
-        plain = self._plain(shop)
-        path = self._after_recipe(shop, folder / "prepare.log", self._sizes(shop, inputs))
+        plain = self._plain(context)
+        path = self._after_recipe(context, folder / "prepare.log", self._sizes(context, inputs))
         if path == plain.path:
             return CaseData(path, inputs, expected, rtol=self.source.rtol, atol=self.source.atol, dims=plain.dims)
         return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)
 
-    def _data_set(self, place: Path, shop: RunContext) -> BundledCase:
-        model = self._plain(shop)
+    def _data_set(self, place: Path, context: RunContext) -> BundledCase:
+        model = self._plain(context)
         signature = Signature(tuple(model.inputs or ()), tuple(model.outputs or ()))
         (given,) = checked_cases(model.function, signature, [read_case(place, signature)])
         return given
 
-    def make_layer(self, layer: Layer, mode: str, shop: RunContext, folder: Path) -> CaseData:
+    def make_layer(self, layer: Layer, mode: str, context: RunContext, folder: Path) -> CaseData:
         """The data of a layer's case: its inputs come from what the reference computed for the whole model."""
-        computed = self._activations(shop, folder / "prepare.log")
+        computed = self._activations(context, folder / "prepare.log")
         return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._seed))
 
-    def final(self, shop: RunContext, log: Path) -> Model:
+    def final(self, context: RunContext, log: Path) -> Model:
         """The model as the recipe made it, every dimension that the inputs settle fixed: what layers are cut from."""
 
         def read() -> Model:
-            sizes = self._sizes(shop, self.inputs(shop))
-            return _import(self._after_recipe(shop, log, sizes), sizes, shop)
+            sizes = self._sizes(context, self.inputs(context))
+            return _import(self._after_recipe(context, log, sizes), sizes, context)
 
         return self._once("final", read)
 
-    def content(self, shop: RunContext) -> str:
+    def content(self, context: RunContext) -> str:
         """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""
         try:
-            model = self._plain(shop).digest
+            model = self._plain(context).digest
         except StorageError:
             raise
         except HilError:  # its case runs into it again, and tells
@@ -232,30 +236,30 @@ class _Whole:
         beside = [_digest(file) for file in self.source.beside]
         return digest_of(repr((model, beside, self.flow)).encode())
 
-    def _plain(self, shop: RunContext) -> Model:
+    def _plain(self, context: RunContext) -> Model:
         def read() -> Model:
-            known = self.symbols(shop) if self._dims else ()
+            known = self.symbols(context) if self._dims else ()
             chosen = {name: size for name, size in self._dims.items() if name in known}
-            return _import(self.source.path, {**self.source.dims, **chosen}, shop)
+            return _import(self.source.path, {**self.source.dims, **chosen}, context)
 
         return self._once("plain", read)
 
-    def symbols(self, shop: RunContext) -> set[str]:
+    def symbols(self, context: RunContext) -> set[str]:
         """The model's symbolic dimensions; none of a model that cannot be read."""
         try:
-            specs = _import(self.source.path, {}, shop).inputs or ()
+            specs = _import(self.source.path, {}, context).inputs or ()
         except StorageError:
             raise
         except HilError:
             return set()
         return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
 
-    def inputs(self, shop: RunContext) -> dict[str, Array]:
+    def inputs(self, context: RunContext) -> dict[str, Array]:
         """Every input by name: those given, and seeded random ones."""
 
         def read() -> dict[str, Array]:
-            model = self._plain(shop)
-            given = self._given(shop)
+            model = self._plain(context)
+            given = self._given(context)
             if model.inputs is None:  # only the board knows them: what is missing is made when it has said
                 return dict(given)
             try:
@@ -266,44 +270,44 @@ class _Whole:
 
         return self._once("inputs", read)
 
-    def _given(self, shop: RunContext) -> Mapping[str, Array]:
+    def _given(self, context: RunContext) -> Mapping[str, Array]:
         """The inputs that lie beside the model."""
         given = _read(self.source.given)
         if given or not self.source.data_sets:
             return given
-        return self._data_set(self.source.data_sets[0], shop).inputs
+        return self._data_set(self.source.data_sets[0], context).inputs
 
-    def _sizes(self, shop: RunContext, inputs: Mapping[str, Array]) -> dict[str, int]:
+    def _sizes(self, context: RunContext, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Every dimension that is known: those given, and those that the inputs settle."""
-        plain = self._plain(shop)
+        plain = self._plain(context)
         sizes = dict(plain.dims)
         for spec in plain.inputs or ():
             pairs = zip(spec.shape, inputs[spec.name].shape, strict=True)
             sizes |= {dim: size for dim, size in pairs if isinstance(dim, str)}
         return sizes
 
-    def _after_recipe(self, shop: RunContext, log: Path, sizes: Mapping[str, int]) -> Path:
+    def _after_recipe(self, context: RunContext, log: Path, sizes: Mapping[str, int]) -> Path:
         def apply() -> Path:
-            return apply_recipe(self.flow, self._plain(shop).path, self._samples(shop), shop, log, dims=sizes)
+            return apply_recipe(self.flow, self._plain(context).path, self._samples(context), context, log, dims=sizes)
 
         return self._once(f"recipe {sorted(sizes.items())}", apply)
 
-    def _samples(self, shop: RunContext) -> Sequence[Mapping[str, Array]]:
+    def _samples(self, context: RunContext) -> Sequence[Mapping[str, Array]]:
         """What a recipe is told to calibrate with; nothing where it is to look for itself."""
         if found := self.source.calibration():
             return found
         if exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
             return []
-        given = self._given(shop)
+        given = self._given(context)
         return [given] if given else []
 
-    def _activations(self, shop: RunContext, log: Path) -> Activations:
+    def _activations(self, context: RunContext, log: Path) -> Activations:
         def compute() -> Activations:
             return activations(
-                self.final(shop, log),
-                self.inputs(shop),
-                cache=shop.cache,
-                isolated=shop.isolated,
+                self.final(context, log),
+                self.inputs(context),
+                cache=context.cache,
+                isolated=context.isolated,
                 recompute=False,
                 timeout=COMPILE_TIMEOUT_S,
                 log=log,
@@ -328,9 +332,9 @@ class _Whole:
         return cast(T, known)
 
 
-def _import(path: Path, dims: Mapping[str, int], shop: RunContext) -> Model:
+def _import(path: Path, dims: Mapping[str, int], context: RunContext) -> Model:
     try:
-        return import_model(path, dims=dims, isolated=shop.isolated, cache=shop.cache)
+        return import_model(path, dims=dims, isolated=context.isolated, cache=context.cache)
     except StorageError:
         raise
     except UsageError as error:

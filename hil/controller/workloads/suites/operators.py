@@ -60,27 +60,27 @@ class NodeTests:
     """The node tests of the installed onnx, in order of their names.
 
     Args:
-        shop: the cache, and a process to make them in.
+        context: the cache, and a process to make them in.
 
     Attributes:
         tests: all of them.
         key: identifies these tests.
     """
 
-    def __init__(self, shop: RunContext) -> None:
+    def __init__(self, context: RunContext) -> None:
         installed = version("onnx")
         key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)
 
         def make(folder: Path) -> None:
             with temporary_folder("hil-node-tests-") as scratch:
-                shop.isolated.call(
+                context.isolated.call(
                     write_archive,
                     {"out": str(folder / _ARCHIVE)},
                     timeout=MAKE_TIMEOUT_S,
                     log=Path(scratch) / "make.log",
                 )
 
-        entry, _ = shop.cache.get_or_make(key, {"model": f"node tests of onnx {installed}"}, make)
+        entry, _ = context.cache.get_or_make(key, {"model": f"node tests of onnx {installed}"}, make)
         self.key = key
         self._archive = zipfile.ZipFile(entry / _ARCHIVE)
         self.tests = tuple(_test_of(item) for item in json.loads(self._archive.read(_INDEX)))
@@ -99,17 +99,17 @@ class NodeTests:
         return typed(parse_npy(self._archive.read(member)), dtype)
 
 
-def operator_cases(flow: Flow, shop: RunContext) -> tuple[CaseSpec, ...]:
+def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     """Return a case for each data set of each node test, by name.
 
     Args:
         flow: its recipe is applied to each model; the expected outputs are then those of the plain model.
-        shop: the cache, and a process to make the tests in.
+        context: the cache, and a process to make the tests in.
 
     Raises:
         StorageError: the cache cannot be written.
     """
-    kept = NodeTests(shop)
+    kept = NodeTests(context)
     content = digest_of(repr((kept.key, flow)).encode())
     return tuple(
         CaseSpec(test.id, test.id, functools.partial(_make, kept, test, flow), op=test.op, content=content)
@@ -117,13 +117,13 @@ def operator_cases(flow: Flow, shop: RunContext) -> tuple[CaseSpec, ...]:
     )
 
 
-def _make(kept: NodeTests, test: NodeTest, flow: Flow, shop: RunContext, folder: Path) -> CaseData:
+def _make(kept: NodeTests, test: NodeTest, flow: Flow, context: RunContext, folder: Path) -> CaseData:
     path = kept.save_model(test, folder)
     inputs = kept.tensors(test.inputs)
     expected = kept.tensors(test.outputs)
     if not flow.recipe:
         return CaseData(path, inputs, expected, rtol=test.rtol, atol=test.atol)
-    made = apply_recipe(flow, path, [inputs], shop, folder / "prepare.log")
+    made = apply_recipe(flow, path, [inputs], context, folder / "prepare.log")
     return CaseData(made, inputs, plain_path=path, plain_expected=expected)
 
 

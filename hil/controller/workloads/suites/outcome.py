@@ -14,10 +14,9 @@ from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import device_statistics, verdict_record
 from hil.controller.storage.texts import shortened
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseSpec
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task, confirmed
 from hil.core.results import Outcome
 from hil.core.text import jsonable
@@ -38,7 +37,6 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
     """The record of a case that has ended; tensors worth keeping are stored.
 
     Args:
-        spec: the case.
         task: how it went.
         suite: the suite's name.
         flow, request: what it ran in.

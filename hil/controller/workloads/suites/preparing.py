@@ -58,7 +58,6 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
     """Make a case's data and import its model. Whatever fails is the outcome of the case.
 
     Args:
-        spec: the case.
         flow: how it is compiled and judged.
         runner: imports the model.
         folder: the case's own; it is made anew, with ``logs`` in it: a run that was killed may have left something.
@@ -141,14 +140,14 @@ def prepared(
         run: whose folder takes the cases' files.
         over: set when nobody wants more.
     """
-    shop = runner.context
+    context = runner.context
     batches = [specs[start : start + _BATCH] for start in range(0, len(specs), _BATCH)]
-    with concurrent.futures.ThreadPoolExecutor(shop.isolated.workers, thread_name_prefix="prepare") as pool:
+    with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="prepare") as pool:
 
         def begin_one(spec: CaseSpec) -> Case | Task:
             case = begin_case(spec, flow, runner, run.case_folder(spec.id), settings)
             # A board need not wait for those that are still to be compiled.
-            return case if _needs_compiler(case, flow, settings, config, shop) else finish(case, None)
+            return case if _needs_compiler(case, flow, settings, config, context) else finish(case, None)
 
         def begin(batch: Sequence[CaseSpec]) -> list[concurrent.futures.Future[Case | Task]]:
             return [pool.submit(begin_one, spec) for spec in batch]
@@ -171,7 +170,9 @@ def prepared(
                 # In the suite's order, so that the same ones are compiled together each time.
                 cases = [found for future in begun if isinstance(found := future.result(), Case)]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
-                compiled = _compiled_together(cases, flow, settings, config, shop, run.folder / "logs" / f"{number:03}")
+                compiled = _compiled_together(
+                    cases, flow, settings, config, context, run.folder / "logs" / f"{number:03}"
+                )
                 for ready in concurrent.futures.as_completed(
                     [pool.submit(finish, case, compiled.get(case.model.digest if case.model else "")) for case in cases]
                 ):
@@ -181,12 +182,12 @@ def prepared(
                 future.cancel()
 
 
-def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardConfig, shop: RunContext) -> bool:
+def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardConfig, context: RunContext) -> bool:
     """Whether a case's program is still to be made by a compiler that makes several at once."""
     if case.outcome or case.model is None or case.artifact is not None or (flow.compiler or flow.runtime) != "iree":
         return False
     try:
-        return settings.recompute or not has_compiled(case.model, flags=_flags(flow, config), cache=shop.cache)
+        return settings.recompute or not has_compiled(case.model, flags=_flags(flow, config), cache=context.cache)
     except HilError:
         # Compiling it will say what is wrong.
         return True
@@ -197,7 +198,7 @@ def _flags(flow: Flow, config: BoardConfig) -> tuple[str, ...]:
 
 
 def _compiled_together(
-    cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, shop: RunContext, logs: Path
+    cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, context: RunContext, logs: Path
 ) -> dict[str, float]:
     """Compile small models many at a time; digest -> each one's share of the seconds, of those compiled now."""
     models = [case.model for case in cases if case.model is not None and not case.outcome]
@@ -208,8 +209,8 @@ def _compiled_together(
         done = compile_together(
             models,
             flags=_flags(flow, config),
-            cache=shop.cache,
-            isolated=shop.isolated,
+            cache=context.cache,
+            isolated=context.isolated,
             recompute=settings.recompute,
             timeout=COMPILE_TIMEOUT_S,
             log_folder=logs,

@@ -48,7 +48,7 @@ _SHIPPED = Path(__file__).parent / "expected_lists"
 def open_suite(
     source: str,
     flow: Flow,
-    shop: RunContext,
+    context: RunContext,
     *,
     layers: bool = True,
     group: str = "node",
@@ -65,7 +65,6 @@ def open_suite(
             below, but for hidden files. Beside a model may lie ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or
             output -> tensor) and ``NAME.calibration.npz`` (input -> tensors, stacked).
         flow: what models are made into: a flow's recipe is applied before a model is cut into layers.
-        shop: the cache, and processes to read models in.
         layers: a case for each layer of a model, besides the one for the whole.
         group: what a layer is: ``node`` or ``fused``; see :func:`hil.controller.analysis.layers.layers_of`.
         layer_inputs: ``real`` (what the reference computed for the whole model) or ``random``.
@@ -80,12 +79,12 @@ def open_suite(
         UsageError: there is no such suite, file or folder, or the file is no model.
     """
     if source in BUILT_IN and starts_from_torch(flow):
-        return Suite(source, source, torch_cases(source, flow, shop), _SHIPPED / f"{source}_torch.toml")
+        return Suite(source, source, torch_cases(source, flow, context), _SHIPPED / f"{source}_torch.toml")
     if source == "operators":
-        return Suite(source, source, operator_cases(flow, shop), _SHIPPED / "operators.toml")
+        return Suite(source, source, operator_cases(flow, context), _SHIPPED / "operators.toml")
     choice = LayerChoice(group, layer_inputs, merge) if layers else None
     if source == "models":
-        cases = cases_of(zoo_models(shop), flow, shop, layers=choice, seed=seed, dims=dims)
+        cases = cases_of(zoo_models(context), flow, context, layers=choice, seed=seed, dims=dims)
         return Suite(source, source, cases, _SHIPPED / "models.toml")
     path = Path(source)
     if not exists(path):
@@ -95,7 +94,7 @@ def open_suite(
         )
     folder = path if path.is_dir() else path.parent
     found = look(path)
-    cases = cases_of(found.models, flow, shop, layers=choice, seed=seed, dims=dims)
+    cases = cases_of(found.models, flow, context, layers=choice, seed=seed, dims=dims)
     name = path.stem if path.is_file() else path.resolve().name
     return Suite(name, source, cases, folder / EXPECTED, tuple(found.left_out))
 
@@ -223,7 +222,7 @@ def _model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
     if flagfiles:
         beside += [one for flagfile in flagfiles for one in _files_of(flagfile) if one != file]
         own = cases_of_flagfiles(flagfiles, file.parent)
-        model = replace(model, own_cases=lambda shop: own, is_case=is_case)
+        model = replace(model, own_cases=lambda context: own, is_case=is_case)
     elif brings_cases(file):
         if is_golden(file):
             beside += [one for one in sorted(file.parent.rglob("*")) if one.is_file() and one != file]
@@ -264,22 +263,21 @@ def is_golden(file: Path) -> bool:
     return file.name == GOLDEN_INDEX and (file.parent / "program").is_dir()
 
 
-def cases_in(file: Path, shop: RunContext) -> list[OwnCase]:
+def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
     """Every case of every method of a bundle or a golden folder, in order; none of a ``.bpte`` that bundles none.
 
     Args:
         file: one that :func:`brings_cases`.
-        shop: the cache and the isolated processes.
 
     Raises:
         UsageError: it cannot be read.
     """
     if is_golden(file):
-        bundle = read_golden(file.parent, shop=shop)
+        bundle = read_golden(file.parent, shop=context)
     elif file.suffix.lower() == ".hilb":
         bundle = open_bundle(file)
     elif _has_cases(file):
-        bundle = read_bpte(file, shop=shop)
+        bundle = read_bpte(file, shop=context)
     else:
         return []
     return list(_own_cases_of(file, bundle))
@@ -293,9 +291,9 @@ def cases_of_flagfiles(files: Sequence[Path], folder: Path) -> list[OwnCase]:
         folder: what the cases' names are relative to.
     """
 
-    def make(file: Path, shop: RunContext, place: Path) -> ProgramCase:
-        (own,) = _own_cases_of(file, read_flagfiles(file, shop=shop))
-        return own.make(shop, place)
+    def make(file: Path, context: RunContext, place: Path) -> ProgramCase:
+        (own,) = _own_cases_of(file, read_flagfiles(file, shop=context))
+        return own.make(context, place)
 
     return [OwnCase(case_name(file, folder), _content(file), functools.partial(make, file)) for file in files]
 
@@ -340,8 +338,8 @@ def files_of(flagfile: Path) -> list[Path]:
 
 
 def _own_cases_of(file: Path, bundle: Bundle) -> Iterator[OwnCase]:
-    def make(method: Method, case: BundledCase, shop: RunContext, place: Path) -> ProgramCase:
-        program = sealed(stored_program(bundle, shop.cache), bundle.head, place)
+    def make(method: Method, case: BundledCase, context: RunContext, place: Path) -> ProgramCase:
+        program = sealed(stored_program(bundle, context.cache), bundle.head, place)
         return ProgramCase(file, bundle.digest, method, case, program)
 
     for method in bundle.methods:

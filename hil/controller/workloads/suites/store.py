@@ -1,4 +1,4 @@
-"""A suite run's folder: ``suite.json``, ``results.jsonl`` with a line a case as it ends, and ``cases/<id>/``."""
+"""A suite run in its folder: ``suite.json``, ``results.jsonl`` with a line for each ended case, ``cases/<id>/``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,117 @@ import platform
 import shlex
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.packages import version
 from hil.controller.storage.runs import safe_name, seal, storing, write_file, write_json
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.core import own_version
 from hil.core.files import read_file
 from hil.core.npy import save_npy
 from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import UsageError
+
+
+@dataclass(frozen=True)
+class CaseRecord:
+    """One case's end. Everything in it is what JSON can say.
+
+    Attributes:
+        id, model, layer, op, params: of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
+        suite, flow, runtime: what it ran in.
+        board, hw_type: which board ran it, as results call it, and its hardware type; "" where none did.
+        outcome: a word of :class:`hil.core.results.Outcome`, expected failures taken into account.
+        ended: the outcome without regard to what was expected.
+        stage: where it ended.
+        message: why, in a line; "" for a pass.
+        hint, detail: of an error: what to do next, and the tool's own words.
+        timings: seconds of the host's clock: the fields of :class:`hil.core.results.Timings`; None is a stage that was
+            not.
+        device_p50_ns, device_p90_ns: median and 90th percentile of an iteration's device time, or None.
+        iterations: how many were timed.
+        cold: whether that was one alone, the program's first run since it was loaded.
+        agentless: why the board has no agent, where programs are run by command; "" where it has one.
+        artifact_bytes: size of the program's files, or None.
+        program: digest of the file that the runtime opens; "" where there is none. What was compiled together has
+            the same.
+        cached: whether the program came out of the cache, or None where nothing was compiled.
+        notes: what the compiler told of its work: of a program's delegation, say. See
+            :class:`hil.core.results.Artifact`.
+        placement: where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
+        elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
+        outputs: one comparison an output with the flow's own reference: fields of
+            :class:`hil.compare.verdict.OutputComparison` and ``mismatch_share``; inf and nan are texts, for JSON.
+        against: who that reference was.
+        plain_outputs, plain_against: the same beside the model before the flow's recipe; empty where there is none.
+        expectation: what was expected to fail: {"outcome", "reason", "issue"}; empty where nothing was.
+        attempts: every try before the one that counted and every confirmation, in order: {"why" ("board lost",
+            "confirm"), "board", "outcome", "message"}.
+        confirmed: of a mismatch that was run again: "always wrong", "flaky" or "one bad board"; else "".
+        repeat: the command that repeats it.
+        diff: the command that shows the difference of its worst output; "" where there is none.
+        folder: where its tensors and logs are, relative to the run's folder; "" where nothing was kept.
+        started: seconds since the epoch.
+        content: of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
+    """
+
+    id: str
+    model: str
+    suite: str
+    flow: str
+    runtime: str
+    outcome: str
+    ended: str
+    layer: str = ""
+    op: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    board: str = ""
+    hw_type: str = ""
+    stage: str = ""
+    message: str = ""
+    hint: str = ""
+    detail: str = ""
+    timings: Mapping[str, float | None] = field(default_factory=dict)
+    device_p50_ns: float | None = None
+    device_p90_ns: float | None = None
+    iterations: int = 0
+    cold: bool = False
+    agentless: str = ""
+    artifact_bytes: int | None = None
+    program: str = ""
+    cached: bool | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    placement: tuple[Mapping[str, Any], ...] | None = None
+    elsewhere: str = ""
+    outputs: tuple[Mapping[str, Any], ...] = ()
+    against: str = ""
+    plain_outputs: tuple[Mapping[str, Any], ...] = ()
+    plain_against: str = ""
+    expectation: Mapping[str, str] = field(default_factory=dict)
+    attempts: tuple[Mapping[str, str], ...] = ()
+    confirmed: str = ""
+    repeat: str = ""
+    diff: str = ""
+    folder: str = ""
+    started: float = 0.0
+    content: str = ""
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> CaseRecord:
+        """The record of a line; what a newer hil added is left out."""
+        known = {one.name for one in fields(cls)}
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in known
+        }
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can say of it."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
 
 _PACKAGES = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
 # Those of hil's extras, told where they are installed.

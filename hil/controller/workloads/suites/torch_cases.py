@@ -104,13 +104,13 @@ def quantises(flow: Flow) -> bool:
     return bool(flow.recipe)
 
 
-def torch_cases(suite: str, flow: Flow, shop: RunContext) -> tuple[CaseSpec, ...]:
+def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     """Return a case for each model that the tests lower, by file and name; nothing is exported yet.
 
     Args:
         suite: ``operators`` or ``models``.
         flow: of the cases.
-        shop: the cache, and a process to find the tests in.
+        context: the cache, and a process to find the tests in.
 
     Raises:
         UsageError: torch or executorch is not installed.
@@ -118,7 +118,7 @@ def torch_cases(suite: str, flow: Flow, shop: RunContext) -> tuple[CaseSpec, ...
     """
     quantize, versions = quantises(flow), _versions(suite)
     specs = []
-    for test in torch_tests(suite, flow, shop):
+    for test in torch_tests(suite, flow, context):
         made_by = {"versions": versions, "version": _VERSION, "quantize": quantize and test.depends}
         made_by["test"] = [test.module, test.function, test.choice, test.number]
         content = digest_of(repr((made_by, flow)).encode())
@@ -136,18 +136,18 @@ def torch_cases(suite: str, flow: Flow, shop: RunContext) -> tuple[CaseSpec, ...
     return tuple(specs)
 
 
-def torch_tests(suite: str, flow: Flow, shop: RunContext) -> list[TorchTest]:
+def torch_tests(suite: str, flow: Flow, context: RunContext) -> list[TorchTest]:
     """Return the models that the tests lower; arguments and errors as for :func:`torch_cases`."""
     quantize, versions = quantises(flow), _versions(suite)
 
     def make(folder: Path) -> None:
         with temporary_folder("hil-torch-tests-") as scratch:
             arguments = {"package": f"{_TESTER}.{suite}", "quantize": quantize}
-            found = shop.isolated.call(find_tests, arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "find.log")
+            found = context.isolated.call(find_tests, arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "find.log")
         (folder / _INDEX).write_text(json.dumps(found))
 
     key = Cache.key("torch-tests", suite=suite, quantize=quantize, versions=versions, version=_VERSION)
-    entry, _ = shop.cache.get_or_make(key, {"model": f"{suite} of executorch {versions['executorch']}"}, make)
+    entry, _ = context.cache.get_or_make(key, {"model": f"{suite} of executorch {versions['executorch']}"}, make)
     return [TorchTest(**item) for item in json.loads((entry / _INDEX).read_text())]
 
 
@@ -157,7 +157,7 @@ def _versions(suite: str) -> dict[str, str]:
 
 
 def _make(
-    test: TorchTest, made_by: Mapping[str, Any], flow: Flow, whole: bool, shop: RunContext, folder: Path
+    test: TorchTest, made_by: Mapping[str, Any], flow: Flow, whole: bool, context: RunContext, folder: Path
 ) -> CaseData:
     if test.skipped:
         raise LeftOut(f"ExecuTorch's own tester skips it: {test.skipped}")
@@ -168,15 +168,15 @@ def _make(
         where = {name: getattr(test, name) for name in ("module", "function", "choice", "number")}
         arguments = {**where, "quantize": made_by["quantize"], "folder": str(entry)}
         try:
-            shop.isolated.call(export_test, arguments, timeout=MAKE_TIMEOUT_S, log=folder / "logs" / "export.log")
+            context.isolated.call(export_test, arguments, timeout=MAKE_TIMEOUT_S, log=folder / "logs" / "export.log")
         except IsolatedTimeout as error:
             raise StageTimeout(f"exporting {test.id} {error.message}", stage="import", detail=error.detail) from error
         except (IsolatedCrash, IsolatedFailure) as error:
             raise ImportFailed(f"{test.id} cannot be exported: {error.message}", detail=error.detail) from error
 
-    entry, _ = shop.cache.get_or_make(Cache.key("torch-test", **made_by), {"model": test.id}, make)
+    entry, _ = context.cache.get_or_make(Cache.key("torch-test", **made_by), {"model": test.id}, make)
     path = entry / MODEL
-    model = import_model(path, isolated=shop.isolated, cache=shop.cache)
+    model = import_model(path, isolated=context.isolated, cache=context.cache)
     inputs, expected = (
         _named(specs, load_tensors(entry / kind), kind)
         for specs, kind in ((model.inputs or (), INPUTS), (model.outputs or (), EXPECTED))
@@ -184,7 +184,7 @@ def _make(
     if not flow.recipe:
         rtol, atol = _model_tolerance(expected) if whole else (None, None)
         return CaseData(path, inputs, expected, rtol=rtol, atol=atol)
-    made = apply_recipe(flow, path, [inputs], shop, folder / "logs" / "recipe.log")
+    made = apply_recipe(flow, path, [inputs], context, folder / "logs" / "recipe.log")
     return CaseData(made, inputs, plain_path=path, plain_expected=expected)
 
 

@@ -13,8 +13,7 @@ from hil.controller.devices.board_choice import BoardChoice, is_lent, knows_targ
 from hil.controller.devices.board_resolver import choose, is_address
 from hil.controller.farm.selector import parse
 from hil.controller.storage.packages import pick
-from hil.controller.workloads.suites.board_slots import LentSeat, Seat, seats_of
-from hil.controller.workloads.suites.tasks import TaskQueue
+from hil.controller.workloads.suites.tasks import LentSeat, Seat, TaskQueue, seats_of
 from hil.core import boards
 from hil.core.boards import parse_board
 from hil.errors import UsageError

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.storage.texts import counted, line, seconds
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.results import SuiteResults, is_failing, kind_of, load_run, number, worst
 from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.text import jsonable
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import time
 from xml.etree import ElementTree
 
 from hil.controller.storage.texts import line, plain, shortened
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.results import EXPECTED, SuiteResults, host_seconds, kind_of
+from hil.controller.workloads.suites.store import CaseRecord
 
 
 def junit_xml(run: SuiteResults) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from hil.compare.stats import STATISTICS
 from hil.controller.storage.texts import plain, shortened
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.results import (
     WHOLE_MODEL,
     Delegation,
@@ -25,6 +24,7 @@ from hil.controller.workloads.suites.reports.results import (
     worst,
 )
 from hil.controller.workloads.suites.reports.tables import Column, columns_of
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable
 

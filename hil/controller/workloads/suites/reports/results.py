@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.texts import counted, seconds
-from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import EXIT_OK, EXIT_STAGE, UsageError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.storage.texts import counted, line, seconds
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.results import SuiteResults, Totals, kind_of, load_run
+from hil.controller.workloads.suites.store import CaseRecord
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,8 +12,8 @@ from typing import Any
 
 from hil.compare.stats import STATISTICS
 from hil.controller.storage.texts import as_text, plain
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Timings
 
 _OUTPUT = ("name", "passed", "reason", "dtype", "shape", "reference_dtype", "reference_shape")

@@ -57,11 +57,11 @@ ATOL = {"half": 4e-3, "bfloat16": 3e-2}
 _DIGITS_MODELS = ("digits_cnn", "digits_cnn_int8", "digits_cnn_batch")
 
 
-def zoo_models(shop: RunContext) -> list[SuiteModel]:
+def zoo_models(context: RunContext) -> list[SuiteModel]:
     """Return the models of the suite ``models``, in order; the built ones are kept in the cache.
 
     Args:
-        shop: the cache, and a process to build them in.
+        context: the cache, and a process to build them in.
 
     Raises:
         StorageError: the cache cannot be written.
@@ -72,9 +72,9 @@ def zoo_models(shop: RunContext) -> list[SuiteModel]:
     def make(folder: Path) -> None:
         with temporary_folder("hil-zoo-") as scratch:
             log = Path(scratch) / "build.log"
-            shop.isolated.call(build, {"folder": str(folder)}, timeout=MAKE_TIMEOUT_S, log=log)
+            context.isolated.call(build, {"folder": str(folder)}, timeout=MAKE_TIMEOUT_S, log=log)
 
-    entry, _ = shop.cache.get_or_make(key, {"model": "the suite models"}, make)
+    entry, _ = context.cache.get_or_make(key, {"model": "the suite models"}, make)
     built = [SuiteModel(name, entry / f"{name}.onnx", DIMS.get(name, {}), atol=ATOL.get(name)) for name in BUILDERS]
     return [*built, *map(_digits_model, _DIGITS_MODELS)]
 

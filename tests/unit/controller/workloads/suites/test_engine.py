@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.fake_boards import fake_boards
 
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import load_flow
@@ -22,6 +23,8 @@ from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, fresh
 from hil.core.results import Outcome, Timings
 from hil.errors import BoardLost, ImportFailed
+
+__all__ = ["fake_boards"]
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def test_a_case_that_runs_again_keeps_no_times_of_the_run_before():
     assert case.timings is before
 
 
-def test_when_a_suite_is_given_up_the_cases_to_come_are_not_begun(engine):
+def test_when_a_suite_is_given_up_the_cases_to_come_are_not_begun(fake_boards, engine):
     begun = []
 
     def make(shop, folder):

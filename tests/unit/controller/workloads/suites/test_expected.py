@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hil.controller.workloads.suites.expected import TABLES, Expectations, message_of
-from hil.controller.workloads.suites.record import CaseRecord
+from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import UsageError
 

@@ -13,10 +13,9 @@ from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.controller.workloads.suites.outcome import record_of
-from hil.controller.workloads.suites.record import CaseRecord
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
-from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import Outcome, RunResult
 from hil.errors import CompileFailed

@@ -9,8 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from hil.controller.workloads.suites.record import CaseRecord
-from hil.controller.workloads.suites.store import HEAD, LINES, SuiteRun
+from hil.controller.workloads.suites.store import HEAD, LINES, CaseRecord, SuiteRun
 from hil.errors import UsageError
 
 
@@ -89,7 +88,7 @@ def test_a_record_that_found_no_room_is_an_error_and_not_half_a_line(run, tmp_pa
     script = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from hil.controller.workloads.suites.record import CaseRecord\n"
+        "from hil.controller.workloads.suites.store import CaseRecord\n"
         "from hil.controller.workloads.suites.store import SuiteRun\n"
         "from hil.errors import StorageError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

@@ -1,0 +1,321 @@
+"""What every workload makes of an event: a board is lost, a program fails, Ctrl-C comes, bad usage is found late.
+
+Each workload is entered by its library function. Boards, importers, compilers and references are objects here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake_boards import FakeBoards, X, Y, fake_boards, fake_choice, lost
+
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.controller.analysis.bench import job as bench_job
+from hil.controller.analysis.bisect import find as bisection
+from hil.controller.backends import compilers, references
+from hil.controller.models import importers
+from hil.controller.pipeline.options import Job, Options
+from hil.controller.storage import isolated as isolated_module
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.board_checks import check_board
+from hil.controller.workloads.bundles.run import run_bundle
+from hil.controller.workloads.run_job import run_job
+from hil.controller.workloads.suites.job import resume_suite, run_suite
+from hil.controller.workloads.suites.request import Request
+from hil.core.results import Artifact, Model, RunResult
+from hil.errors import BoardUnreachable, HilError, RunFailed, StageTimeout, UsageError
+from hil.testing.traces.backends import Backend
+from hil.testing.traces.target import Target
+
+__all__ = ["fake_boards"]
+pytest_plugins = "pytester"
+A, B = "unix:/fake/a", "unix:/fake/b"
+ONE = np.ones(2, np.float32)
+
+
+class FakeIsolated:
+    """Isolated processes that nobody needs here."""
+
+    workers = 1
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> FakeIsolated:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Quiet:
+    """Who is told of progress and says nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def import_model(path: Path, *, function: str = "", **_: Any) -> Model:
+    """A model of one input and one output that is called as its file."""
+    return Model(path.stem, "onnx", path, {path.name: path}, f"blake3:{path.stem}", function, (X,), (Y,))
+
+
+def compile_model(model: Model, *, runtime: str, **_: Any) -> Artifact:
+    """A program called as its model."""
+    digests = {"p": f"blake3:{model.name}"}
+    return Artifact(runtime, "p", {}, digests, model.name, "none", inputs=(X,), outputs=(Y,))
+
+
+def refer(model: Model, inputs: Any, **_: Any) -> RunResult:
+    """Twice the input, as the fake boards compute."""
+    return RunResult("fake", {"y": inputs["x"] * 2})
+
+
+def same_everywhere(monkeypatch: pytest.MonkeyPatch, original: Any, fake: Any) -> None:
+    """Put a fake in place of a function or class in every module of hil that has it."""
+    for module in [one for name, one in sys.modules.items() if name.startswith("hil")]:
+        for name in [name for name, value in vars(module).items() if value is original]:
+            monkeypatch.setattr(module, name, fake)
+
+
+@pytest.fixture(autouse=True)
+def _objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    same_everywhere(monkeypatch, importers.import_model, import_model)
+    same_everywhere(monkeypatch, compilers.compile_model, compile_model)
+    same_everywhere(monkeypatch, references.refer_with_fallback, refer)
+    same_everywhere(monkeypatch, isolated_module.Isolated, FakeIsolated)
+
+
+def models(folder: Path, names: str = "abc") -> tuple[Path, ...]:
+    """Files that nobody reads."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / f"{name}.onnx").write_bytes(name.encode())
+    return tuple(folder / f"{name}.onnx" for name in names)
+
+
+def by_run(place: Path) -> dict[str, str]:
+    job = Job(models=models(place / "models"), board=A, runtime="onnxruntime", out=place / "runs")
+    record = run_job(job, screen=Quiet())
+    return {case["name"]: case["outcome"] for case in record["cases"]}
+
+
+def by_bundle(place: Path) -> dict[str, str]:
+    program = place / "main.bin"
+    program.write_bytes(b"program")
+    artifact = Artifact("onnxruntime", "main.bin", {"main.bin": program}, {}, "a", "none", (), (X,), (Y,))
+    case = MethodTestCase([ONE], [ONE * 2], name="ones")
+    suites, signatures = [MethodTestSuite(name, [case]) for name in "abc"], dict.fromkeys("abc", Signature((X,), (Y,)))
+    Bundle.create(artifact, suites, signatures=signatures).save(place / "three.hilb")
+    record = run_bundle(Job(models=(place / "three.hilb",), board=A, out=place / "runs"), (), None, screen=Quiet())
+    return {case["name"].partition("-")[0]: case["outcome"] for case in record["cases"]}
+
+
+def by_suite(place: Path, *boards: str) -> dict[str, str]:
+    models(place / "models")
+    request = Request(str(place / "models"), "onnxruntime", boards or (A,), layers=False)
+    run = run_suite(request, out=place / "suite", screen=Quiet())
+    return {record.model: record.outcome for record in run.records()}
+
+
+def by_bench(place: Path) -> dict[str, str]:
+    job = Job(models=models(place / "models", "b"), board=A, runtime="onnxruntime", out=place / "runs")
+    document = bench_job.run_bench(bench_job.BenchJob(job), screen=Quiet())
+    record = json.loads((Path(document["folder"]) / "run.json").read_text())
+    return {case["name"]: case["outcome"] for case in record["cases"]}
+
+
+def by_bisect(place: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+
+    def look(bench: Any, ways: Any) -> tuple[tuple[()], dict[str, Any], list[str]]:
+        trials = [bench.trial(path.stem, path, Options(runtime="onnxruntime"), None, ()) for path in files]
+        found.update({name: one.outcome for name, one in bench.run(trials).items()})
+        return (), {}, []
+
+    files = models(place / "models")
+    activations = SimpleNamespace(source="fake")
+    subject = SimpleNamespace(model=import_model(files[0]), options=Options(), activations=activations)
+    context = RunContext(Cache(place / "cache"), FakeIsolated())  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bisection, "open_subject", lambda *_, **__: subject)
+        patch.setattr(bisection, "_look", look)
+        options = Options(runtime="onnxruntime")
+        bisection.bisect(files[0], fake_choice(), shop=context, screen=Quiet(), options=options)  # type: ignore[arg-type]
+    return found
+
+
+def by_traces(place: Path) -> dict[str, str]:
+    context = RunContext(Cache(place / "cache"), FakeIsolated())  # type: ignore[arg-type]
+    target = Target(Backend("board:a", "a", "onnxruntime", fake_choice()), context, place)
+    ended: dict[str, str] = {}
+    try:
+        for name in "abc":
+            artifact = compile_model(import_model(Path(f"{name}.onnx")), runtime="onnxruntime")
+            try:
+                answer = target.run(artifact, name, [ONE], [Y])
+                ended[name] = "PASS" if np.array_equal(answer.returned[0], ONE * 2) else "FAIL"
+            except UsageError:
+                raise
+            except HilError as error:
+                ended[name] = error.outcome or "RUN_ERROR"
+    finally:
+        target.close()
+    return ended
+
+
+def by_check(place: Path) -> dict[str, str]:
+    (found,) = [one for one in check_board(fake_choice(), runtime="onnxruntime") if one.name == "program"]
+    return {"tiny": "PASS" if found.state == "pass" else found.found.partition(":")[0]}
+
+
+def by_pytest(place: Path) -> dict[str, str]:
+    pytester = by_pytest.pytester  # type: ignore[attr-defined]
+    models(pytester.path / "models")
+    pytester.makeini("[pytest]\nhil_models = models\n")
+    pytester.inline_run("--hil-board", A, "--hil-flow", "onnxruntime", "--hil-no-layers", f"--hil-out={place / 'out'}")
+    lines = (next((place / "out").glob("**/results.jsonl"))).read_text().splitlines()
+    return {record["model"]: record["outcome"] for record in map(json.loads, lines)}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How a workload is entered, and what is its own of the contract.
+
+    Attributes:
+        run: enters it; case name -> outcome.
+        case: the case that an event happens to; its program has this name.
+        all: the names of all cases.
+        runs_again: whether a case that lost its board runs again.
+        usage: what a case comes to that turns out to be used wrongly on the board; "" raises.
+    """
+
+    run: Callable[[Path], dict[str, str]]
+    case: str = "b"
+    all: str = "abc"
+    runs_again: bool = False
+    usage: str = ""
+
+    def wanted(self, outcome: str) -> dict[str, str]:
+        """The cases' outcomes where only the case of the event ends in this one."""
+        names = [self.case] if len(self.all) == 1 or self.case == "tiny" else list(self.all)
+        return {name: outcome if name == self.case else "PASS" for name in names}
+
+
+WORKLOADS = {
+    "run": Workload(by_run),
+    "bundle run": Workload(by_bundle),
+    "suite": Workload(by_suite, runs_again=True, usage="RUN_ERROR"),
+    "bench": Workload(by_bench, all="b"),
+    "bisect": Workload(by_bisect),
+    "traces": Workload(by_traces),
+    "check": Workload(by_check, case="tiny", usage="not that way"),
+    "pytest": Workload(by_pytest, usage="RUN_ERROR"),
+}
+
+
+# Where something happens, what, and the outcome of the case that it happened to.
+EVENTS = {
+    "a board lost while loading": ("load", lost, "BOARD_LOST"),
+    "a board lost in the run": ("run", lost, "BOARD_LOST"),
+    "a program that fails": ("run", lambda: RunFailed("no"), "RUN_ERROR"),
+    "a program that hangs": ("run", lambda: StageTimeout("late"), "TIMEOUT"),
+}
+
+
+@pytest.fixture(params=WORKLOADS)
+def workload(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workload]:
+    """Each workload in turn."""
+    if request.param == "pytest":
+        monkeypatch.setattr(by_pytest, "pytester", request.getfixturevalue("pytester"), raising=False)
+    if request.param == "bench":
+        # What is measured after the trial is the bench's own affair.
+        monkeypatch.setattr(bench_job, "measure", lambda *_: None)
+        monkeypatch.setattr(bench_job._Bench, "_finish", lambda bench, run, _: {"folder": str(run.folder)})
+    return WORKLOADS[request.param]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
+    fake_boards: FakeBoards, workload: Workload, event: str, tmp_path: Path
+) -> None:
+    stage, error, outcome = EVENTS[event]
+    fake_boards.scripts[A] = {(stage, workload.case): error()}
+    again = workload.runs_again and outcome == "BOARD_LOST"
+    assert workload.run(tmp_path) == workload.wanted("PASS" if again else outcome)
+    assert fake_boards.did.count(f"{stage} {workload.case}") == 1 + again
+    assert all(board.closed for board in fake_boards.opened)
+
+
+def test_cases_pass_where_nothing_happens_and_boards_are_given_back(
+    fake_boards: FakeBoards, workload: Workload, tmp_path: Path
+) -> None:
+    assert workload.run(tmp_path) == workload.wanted("PASS")
+    assert len(fake_boards.opened) == 1 and fake_boards.opened[0].closed
+
+
+@pytest.mark.parametrize("stage", ["load", "run"])
+def test_ctrl_c_ends_the_workload_and_gives_the_board_back(
+    fake_boards: FakeBoards, workload: Workload, stage: str, tmp_path: Path
+) -> None:
+    fake_boards.scripts[A] = {(stage, workload.case): KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        workload.run(tmp_path)
+    assert all(board.closed for board in fake_boards.opened) and f"{stage} c" not in fake_boards.did
+
+
+def test_bad_usage_that_only_the_board_can_tell_is_raised_or_an_outcome(
+    fake_boards: FakeBoards, workload: Workload, tmp_path: Path
+) -> None:
+    fake_boards.scripts[A] = {("load", workload.case): UsageError("not that way")}
+    if workload.usage:
+        assert workload.run(tmp_path) == workload.wanted(workload.usage)
+    else:
+        with pytest.raises(UsageError, match="not that way"):
+            workload.run(tmp_path)
+    assert all(board.closed for board in fake_boards.opened)
+
+
+def test_what_was_run_before_ctrl_c_is_not_run_again(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        by_run(tmp_path)
+    (stored,) = (one.name for one in (tmp_path / "runs").iterdir() if (one / "run.json").exists())
+    record = run_job(Job(out=tmp_path / "runs"), resume=stored, screen=Quiet())
+    assert [case["outcome"] for case in record["cases"]] == ["PASS"] * 3
+    assert [fake_boards.did.count(f"run {name}") for name in "abc"] == [1, 2, 1]
+
+
+def test_a_suite_goes_on_with_what_was_not_run(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        by_suite(tmp_path)
+    run = resume_suite(tmp_path / "suite", screen=Quiet())
+    assert sorted(record.outcome for record in run.records()) == ["PASS"] * 3
+    before = [board.did.count("run a") for board in fake_boards.opened]
+    assert sum(before) == 1
+
+
+def test_of_two_boards_one_that_dies_leaves_its_cases_to_the_other(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    class Dies(dict[tuple[str, str], BaseException]):
+        def pop(self, key: Any, default: Any = None) -> Any:
+            if key[0] == "run":
+                fake_boards.refuse[A] = [BoardUnreachable("gone for good")]
+                return lost()
+            return default
+
+    fake_boards.scripts[A] = Dies()
+    assert by_suite(tmp_path, A, B) == dict.fromkeys("abc", "PASS")
+    assert all(board.closed for board in fake_boards.opened)
