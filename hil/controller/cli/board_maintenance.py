@@ -139,29 +139,19 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
         place = ensure_agent(there, folder=folder, runtimes=wanted, board=choice.name, say=say)
         now = status(there, folder, board=choice.name)
     seconds = time.monotonic() - start
-<<<<<<< HEAD
-    if as_json:
-        found = {
-            "folder": place.folder,
-            "build": place.build,
-            "runtimes": now.agent.runtimes,
-            "pushed_bytes": place.pushed_bytes,
-        }
-        print_json({"schema": 1, "board": choice.name, **found, "used_bytes": now.used_bytes, "seconds": seconds})
-        return
-    sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "nothing was sent"
-    click.echo(f"{choice.name}: agent {place.build} with {', '.join(now.agent.runtimes)} runs in {place.folder}")
-    click.echo(f"{sent}, {now.used_bytes / 1e6:.0f} MB used there, {seconds:.1f} s")
-=======
-    found = {"folder": place.folder, "build": place.build, "runtimes": now.runtimes, "pushed_bytes": place.pushed_bytes}
+    found = {
+        "folder": place.folder,
+        "build": place.build,
+        "runtimes": now.agent.runtimes,
+        "pushed_bytes": place.pushed_bytes,
+    }
     sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "nothing was sent"
     answer(
         as_json,
         {"board": choice.name, **found, "used_bytes": now.used_bytes, "seconds": seconds},
-        f"{choice.name}: agent {place.build} with {', '.join(now.runtimes)} runs in {place.folder}",
+        f"{choice.name}: agent {place.build} with {', '.join(now.agent.runtimes)} runs in {place.folder}",
         f"{sent}, {now.used_bytes / 1e6:.0f} MB used there, {seconds:.1f} s",
     )
->>>>>>> main
 
 
 @click.command(epilog="Example: hil board clean root@192.168.7.2")
