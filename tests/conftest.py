@@ -25,6 +25,8 @@ INTEGRATION = Path(__file__).parent / "integration"
 # Of a test that names none. Not in the ini: who runs the examples need not have pytest-timeout, and without it an ini
 # that sets this is refused.
 TIMEOUT_S = 900
+# Files of tests of which some take half a minute and more.
+LONG = ("test_docs.py", "test_mutations.py", "test_lying_agent.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,3 +48,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("ci")
         if config.pluginmanager.hasplugin("timeout") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+    items[:] = _long_first(items)
+
+
+def _long_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The items for several workers, each of which begins with some of those that take longest.
+
+    xdist gives each worker an equal piece of the list; what takes a minute is not to begin when all else is done.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.path.name in LONG]
+    rest = [item for item in items if item.path.name not in LONG]
+    if workers == 1 or not long:
+        return items
+    size = -(-len(rest) // workers)
+    return [item for n in range(workers) for item in (*long[n::workers], *rest[n * size : (n + 1) * size])]

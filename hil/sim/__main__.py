@@ -145,9 +145,9 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
         raise UsageError(
             f"there is no sandbox here: {why}", hint="--no-sandbox runs programs with all rights that you have"
         )
-    told = f"not sandboxed: {why}"
-    print(told, file=sys.stderr, flush=True)
-    return {}, [told]
+    note = f"not sandboxed: {why}"
+    print(note, file=sys.stderr, flush=True)
+    return {}, [note]
 
 
 def main() -> None:

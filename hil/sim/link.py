@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 _PIECE = 1 << 16
@@ -73,12 +72,8 @@ class FaultyLink:
             opened = await asyncio.open_connection(host.strip("[]"), int(port))
         inner_reader, inner_writer = opened
         self._writers |= {writer, inner_writer}
-        ways: list[Callable[[], Awaitable[None]]] = [
-            lambda: self._pass(reader, inner_writer),
-            lambda: self._pass(inner_reader, writer),
-        ]
         try:
-            await asyncio.gather(*(way() for way in ways))
+            await asyncio.gather(self._pass(reader, inner_writer), self._pass(inner_reader, writer))
         finally:
             for end in (writer, inner_writer):
                 end.transport.abort()

@@ -70,8 +70,9 @@ def test_a_healthy_model_has_no_layer_that_is_wrong(hil, simulator):
         assert set(outcomes(document, way).values()) == {"PASS"}
 
 
-@pytest.mark.daily
-@pytest.mark.parametrize(("runtime", "group"), [("iree", "node"), ("onnxruntime", "fused")])
+@pytest.mark.parametrize(
+    ("runtime", "group"), [("iree", "node"), pytest.param("onnxruntime", "fused", marks=pytest.mark.daily)]
+)
 def test_a_wrong_weight_in_the_model_that_was_compiled_is_found_by_name(
     hil, simulator, branched, tmp_path, runtime, group
 ):

@@ -152,7 +152,6 @@ def test_every_case(hil_verdict):
 """
 
 
-@pytest.mark.daily
 def test_a_users_own_tests_ask_for_any_stage(project, small):
     project.set_up("digits_cnn", small)
     project.write("test_own.py", OWN)

@@ -125,7 +125,7 @@ def test_an_expectation_of_other_shape_dtype_or_nan_is_a_fail(hil, simulator, do
     ],
 )
 def test_each_fault_of_the_simulator_ends_in_its_outcome(hil, doubling, fault, outcome, code, stage):
-    ended = hil("run", doubling, "--fault", fault, "--timeout", 10 if fault == "hang" else 60, "--json")
+    ended = hil("run", doubling, "--fault", fault, "--timeout", 5 if fault == "hang" else 60, "--json")
     assert (ended.case["outcome"], ended.code, ended.case["stage"]) == (outcome, code, stage)
     if fault == "crash":
         assert "SIGSEGV" in ended.case["reason"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -50,11 +51,14 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache for this session, but for the packages that boards are given: those are fetched once."""
-    cache = tmp_path_factory.mktemp("cache")
+    """A cache for all workers of this session, but for the packages that boards are given: those are fetched once."""
+    folder = tmp_path_factory.getbasetemp()
+    cache = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "shared-cache"
+    cache.mkdir(exist_ok=True)
     wheels = default_root() / "board-wheels"
     wheels.mkdir(parents=True, exist_ok=True)
-    (cache / "board-wheels").symlink_to(wheels)
+    with contextlib.suppress(FileExistsError):
+        (cache / "board-wheels").symlink_to(wheels)
     return cache
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[2]
 BENCH, MUTATIONS = "tests/integration/test_bench.py", "tests/unit/compare/test_mutations.py"
@@ -37,3 +38,13 @@ def test_pytest_itself_leaves_out_what_is_slow_only():
     found = collected(BENCH)
     assert f"{BENCH}::test_a_crash_is_the_outcome" in found
     assert f"{BENCH}::test_a_slowdown_of_10_percent_is_found" not in found
+
+
+def test_each_of_several_workers_begins_with_some_of_what_takes_long_and_nothing_is_lost(monkeypatch):
+    from conftest import LONG, _long_first
+
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "4")
+    items = [SimpleNamespace(path=Path("tests") / name, n=n) for n, name in enumerate(("a.py", LONG[0], "b.py") * 7)]
+    ordered = _long_first(items)
+    assert sorted(item.n for item in ordered) == list(range(len(items)))
+    assert [ordered[at].path.name for at in (0, 6, 12)] == [LONG[0]] * 3

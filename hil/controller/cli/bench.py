@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hil.controller.cli.options import (
+    FILE,
     board_options,
-    fault_option,
     input_options,
     json_option,
+    limit_options,
     model_options,
     reference_options,
-    run_option,
     runs_option,
     seconds,
     tolerance_options,
-    wait_option,
 )
+from hil.controller.cli.screen import Screen, console, print_json
 from hil.errors import UsageError
 
 
@@ -34,7 +33,7 @@ from hil.errors import UsageError
 @board_options
 @click.option(
     "--flagfile",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Program, function, inputs and expected outputs as iree-benchmark-module takes them; its flags may follow.",
 )
@@ -66,13 +65,8 @@ from hil.errors import UsageError
 @input_options
 @reference_options
 @tolerance_options
-@run_option("timeout")
-@run_option("no_fallback")
-@wait_option
-@fault_option
-@click.option(
-    "--benchmark-out", type=click.Path(path_type=Path), metavar="FILE", help="Google Benchmark's JSON goes here."
-)
+@limit_options
+@click.option("--benchmark-out", type=FILE, metavar="FILE", help="Google Benchmark's JSON goes here.")
 @runs_option
 @json_option
 def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
@@ -83,7 +77,6 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     """
     from hil.controller.analysis.bench.job import run_bench
     from hil.controller.analysis.bench.stats import BenchJob
-    from hil.controller.cli.screen import Screen, console, print_json
     from hil.controller.pipeline.flagfiles import read_flagfile
     from hil.controller.pipeline.options import Job
 
@@ -100,7 +93,7 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     job = Job(models=models, **settings)
     if job.flagfile:
         job = read_flagfile(job, later)
-    with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
+    with Screen(quiet=as_json) as screen:
         document = run_bench(BenchJob(job, **own), screen=screen)
     if as_json:
         print_json(document)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,31 +9,33 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.options import (
+    FILE,
     board_options,
     chosen_board,
-    fault_option,
     flow_option,
     group_option,
     input_options,
     json_option,
+    limit_options,
     model_options,
-    run_option,
     tolerance_options,
-    wait_option,
+    workshop,
 )
+from hil.controller.cli.screen import Screen, print_json
+from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.options import Options
 
 
 @click.command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=FILE)
 @board_options
 @model_options
 @flow_option("")
 @click.option(
     "--artifact-model",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Compile FILE and compare it with MODEL: the same layers, perhaps other weights.",
 )
@@ -43,14 +44,9 @@ if TYPE_CHECKING:
 @group_option
 @input_options
 @tolerance_options
-@run_option("timeout")
-@run_option("no_fallback")
-@wait_option
-@fault_option
-@click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="A picture of the error by depth: .png, .svg."
-)
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep logs, and what is wrong, in DIR.")
+@limit_options
+@click.option("--plot", type=FILE, metavar="FILE", help="A picture of the error by depth: .png, .svg.")
+@click.option("--out", type=FILE, metavar="DIR", help="Keep logs, and what is wrong, in DIR.")
 @json_option
 def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **settings: Any) -> int:
     """Find the first layer of MODEL, an ONNX model, whose answer is out of tolerance on a board.
@@ -58,19 +54,13 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     Each layer runs alone on the reference's values (isolated), and all of them in one run of the whole model with its
     intermediates as outputs (cumulative). Since outputs keep a compiler from fusing layers, the unchanged model runs
     too: if only that is wrong, the cause is in how layers are fused. A layer that draws random numbers is compiled and
-        run, but
-    not judged; nor, in the whole model, is what depends on it.
+    run, but not judged; nor, in the whole model, is what depends on it.
     """
     from hil.controller.analysis.bisect.find import bisect as find
     from hil.controller.analysis.bisect.result import WAYS, plot_growth
-    from hil.controller.cli.screen import Screen, print_json
     from hil.controller.models.flows import load_flow
     from hil.controller.pipeline.options import Options
-    from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolated import Isolated
     from hil.controller.storage.pictures import check_picture
-    from hil.controller.storage.run_context import RunContext
-    from hil.errors import UsageError
 
     ways = [way for way in WAYS if settings.pop(way)] or WAYS
     name = settings.pop("flow")
@@ -89,11 +79,11 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     choice = chosen_board(settings)
     more = {key: settings.pop(key) for key in ("artifact_model", "group", "faults", "wait_s")}
     options = Options(**settings)
-    with Screen(quiet=as_json or not sys.stderr.isatty()) as screen, Isolated() as isolated:
+    with Screen(quiet=as_json) as screen, workshop() as shop:
         found = find(
             model,
             choice,
-            shop=RunContext(Cache(), isolated),
+            shop=shop,
             screen=screen,
             options=options,
             flow=flow,

@@ -11,8 +11,9 @@ import click
 
 from hil.controller.cli.board_options import agent_at, board_place, chosen_place, say, shell_at
 from hil.controller.cli.options import json_option
+from hil.controller.cli.screen import answer
 from hil.core.runtimes import RUNTIMES
-from hil.errors import EXIT_BOARD, EXIT_OK
+from hil.errors import EXIT_BOARD, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -28,7 +29,6 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
     From the network over the login, Python and disk to a tiny program that runs there; the agent is put there where it
     is missing. Exit code: 0 when nothing fails (a `warn` leaves times or room in doubt), 4 when something does.
     """
-    from hil.controller.cli.screen import print_json
     from hil.controller.devices.health import FAIL
     from hil.controller.workloads.board_checks import check_board
 
@@ -43,11 +43,10 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
                 click.echo(f"{'':25} to mend it: {one.mend}")
     failed = [one.name for one in done if one.state == FAIL]
     code = EXIT_BOARD if failed else EXIT_OK
-    if as_json:
-        checks = [asdict(one) for one in done]
-        print_json({"schema": 1, "board": choice.name, "ok": not failed, "checks": checks, "exit_code": code})
-    elif failed:
-        click.echo(f"FAIL: {', '.join(failed)}", err=True)
+    checks = [asdict(one) for one in done]
+    answer(as_json, {"board": choice.name, "ok": not failed, "checks": checks, "exit_code": code})
+    if failed and not as_json:
+        say(f"FAIL: {', '.join(failed)}")
     return code
 
 
@@ -57,7 +56,6 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
 @json_option
 def ping(as_json: bool, count: int, **settings: Any) -> None:
     """Time round trips to a board's agent, and tell how well its clock is known; without agent, commands over SSH."""
-    from hil.controller.cli.screen import print_json
     from hil.core import clock
 
     choice = chosen_place(settings)
@@ -72,14 +70,14 @@ def ping(as_json: bool, count: int, **settings: Any) -> None:
         trips = [one.round_trip_ns for one in pings]
         fit = clock.fit(pings)
     figures = {"min_ns": min(trips), "median_ns": round(statistics.median(trips)), "max_ns": max(trips)}
-    if as_json:
-        known = {"clock": {"offset_ns": fit.offset_ns, "error_ns": fit.error_ns}} if fit else {}
-        print_json({"schema": 1, "board": choice.name, "count": count, "round_trip": figures, **known})
-        return
+    known = {"clock": {"offset_ns": fit.offset_ns, "error_ns": fit.error_ns}} if fit else {}
     least, median, most = (f"{one / 1e6:.2f} ms" for one in figures.values())
-    click.echo(f"{choice.name}: {count} round trips, min {least}, median {median}, max {most}")
-    if fit:
-        click.echo(f"its clock is known to within {fit.error_ns / 1e3:.0f} us")
+    answer(
+        as_json,
+        {"board": choice.name, "count": count, "round_trip": figures, **known},
+        f"{choice.name}: {count} round trips, min {least}, median {median}, max {most}",
+        *([f"its clock is known to within {fit.error_ns / 1e3:.0f} us"] if fit else ()),
+    )
 
 
 def _timed(there: Shell) -> int:
@@ -94,7 +92,6 @@ def _timed(there: Shell) -> int:
 @json_option
 def info(as_json: bool, **settings: Any) -> None:
     """Show what a board is: machine, system, runtimes, clocks and temperatures, who has it."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.workloads.board_checks import untouched
 
@@ -103,32 +100,27 @@ def info(as_json: bool, **settings: Any) -> None:
         board = pool.board(untouched(choice))
         said = board.info
         fingerprint = board.shell.fingerprint if board.shell else ""
-    if as_json:
-        print_json({"schema": 1, "board": choice.name, "host_key": fingerprint, "info": said})
-        return
-    for key, value in _rows(said, fingerprint):
-        click.echo(f"{key:12} {value}")
+    lines = [f"{key:12} {value}" for key, value in _rows(said, fingerprint) if value]
+    answer(as_json, {"board": choice.name, "host_key": fingerprint, "info": said}, *lines)
 
 
 def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
-    """What is said of a board, a line each; what it does not show has none."""
+    """Return what is known of a board, a row each; what is not known is ""."""
     from hil.controller.workloads.board_checks import runtime_words
 
     machine: dict[str, Any] = said.get("machine", {})
     memory = int(said.get("memory_limit_bytes") or machine.get("memory_bytes", 0))
     holder = said.get("holder", {})
+    cores = f"{machine['cores']} cores" if machine.get("cores") else ""
     rows = [
         ("board", f"{said.get('name', '')} ({said.get('board_id', '')})"),
         ("host key", fingerprint),
         ("agent", f"hil {said['agent_version']}, protocol {said['protocol']}" if "protocol" in said else "none"),
         ("build", said.get("build", "")),
-        ("machine", _joined(f"{machine.get('arch', '')} {machine.get('cpu_model', '')}".strip(), _cores(machine))),
+        ("machine", ", ".join(filter(None, (_joined(machine, "arch", "cpu_model"), cores)))),
         ("cpu parts", " ".join(machine.get("cpu_parts", ()))),
         ("compile for", _target(machine)),
-        (
-            "system",
-            _joined(f"{machine.get('system', '')} {machine.get('kernel', '')}".strip(), machine.get("libc", "")),
-        ),
+        ("system", ", ".join(filter(None, (_joined(machine, "system", "kernel"), machine.get("libc", ""))))),
         ("python", machine.get("python", "")),
         ("boot", machine.get("boot_id", "")),
         ("memory", f"{memory / 2**20:.0f} MiB for a program" if memory else ""),
@@ -137,33 +129,20 @@ def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
         state = f"does not work: {one['error']}" if one.get("error") else runtime_words(one)
         rows.append(("runtime", f"{one['name']} {state}".rstrip()))
     for one in said.get("readings", ()):
-        rows.append(
-            (
-                "reading",
-                f"{one['name']}: {one.get('text') or round(one.get('value', 0.0), 1)} {one.get('unit', '')}".rstrip(),
-            )
-        )
+        value = one.get("text") or round(one.get("value", 0.0), 1)
+        rows.append(("reading", f"{one['name']}: {value} {one.get('unit', '')}".rstrip()))
     if holder:
-        rows.append(
-            (
-                "in use by",
-                f"{holder.get('owner', '')} ({holder.get('purpose', '')}) for {holder.get('held_s', 0):.0f} s",
-            )
-        )
-    return [(key, value) for key, value in rows if value]
+        who = f"{holder.get('owner', '')} ({holder.get('purpose', '')})"
+        rows.append(("in use by", f"{who} for {holder.get('held_s', 0):.0f} s"))
+    return rows
 
 
-def _joined(*parts: str) -> str:
-    return ", ".join(filter(None, parts))
-
-
-def _cores(machine: dict[str, Any]) -> str:
-    return f"{machine['cores']} cores" if machine.get("cores") else ""
+def _joined(machine: dict[str, Any], *names: str) -> str:
+    return " ".join(str(machine[name]) for name in names if machine.get(name))
 
 
 def _target(machine: dict[str, Any]) -> str:
     from hil.controller.backends.targets import iree_target
-    from hil.errors import UsageError
 
     try:
         return iree_target(machine).description

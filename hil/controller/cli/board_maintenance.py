@@ -10,7 +10,9 @@ import click
 
 from hil.controller.cli.board_options import address_of, agent_at, board_place, chosen_place, say, shell_at
 from hil.controller.cli.options import json_option
+from hil.controller.cli.screen import answer
 from hil.core.runtimes import RUNTIMES
+from hil.errors import BoardBusy, BoardError, BoardUnreachable, StorageError, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
@@ -25,7 +27,6 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
 
     Over SSH that is the agent's log file; of an agent that listens by itself, what its programs wrote to stderr.
     """
-    from hil.controller.cli.screen import print_json
     from hil.controller.devices.ssh.address import is_ssh_address
 
     choice = chosen_place(settings)
@@ -41,10 +42,7 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
             text = client.logs()[-lines:]
     if not text:
         say(f"{choice.name}: nothing was written there; an agent's log begins when it is started the first time")
-    if as_json:
-        print_json({"schema": 1, "board": choice.name, "lines": text})
-    for line in () if as_json else text:
-        click.echo(line)
+    answer(as_json, {"board": choice.name, "lines": text}, *text)
 
 
 @click.command(epilog="Example: hil board shell root@192.168.7.2 -- dmesg -T")
@@ -68,7 +66,6 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
 @json_option
 def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> None:
     """Reset a board, or switch its power, by what its config's [power] says, and wait until it answers again."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.devices.power import answering, switch
 
     choice = chosen_place(settings)
@@ -81,17 +78,15 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
     if wait:
         answering(lambda: _after(choice, before), power.boot_s)
     seconds = time.monotonic() - start
-    if as_json:
-        print_json(
-            {"schema": 1, "board": choice.name, "action": action, "answers": wait, "seconds": seconds, "said": said}
-        )
-    else:
-        click.echo(f"{choice.name}: {action} done" + (f", it answers again after {seconds:.1f} s" if wait else ""))
+    answer(
+        as_json,
+        {"board": choice.name, "action": action, "answers": wait, "seconds": seconds, "said": said},
+        f"{choice.name}: {action} done" + (f", it answers again after {seconds:.1f} s" if wait else ""),
+    )
 
 
 def _boot_id(choice: BoardChoice) -> str:
     """Which boot a board is in; "" where it does not say, or does not answer."""
-    from hil.errors import BoardError
 
     try:
         return _answer(choice)
@@ -101,7 +96,6 @@ def _boot_id(choice: BoardChoice) -> str:
 
 def _after(choice: BoardChoice, before: str) -> None:
     """Raises BoardUnreachable until the board answers from another boot than the one before."""
-    from hil.errors import BoardUnreachable
 
     if before and _answer(choice) == before:
         raise BoardUnreachable(
@@ -134,7 +128,6 @@ def _answer(choice: BoardChoice) -> str:
 @json_option
 def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     """Put hil's agent on a board and start it; nothing is sent where it is there already."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.devices.deploy.ensure import ensure_agent
     from hil.controller.devices.deploy.probe import status
 
@@ -146,18 +139,19 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
         place = ensure_agent(there, folder=folder, runtimes=wanted, board=choice.name, say=say)
         now = status(there, folder, board=choice.name)
     seconds = time.monotonic() - start
-    if as_json:
-        found = {
-            "folder": place.folder,
-            "build": place.build,
-            "runtimes": now.runtimes,
-            "pushed_bytes": place.pushed_bytes,
-        }
-        print_json({"schema": 1, "board": choice.name, **found, "used_bytes": now.used_bytes, "seconds": seconds})
-        return
+    found = {
+        "folder": place.folder,
+        "build": place.build,
+        "runtimes": now.agent.runtimes,
+        "pushed_bytes": place.pushed_bytes,
+    }
     sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "nothing was sent"
-    click.echo(f"{choice.name}: agent {place.build} with {', '.join(now.runtimes)} runs in {place.folder}")
-    click.echo(f"{sent}, {now.used_bytes / 1e6:.0f} MB used there, {seconds:.1f} s")
+    answer(
+        as_json,
+        {"board": choice.name, **found, "used_bytes": now.used_bytes, "seconds": seconds},
+        f"{choice.name}: agent {place.build} with {', '.join(now.agent.runtimes)} runs in {place.folder}",
+        f"{sent}, {now.used_bytes / 1e6:.0f} MB used there, {seconds:.1f} s",
+    )
 
 
 @click.command(epilog="Example: hil board clean root@192.168.7.2")
@@ -166,7 +160,6 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
 @json_option
 def clean(as_json: bool, force: bool, **settings: Any) -> None:
     """End hil's agent on a board and remove all that hil put there."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.devices.deploy.probe import clean as remove
     from hil.controller.devices.deploy.probe import status
 
@@ -175,20 +168,14 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
     with shell_at(choice) as there:
         before = status(there, folder, board=choice.name)
         removed = remove(there, folder, board=choice.name, force=force)
-    if as_json:
-        print_json(
-            {
-                "schema": 1,
-                "board": choice.name,
-                "folder": before.folder,
-                "removed": removed,
-                "freed_bytes": before.used_bytes,
-            }
-        )
-    elif removed:
-        click.echo(f"{choice.name}: {before.folder} removed, {before.used_bytes / 1e6:.0f} MB freed")
-    else:
-        click.echo(f"{choice.name}: there was nothing of hil's in {before.folder}")
+    text = f"{before.folder} removed, {before.used_bytes / 1e6:.0f} MB freed"
+    if not removed:
+        text = f"there was nothing of hil's in {before.folder}"
+    answer(
+        as_json,
+        {"board": choice.name, "folder": before.folder, "removed": removed, "freed_bytes": before.used_bytes},
+        f"{choice.name}: {text}",
+    )
 
 
 @click.command("reset-fence", epilog="Example: hil board reset-fence --board root@192.168.7.2")
@@ -207,10 +194,8 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
     The agent is ended first; the next use of the board starts it. Whoever held the board by an older fence may come in
     again until a higher one is used, so see to it that nobody does. A farm goes on with its own count.
     """
-    from hil.controller.cli.screen import print_json
     from hil.controller.devices.deploy.probe import reset_fence as reset_there
     from hil.controller.devices.ssh.address import is_ssh_address
-    from hil.errors import UsageError
 
     if store is not None:
         settings.pop("addr")
@@ -226,10 +211,7 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
             )
         with shell_at(choice) as there:
             reset_there(there, choice.config.connection.folder, board=name, force=force)
-    if as_json:
-        print_json({"schema": 1, "board": name, "fence": 0})
-    else:
-        click.echo(f"{name}: its fences begin anew")
+    answer(as_json, {"board": name, "fence": 0}, f"{name}: its fences begin anew")
 
 
 def _reset_store(store: Path) -> None:
@@ -241,8 +223,6 @@ def _reset_store(store: Path) -> None:
         StorageError: the file cannot be removed.
     """
     import fcntl
-
-    from hil.errors import BoardBusy, StorageError, UsageError
 
     try:
         with (store / "lock").open("rb") as lock:

@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import json_option
+from hil.controller.cli.screen import answer
+from hil.errors import UsageError
 
 _FLOWS = "flows.toml"
 
@@ -25,8 +27,6 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     simulator. An altered file is asked for again. hil's own configs, those in the user's own folder and those that are
     named as files need no trust.
     """
-    from hil.controller.cli.screen import print_json
-    from hil.errors import UsageError
 
     if sum(map(bool, (folder, lists, remove))) != 1:
         raise UsageError(
@@ -34,21 +34,18 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
         )
     if lists:
         rows = _listed()
-        if as_json:
-            print_json({"schema": 1, "folders": rows})
-        for row in () if as_json else rows:
-            click.echo(row["folder"])
-            for file in row["files"]:
-                click.echo(f"  {file['state']:8} {Path(file['path']).name}")
+        texts = [
+            "\n".join([row["folder"], *(f"  {file['state']:8} {Path(file['path']).name}" for file in row["files"])])
+            for row in rows
+        ]
+        answer(as_json, {"folders": rows}, *texts)
     elif remove:
         _remove(remove, as_json)
     else:
         files = _trusted(folder)
-        if as_json:
-            told = [{"path": str(path), "asks": asks} for path, asks in files.items()]
-            print_json({"schema": 1, "folder": str(_folder(folder)), "files": told})
-        for path, asks in () if as_json else files.items():
-            click.echo(f"trusted {path}: {', '.join(asks) or 'it only says what the board is'}")
+        told: list[dict[str, Any]] = [{"path": str(path), "asks": asks} for path, asks in files.items()]
+        lines = [f"trusted {one['path']}: {', '.join(one['asks']) or 'it only says what the board is'}" for one in told]
+        answer(as_json, {"folder": str(_folder(folder)), "files": told}, *lines)
 
 
 def _folder(text: str) -> Path:
@@ -59,7 +56,6 @@ def _folder(text: str) -> Path:
 def _trusted(text: str) -> dict[Path, list[str]]:
     """Trust a folder; its files, and what each asks for."""
     from hil.core.config_files import trust as keep
-    from hil.errors import UsageError
 
     folder = _folder(text)
     if not folder.is_dir():
@@ -106,7 +102,6 @@ def _listed() -> list[dict[str, Any]]:
 
 def _state(path: Path) -> str:
     from hil.core.config_files import state_of
-    from hil.errors import UsageError
 
     if not path.exists():
         return "gone"
@@ -117,15 +112,10 @@ def _state(path: Path) -> str:
 
 
 def _remove(text: str, as_json: bool) -> None:
-    from hil.controller.cli.screen import print_json
     from hil.core.config_files import distrust, trusted_folders
-    from hil.errors import UsageError
 
     folder = _folder(text)
     if not distrust(folder):
         known = ", ".join(sorted(trusted_folders()))
         raise UsageError(f"{text} is not trusted", hint=f"trusted are: {known}" if known else "no folder is")
-    if as_json:
-        print_json({"schema": 1, "removed": str(folder)})
-    else:
-        click.echo(f"{folder} is trusted no longer")
+    answer(as_json, {"removed": str(folder)}, f"{folder} is trusted no longer")

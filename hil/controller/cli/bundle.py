@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hil.controller.cli.options import (
+    FILE,
     board_options,
     cache_options,
     chosen_board,
-    fault_option,
     iteration_options,
     json_option,
+    limit_options,
     run_option,
+    run_settings,
     runs_option,
     tolerance_options,
     wait_option,
+    workshop,
 )
+from hil.controller.cli.screen import Screen, answer, print_json
+from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.bundles import Bundle
     from hil.controller.devices.board import Board
-    from hil.controller.storage.run_context import RunContext
 
-_FILE = click.Path(path_type=Path)
-_sign = click.option("--sign", "key", type=_FILE, metavar="KEY", help="Sign it with this private ed25519 key.")
+_sign = click.option("--sign", "key", type=FILE, metavar="KEY", help="Sign it with this private ed25519 key.")
 
-_BUNDLE = click.argument("bundle", type=_FILE)
+_BUNDLE = click.argument("bundle", type=FILE)
 _method = click.option("--method", "methods", multiple=True, metavar="M", help="Only this entry point. Repeats.")
 _key = click.option(
     "--key",
-    type=_FILE,
+    type=FILE,
     metavar="PUB",
     help="Refuse a bundle that none of the ed25519 keys in this file has signed.",
 )
@@ -48,7 +48,7 @@ def bundle() -> None:
 
 
 @bundle.command(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3 -o digits.hilb")
-@click.argument("model", type=_FILE)
+@click.argument("model", type=FILE)
 @board_options
 @click.option("--runtime", default="", metavar="NAME", help="iree, onnxruntime, ... (default: the board's).")
 @click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point. Repeats.")
@@ -75,7 +75,7 @@ def bundle() -> None:
 @run_option("timeout")
 @wait_option
 @_sign
-@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Where the bundle goes (default: MODEL.hilb).")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Where the bundle goes (default: MODEL.hilb).")
 @json_option
 def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and bundle it with test cases.
@@ -83,21 +83,17 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
     Each case is checked against the model's signature. A CPU reference, which is recorded, computes what a case lacks.
     Without --case, --input or --cases there is one random case.
     """
-    from hil.controller.cli.screen import Screen
     from hil.controller.pipeline.board_pool import BoardPool
-    from hil.controller.pipeline.options import Options, RunSettings
     from hil.controller.workloads.bundles.create import Request, create_bundle
-    from hil.errors import UsageError
 
     if len(settings["reference"]) > 1:
         raise UsageError("a bundle's cases expect one answer: give one --reference")
     target = _free(output or Path(f"{model.stem}.hilb"))
     choice = chosen_board(settings)
-    names = RunSettings.__dataclass_fields__.keys() & settings.keys()
-    options = Options(**{name: settings[name] for name in names}, references=settings["reference"])
+    options = run_settings(settings, references=settings["reference"])
     request = Request(model, settings["functions"], options, settings["files"], settings["random"])
-    with _workshop() as shop:
-        with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
+    with workshop() as shop:
+        with Screen(quiet=as_json) as screen:
             screen.begin(model.stem, 1)
 
             def opened(board: Board) -> None:
@@ -113,49 +109,44 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
 
 @bundle.command(epilog="Example: hil bundle export digits.hilb --to flagfile digits_flagfiles")
 @_BUNDLE
-@click.argument("path", type=_FILE)
+@click.argument("path", type=FILE)
 @click.option("--to", "form", required=True, metavar="FORMAT", help="onnx, flagfile, golden, bpte.")
 @json_option
 def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     """Write a BUNDLE at PATH in another tool's form."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.storage.packages import pick
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.formats import formats, write_format
     from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import counted
-    from hil.errors import UsageError
 
     is_folder = pick("bundle format", formats(), form).is_folder
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} is there already", hint="name a place where nothing is")
     opened = open_bundle(bundle)
-    with _workshop() as shop, storing(path, ""):
+    with workshop() as shop, storing(path, ""):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_format(form, opened, path, shop=shop)
     count = sum(len(method.cases) for method in opened.methods)
-    if as_json:
-        print_json({"schema": 1, "path": str(path), "format": form, "cases": count, "exit_code": 0})
-    else:
-        click.echo(f"{path}: {form}, {counted(opened)}")
+    document = {"path": str(path), "format": form, "cases": count, "exit_code": 0}
+    answer(as_json, document, f"{path}: {form}, {counted(opened)}")
     return 0
 
 
 @bundle.command("import", epilog="Example: hil bundle import model_folder --from onnx -o model.hilb")
-@click.argument("path", type=_FILE)
+@click.argument("path", type=FILE)
 @click.option("--from", "form", required=True, metavar="FORMAT", help="onnx, flagfile, golden, bpte.")
-@click.option("-o", "--output", type=_FILE, metavar="FILE", help="Where the bundle goes (default: PATH's name .hilb).")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Where the bundle goes (default: PATH's name .hilb).")
 @_sign
 @json_option
 def import_from(path: Path, form: str, output: Path | None, key: Path | None, as_json: bool) -> int:
     """Make a bundle of another tool's files at PATH: program, inputs and expected outputs stay as they are."""
     from hil.controller.workloads.bundles.formats import read_format
-    from hil.errors import UsageError
 
     if not path.exists():
         raise UsageError(f"there is no {path}")
     target = _free(output or Path(f"{path.absolute().stem}.hilb"))
-    with _workshop() as shop:
+    with workshop() as shop:
         bundle = read_format(form, path, shop=shop)
         return _save(bundle, target, key, as_json)
 
@@ -165,7 +156,6 @@ def import_from(path: Path, form: str, output: Path | None, key: Path | None, as
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what a BUNDLE holds: program, methods, cases, sizes, and who signed it."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import document_of, print_bundle
 
@@ -186,21 +176,18 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     Nothing is run. A damaged bundle ends with exit code 2.
     """
     from hil.bundles.signature import fingerprint
-    from hil.controller.cli.screen import print_json
     from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import counted
 
     opened = open_bundle(bundle, key)
     by = fingerprint(opened.head.public_key) if opened.head.signature else ""
     count = sum(len(method.cases) for method in opened.methods)
-    if as_json:
-        document = {"bundle": str(bundle), "digest": opened.digest, "signed_by": by, "trusted": key is not None}
-        print_json({"schema": 1, **document, "methods": len(opened.methods), "cases": count, "exit_code": 0})
-        return 0
+    document = {"bundle": str(bundle), "digest": opened.digest, "signed_by": by, "trusted": key is not None}
+    document |= {"methods": len(opened.methods), "cases": count, "exit_code": 0}
     signed = f"signed by {by}" if by else "not signed"
     if by and key is None:
         signed += " (a key that nobody here vouches for: name those you trust with --key)"
-    click.echo(f"{bundle}: sound, {counted(opened)}, {signed}")
+    answer(as_json, document, f"{bundle}: sound, {counted(opened)}, {signed}")
     return 0
 
 
@@ -211,10 +198,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 @_key
 @tolerance_options
 @iteration_options
-@run_option("timeout")
-@run_option("no_fallback")
-@wait_option
-@fault_option
+@limit_options
 @runs_option
 @json_option
 def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool, **settings: Any) -> int:
@@ -222,13 +206,12 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
 
     Everything is stored as it comes, as `hil run` does.
     """
-    from hil.controller.cli.screen import Screen, print_json
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.bundles.run import run_bundle
     from hil.controller.workloads.bundles.show import print_run
 
     job = Job(models=(bundle,), **settings)
-    with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
+    with Screen(quiet=as_json) as screen:
         record = run_bundle(job, methods, key, screen=screen)
     if as_json:
         print_json(record)
@@ -237,19 +220,8 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
     return int(record["exit_code"])
 
 
-@contextmanager
-def _workshop() -> Iterator[RunContext]:
-    from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolated import Isolated
-    from hil.controller.storage.run_context import RunContext
-
-    with Isolated() as isolated:
-        yield RunContext(Cache(), isolated)
-
-
 def _free(path: Path) -> Path:
     """Return the bundle's path, checked before the work is done."""
-    from hil.errors import UsageError
 
     if path.is_dir():
         raise UsageError(f"-o {path} is a folder", hint="name the bundle's file")
@@ -258,7 +230,6 @@ def _free(path: Path) -> Path:
 
 def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     from hil.bundles.signature import fingerprint
-    from hil.controller.cli.screen import print_json
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.methods import LEFT_OUT
     from hil.controller.workloads.bundles.show import counted, document_of

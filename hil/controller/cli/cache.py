@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import json_option
+from hil.controller.cli.screen import answer, print_json
 
 _SHOWN = 20
 
@@ -24,7 +25,6 @@ def cache() -> None:
 @json_option
 def ls(every: bool, as_json: bool) -> None:
     """List the entries, the last used first, and the total of each kind."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.storage.cache import Cache
 
     held = Cache()
@@ -60,7 +60,6 @@ def _what(meta: Mapping[str, Any]) -> str:
 @json_option
 def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
     """Drop entries; without options, all. Entries that a run in progress uses stay."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.storage.cache import Cache
 
     limit = 0 if max_mb is None and older_than is None else None if max_mb is None else max_mb << 20
@@ -68,12 +67,13 @@ def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
     held = Cache()
     gone = held.gc(max_bytes=limit, max_age=age)
     freed = sum(entry.size for entry in gone)
-    if as_json:
-        print_json({"schema": 1, "dropped": [entry.key for entry in gone], "freed_bytes": freed})
-    else:
-        click.echo(f"dropped {_count(len(gone))}, {freed:,} bytes")
-        if in_use := held.in_use() & {entry.key for entry in held.ls()}:
-            click.echo(f"kept for runs in progress: {_count(len(in_use))}")
+    in_use = held.in_use() & {entry.key for entry in held.ls()}
+    answer(
+        as_json,
+        {"dropped": [entry.key for entry in gone], "freed_bytes": freed},
+        f"dropped {_count(len(gone))}, {freed:,} bytes",
+        *([f"kept for runs in progress: {_count(len(in_use))}"] if in_use else ()),
+    )
 
 
 def _count(number: int) -> str:

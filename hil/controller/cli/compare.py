@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.options import json_option, run_option, runs_option
+from hil.controller.cli.options import FILE, json_option, run_option, runs_option
+from hil.controller.cli.screen import print_json
+from hil.errors import UsageError
 
 
 @click.command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
@@ -16,9 +18,7 @@ from hil.controller.cli.options import json_option, run_option, runs_option
 @click.option("--rtol", type=float, help="Relative tolerance (default: by dtype).")
 @click.option("--atol", type=float, help="Absolute tolerance (default: by dtype).")
 @run_option("allow_blind")
-@click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="PNG", help="A picture of where the worst output differs."
-)
+@click.option("--plot", type=FILE, metavar="PNG", help="A picture of where the worst output differs.")
 @runs_option
 @json_option
 def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, **tolerance: Any) -> int:
@@ -26,7 +26,6 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.compare.tolerance import check_tolerance
     from hil.compare.verdict import Verdict
     from hil.compare.verdict import compare as compare_results
-    from hil.controller.cli.screen import print_json
     from hil.controller.pipeline.record import print_verdict, verdict_record
     from hil.controller.storage.console import Console
     from hil.core.results import Outcome, exit_code_of
@@ -37,8 +36,6 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
         right = dict(zip(left, right.values(), strict=True))
     pairs = [(name, one, other) for name, one in left.items() if one and (other := right.get(name))]
     if not pairs:
-        from hil.errors import UsageError
-
         raise UsageError(f"{a} and {b} have no case in common", hint="hil runs show ID lists a run's cases")
     verdicts = {name: compare_results(one, other, **tolerance) for name, one, other in pairs}
     for name in {**left, **right}:
@@ -92,7 +89,6 @@ def _results(name: str, out: Path | None) -> dict[str, Any]:
     from hil.controller.storage.runs import RunStore
     from hil.core.npy import load_npy
     from hil.core.results import RunResult
-    from hil.errors import UsageError
 
     if name.endswith(".npy"):
         return {"output": RunResult(name, {"output": load_npy(Path(name), mmap=True)})}

@@ -10,43 +10,41 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import (
+    FILE,
     board_options,
     chosen_board,
     compile_profile_option,
     json_option,
     model_options,
+    run_settings,
+    workshop,
 )
+from hil.controller.cli.screen import answer
 from hil.core.scratch import temporary_folder
+from hil.errors import UsageError
 
 
 @click.command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=FILE)
 @board_options
 @model_options
 @compile_profile_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where the program goes.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Where the program goes.")
 @json_option
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and keep the program."""
     from hil.controller.analysis.profile.collect import check_folder, write_profiles
-    from hil.controller.cli.screen import print_json
     from hil.controller.devices.board_choice import knows_target
     from hil.controller.pipeline.board_pool import BoardPool
-    from hil.controller.pipeline.options import Options, RunSettings
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options
-    from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolated import Isolated
-    from hil.controller.storage.run_context import RunContext
     from hil.controller.storage.runs import storing
-    from hil.errors import UsageError
 
     profile = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}
     for kind, folder in profile.items():
         check_folder(folder, kind)
     choice = chosen_board(settings)
-    names = RunSettings.__dataclass_fields__.keys() & settings.keys()
-    options = Options(**{name: settings[name] for name in names})
+    options = run_settings(settings)
     check_options(options, choice)
     if output is not None and output.is_dir():
         raise UsageError(f"-o {output} is a folder", hint="name the program's file")
@@ -57,9 +55,8 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
             seen = pool.board(choice, runtime=options.runtime)
             config = seen.config
             say(f"compiling for {seen.target or seen.name}")
-    with temporary_folder("hil-") as folder, Isolated(1) as isolated:
+    with temporary_folder("hil-") as folder, workshop(1) as shop:
         (Path(folder) / "logs").mkdir()
-        shop = RunContext(Cache(), isolated)
         runner = Runner(shop)
         case = runner.compile(runner.begin(model, options, Path(folder), want_inputs=False), config)
         if case.error is not None:
@@ -79,11 +76,8 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
                 shutil.copyfile(path, path_to)
             written.append(str(path_to))
     size = sum(path.stat().st_size for path in artifact.files.values())
-    if as_json:
-        document = {"files": written, "bytes": size, "compiler": artifact.compiler, "flags": list(artifact.flags)}
-        document |= {"cached": artifact.cached, "seconds": case.timings.compile_s, "profiles": profiles}
-        print_json({"schema": 1, **document, "exit_code": 0})
-    else:
-        how = "from the cache" if artifact.cached else f"in {case.timings.compile_s:.1f} s"
-        click.echo(f"{target}: {size:,} bytes, {artifact.compiler}, {how}")
+    document = {"files": written, "bytes": size, "compiler": artifact.compiler, "flags": list(artifact.flags)}
+    document |= {"cached": artifact.cached, "seconds": case.timings.compile_s, "profiles": profiles, "exit_code": 0}
+    how = "from the cache" if artifact.cached else f"in {case.timings.compile_s:.1f} s"
+    answer(as_json, document, f"{target}: {size:,} bytes, {artifact.compiler}, {how}")
     return 0

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.options import (
+    FILE,
     group_option,
     json_option,
     run_option,
+    workshop,
 )
+from hil.controller.cli.screen import print_json
 from hil.core.scratch import temporary_folder
 
 if TYPE_CHECKING:
@@ -27,13 +30,11 @@ _ONE_LINE = 2000
 
 
 @click.command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=FILE)
 @group_option
 @click.option("--from", "start", default="", metavar="A", help="Cut one part out: from this tensor, node or layer on.")
 @click.option("--to", "end", default="", metavar="B", help="Up to this tensor, node or layer.")
-@click.option(
-    "--save", type=click.Path(path_type=Path), metavar="DIR", help="Save models, their inputs and expected outputs."
-)
+@click.option("--save", type=FILE, metavar="DIR", help="Save models, their inputs and expected outputs.")
 @run_option("dims")
 @run_option("inputs")
 @run_option("seed")
@@ -48,14 +49,10 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
     from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
     from hil.controller.models.inputs import make_inputs
-    from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolated import Isolated
 
-    cache = Cache()
-    dims = settings["dims"]
-    with Isolated(1) as isolated, temporary_folder("hil-layers-") as scratch:
-        shop: dict[str, Any] = {"cache": cache, "isolated": isolated, "log": Path(scratch) / "layers.log"}
-        read = import_model(model, dims=dims, isolated=isolated, cache=cache)
+    with workshop(1) as tools, temporary_folder("hil-layers-") as scratch:
+        shop: dict[str, Any] = {"cache": tools.cache, "isolated": tools.isolated, "log": Path(scratch) / "layers.log"}
+        read = import_model(model, dims=settings["dims"], isolated=tools.isolated, cache=tools.cache)
         inputs = None
         if read.inputs is not None and (save is not None or settings["inputs"]):
             inputs = make_inputs(
@@ -79,7 +76,6 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
 
 def _print_json(model: Path, found: Sequence[Layer], saved: Sequence[SavedLayer]) -> None:
     from hil.controller.analysis.layers import layer_specs
-    from hil.controller.cli.screen import print_json
 
     rows = []
     for number, layer in enumerate(found):

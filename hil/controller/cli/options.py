@@ -1,9 +1,10 @@
-"""Options that several verbs share, and the conversion of their values."""
+"""What several verbs share: options, the conversion of their values, the board and the workshop."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,11 +16,15 @@ from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
+    from hil.controller.pipeline.options import Options
+    from hil.controller.storage.run_context import RunContext
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PATH = click.Path(path_type=Path)
-
+FILE = click.Path(path_type=Path)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+# The settings of a connection over SSH.
+SSH = ("identity", "known_hosts", "accept_new_host_key")
 
 _SPECS = specs_of(RunSettings)
 _DEFAULTS = RunSettings()
@@ -49,7 +54,7 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
     elif spec.repeats:
         settings["multiple"] = True
     elif default is None and spec.of_text is None:
-        settings["type"] = click.Path(path_type=Path, file_okay=False) if spec.metavar == "DIR" else float
+        settings["type"] = FOLDER if spec.metavar == "DIR" else float
     else:
         settings |= {"default": "" if default is None else default, "show_default": spec.shows_default}
     if of_text := spec.of_text:
@@ -96,9 +101,9 @@ def _hardware(board: Callable[[F], F]) -> Callable[[F], F]:
             metavar="TYPE",
             help="Kind of hardware: sim, sim-f16, ... (default sim).",
         ),
-        click.option("--identity", type=_PATH, metavar="FILE", help="Private key for SSH."),
+        click.option("--identity", type=FILE, metavar="FILE", help="Private key for SSH."),
         click.option(
-            "--known-hosts", type=_PATH, metavar="FILE", help="Pinned host keys (default: ~/.ssh/known_hosts)."
+            "--known-hosts", type=FILE, metavar="FILE", help="Pinned host keys (default: ~/.ssh/known_hosts)."
         ),
         click.option("--accept-new-host-key", is_flag=True, help="Pin the key of a host that was never seen."),
     )
@@ -166,6 +171,8 @@ def _choose_sandbox(_: click.Context, __: click.Parameter, wanted: bool | None) 
         os.environ["HIL_SANDBOX"] = "required" if wanted else "off"
 
 
+# Options of every verb that runs programs on a board.
+limit_options = options(run_options("timeout", "no_fallback"), wait_option, fault_option)
 group_option = click.option(
     "--group",
     type=click.Choice(["node", "fused"]),
@@ -180,7 +187,7 @@ iteration_options = run_options("iterations", "warmup")
 cache_options = run_options("debug_ir", "recompute")
 compile_profile_option = click.option(
     "--compile-time-profile",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     metavar="DIR",
     help="Compile once more with timing on: passes, dispatches, executables and estimates, as CSV and as a trace.",
 )
@@ -190,7 +197,7 @@ program_options = options(
     run_options("function", "dims", "compile_flags"),
 )
 model_options = options(program_options, cache_options)
-runs_option = click.option("--out", type=_PATH, metavar="DIR", help="Where runs are stored (default: hil-runs).")
+runs_option = click.option("--out", type=FILE, metavar="DIR", help="Where runs are stored (default: hil-runs).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
 
 
@@ -215,8 +222,26 @@ def chosen_board(settings: dict[str, Any]) -> BoardChoice:
     """
     from hil.controller.devices.board_resolver import choose
 
-    names = ("identity", "known_hosts", "accept_new_host_key")
-    return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in names})
+    return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in SSH})
+
+
+def run_settings(settings: dict[str, Any], **more: Any) -> Options:
+    """Return the options of a run that are among a command's settings."""
+    from hil.controller.pipeline.options import Options
+
+    names = RunSettings.__dataclass_fields__.keys() & settings.keys()
+    return Options(**{name: settings[name] for name in names}, **more)
+
+
+@contextmanager
+def workshop(workers: int | None = None) -> Iterator[RunContext]:
+    """Open the cache and isolated processes."""
+    from hil.controller.storage.cache import Cache
+    from hil.controller.storage.isolated import Isolated
+    from hil.controller.storage.run_context import RunContext
+
+    with Isolated(workers) as isolated:
+        yield RunContext(Cache(), isolated)
 
 
 def refuse_beside_resume(context: click.Context, *others: str) -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.options import json_option, options, runs_option, seconds
+from hil.controller.cli.screen import answer, console
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.core.timeline import Profile
+
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -93,7 +95,6 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
         print_profile,
         profile_record,
     )
-    from hil.controller.cli.screen import console, print_json
 
     folder = _find(run, case, out)
     if is_compile_profile(folder):
@@ -107,7 +108,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
 
         plot_profile(plot, found, by=by, top=top)
     if as_json:
-        print_json({"schema": 1, **profile_record(found, by=by, top=top), "plot": str(plot) if plot else None})
+        answer(True, {**profile_record(found, by=by, top=top), "plot": str(plot) if plot else None})
         return
     print_profile(console(), found, by=by, top=top)
     if plot:
@@ -130,13 +131,9 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
     from hil.controller.analysis.profile.perfetto import query as ask
     from hil.controller.analysis.profile.perfetto import table_record, table_text
     from hil.controller.analysis.profile.store import trace_of
-    from hil.controller.cli.screen import print_json
 
     table = ask(trace_of(_find(run, case, out)), sql, timeout=timeout)
-    if as_json:
-        print_json({"schema": 1, **table_record(table)})
-    else:
-        click.echo(table_text(table), nl=False)
+    answer(as_json, table_record(table), *filter(None, [table_text(table).removesuffix("\n")]))
 
 
 @profile.command(epilog="Example: hil profile diff monday tuesday --trace both.pftrace.gz")
@@ -152,7 +149,6 @@ def diff(
 ) -> None:
     """Compare two RUNs: what is slower and what is faster in B than in A, operation by operation."""
     from hil.controller.analysis.profile.diff import compare_profiles
-    from hil.controller.cli.screen import console, print_json
 
     before, after = _read(a, case, out), _read(b, case, out)
     found = compare_profiles(before, after)
@@ -166,7 +162,7 @@ def diff(
         write_comparison(before, after, trace)
     files = {"plot": str(plot) if plot else None, "trace": str(trace) if trace else None}
     if as_json:
-        print_json({"schema": 1, **found.as_json(), **files})
+        answer(True, {**found.as_json(), **files})
         return
     from hil.controller.analysis.profile.show import print_diff
 
@@ -183,12 +179,9 @@ def diff(
 def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_json: bool) -> None:
     """Write several profiles of this machine as one trace on its clock; each board has its own group of processes."""
     from hil.controller.analysis.profile.trace import write_trace
-    from hil.controller.cli.screen import print_json
 
     found = [_read(run, case, out) for run in runs]
     cost = write_trace(found, trace)
-    if as_json:
-        described = [{"run": one.run, "model": one.model, "board": one.board} for one in found]
-        print_json({"schema": 1, "profiles": described, "trace": str(trace), **asdict(cost)})
-    else:
-        click.echo(f"written: {trace}, {cost.events} events")
+    described = [{"run": one.run, "model": one.model, "board": one.board} for one in found]
+    document = {"profiles": described, "trace": str(trace), **asdict(cost)}
+    answer(as_json, document, f"written: {trace}, {cost.events} events")

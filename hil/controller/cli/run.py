@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hil.controller.cli.options import (
+    FILE,
+    FOLDER,
     board_options,
     compile_profile_option,
-    fault_option,
     input_options,
     iteration_options,
     json_option,
+    limit_options,
     model_options,
     reference_options,
     refuse_beside_resume,
-    run_option,
     runs_option,
     tolerance_options,
-    wait_option,
 )
+from hil.controller.cli.screen import Screen, print_json
 
 
 @click.command(
     epilog="Example: hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3"
 )
-@click.argument("models", nargs=-1, type=click.Path(path_type=Path), metavar="MODEL...")
+@click.argument("models", nargs=-1, type=FILE, metavar="MODEL...")
 @board_options
 @model_options
 @input_options
 @reference_options
 @tolerance_options
 @iteration_options
-@run_option("timeout")
-@run_option("no_fallback")
+@limit_options
 @click.option(
     "--profile",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     metavar="DIR",
     help="Also run under the runtime's profiler and write a Perfetto trace and a table of operations here "
     "(then 10 iterations after 2 warm-ups by default).",
 )
 @compile_profile_option
-@click.option("--flagfile", type=click.Path(path_type=Path), metavar="FILE", help="An iree-run-module flag file.")
-@wait_option
-@fault_option
+@click.option("--flagfile", type=FILE, metavar="FILE", help="An iree-run-module flag file.")
 @runs_option
 @click.option("--resume", default="", metavar="ID", help="Go on with a run that was cut off.")
 @json_option
@@ -56,7 +53,6 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
 
     Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out.
     """
-    from hil.controller.cli.screen import Screen
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.run_job import run_job
 
@@ -65,11 +61,9 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
     if settings["profile"]:
         _measure_steadily(click.get_current_context(), settings)
     job = Job(models=models, **settings)
-    with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
+    with Screen(quiet=as_json) as screen:
         record = run_job(job, resume=resume, screen=screen)
     if as_json:
-        from hil.controller.cli.screen import print_json
-
         print_json(record)
     else:
         screen.show(record)

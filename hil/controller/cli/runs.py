@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hil.controller.cli.options import json_option, runs_option
+from hil.controller.cli.screen import Screen, answer, print_json
 
 
 @click.group(epilog="Example: hil runs show latest")
@@ -19,18 +20,16 @@ def runs() -> None:
 @json_option
 def list_runs(out: Path | None, as_json: bool) -> None:
     """List the stored runs, oldest first."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.storage.runs import RunStore
 
     rows = [{**row, "finished": bool(row["finished"])} for row in RunStore(out).summaries()]
-    if as_json:
-        print_json({"schema": 1, "runs": rows})
-        return
     width = max((len(row["id"]) for row in rows), default=0)
-    for row in rows:
-        # The time, in UTC, is in the run's name.
-        state, board = row["outcome"] or "unfinished", row["board"] or "-"
-        click.echo(f"{row['id']:{width}}  {state:15}  {board:9}  {row['models']}")
+    # The time, in UTC, is in the run's name.
+    lines = [
+        f"{row['id']:{width}}  {row['outcome'] or 'unfinished':15}  {row['board'] or '-':9}  {row['models']}"
+        for row in rows
+    ]
+    answer(as_json, {"runs": rows}, *lines)
 
 
 @runs.command(epilog="Example: hil runs show latest")
@@ -42,7 +41,6 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 
     Name it by its ID, the beginning of it, `latest`, or its folder.
     """
-    from hil.controller.cli.screen import Screen, print_json
     from hil.controller.storage.runs import RunStore
 
     found = RunStore(out).open(run)
@@ -60,11 +58,7 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 @json_option
 def gc(keep: int, older_than: float, out: Path | None, as_json: bool) -> None:
     """Delete finished runs."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.storage.runs import RunStore
 
     gone = RunStore(out).gc(keep, older_than * 86400)
-    if as_json:
-        print_json({"schema": 1, "deleted": gone})
-    else:
-        click.echo(f"deleted {len(gone)} run{'' if len(gone) == 1 else 's'}")
+    answer(as_json, {"deleted": gone}, f"deleted {len(gone)} run{'' if len(gone) == 1 else 's'}")

@@ -8,8 +8,10 @@ import shlex
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from hil.controller.storage import prompts
 from hil.core.results import BOARD_OUTCOMES, Outcome
@@ -17,7 +19,7 @@ from hil.core.text import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from typing_extensions import Self
 
     from hil.controller.workloads.suites.store import CaseRecord
 
@@ -41,42 +43,71 @@ def print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
 
 
-@contextlib.contextmanager
-def shown(bars: Progress) -> Iterator[None]:
-    """Show progress bars, paused while the user is asked a question."""
-
-    @contextlib.contextmanager
-    def pause() -> Iterator[None]:
-        bars.stop()
-        try:
-            yield
-        finally:
-            bars.start()
-
-    with bars, prompts.pausing(pause) if not bars.disable else contextlib.nullcontext():
-        yield
+def answer(as_json: bool, document: Mapping[str, Any], *lines: str) -> None:
+    """Print the result of a verb: with ``--json`` a document of schema 1, else lines of text."""
+    if as_json:
+        print_json({"schema": 1, **document})
+    for line in () if as_json else lines:
+        click.echo(line)
 
 
-class Screen:
-    """A line with a bar for each case, on stderr. A context manager."""
+class _Bars:
+    """Progress bars on stderr, if that is a terminal. A context manager.
 
-    def __init__(self, *, quiet: bool) -> None:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    Args:
+        quiet: show no bars even there, for ``--json``.
+        columns: names of the columns in :mod:`rich.progress`, or templates of texts, from left to right.
+        width: of a bar.
+    """
+
+    def __init__(self, quiet: bool, columns: Sequence[str], width: int) -> None:
+        from rich import progress
 
         from hil.controller.storage.console import Console
 
-        self._out = Console()
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[stage]}"),
-            TimeElapsedColumn(),
+        made: dict[str, Callable[[], progress.ProgressColumn]] = {
+            "spinner": progress.SpinnerColumn,
+            "bar": lambda: progress.BarColumn(bar_width=width),
+            "count": progress.MofNCompleteColumn,
+            "time": progress.TimeElapsedColumn,
+        }
+        self._progress = progress.Progress(
+            *(made[name]() if name in made else progress.TextColumn(name) for name in columns),
             console=Console(stderr=True),
             transient=True,
-            disable=quiet,
+            disable=quiet or not sys.stderr.isatty(),
         )
         self._shown = contextlib.ExitStack()
+
+    def note(self, text: str, style: str = "yellow") -> None:
+        """Print a note above the bars."""
+        with prompts.between_questions():
+            self._progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Hide the bars while the user is asked a question."""
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._progress.start()
+
+    def __enter__(self) -> Self:
+        self._shown.enter_context(self._progress)
+        if not self._progress.disable:
+            self._shown.enter_context(prompts.pausing(self._paused))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+
+class Screen(_Bars):
+    """A line with a bar for each case."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(quiet, ("spinner", "{task.description}", "bar", "{task.fields[stage]}", "time"), 24)
         self._tasks: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -96,52 +127,26 @@ class Screen:
             if name in self._tasks:
                 self._progress.remove_task(self._tasks.pop(name))
 
-    def note(self, text: str) -> None:
-        """Print a note above the bars."""
-        with prompts.between_questions():
-            self._progress.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
     def show(self, record: dict[str, Any]) -> None:
         """Print the results of a run's cases."""
         from hil.controller.pipeline.record import print_case
+        from hil.controller.storage.console import Console
 
-        cases, where = record["cases"], shlex.quote(str(record["folder"]))
+        out, cases, where = Console(), record["cases"], shlex.quote(str(record["folder"]))
         for case in cases:
-            print_case(self._out, case, where=where if len(cases) == 1 and record["folder"] else "")
+            print_case(out, case, where=where if len(cases) == 1 and record["folder"] else "")
         if len(cases) > 1:
             passed = sum(case["outcome"] == "PASS" for case in cases)
             text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if record["folder"] else "")
-            self._out.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def __enter__(self) -> Screen:
-        self._shown.enter_context(shown(self._progress))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._shown.close()
+            out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class SuiteScreen:
-    """Progress of a suite on stderr. A context manager."""
+class SuiteScreen(_Bars):
+    """Progress of a suite."""
 
-    def __init__(self, *, bar: bool) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        from hil.controller.storage.console import Console
-
-        self._console = Console(stderr=True)
-        self._progress = Progress(
-            SpinnerColumn(),
-            BarColumn(bar_width=32),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not bar,
-        )
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(quiet, ("spinner", "bar", "count", "{task.description}", "time"), 32)
         self._task = self._progress.add_task("reading the models", total=None)
-        self._shown = contextlib.ExitStack()
         self._counts: Counter[str] = Counter()
         self._lost: set[str] = set()
 
@@ -162,22 +167,7 @@ class SuiteScreen:
             if message in self._lost:
                 return
             self._lost.add(message)
-        self._print(f"{record.outcome}  {record.id}  {message}".rstrip(), "red")
-
-    def note(self, text: str) -> None:
-        """Print a note above the bar."""
-        self._print(text, "yellow")
-
-    def _print(self, text: str, style: str) -> None:
-        with prompts.between_questions():
-            self._progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.note(f"{record.outcome}  {record.id}  {message}".rstrip(), "red")
 
     def _counts_text(self) -> str:
         return ", ".join(f"{count} {outcome}" for outcome, count in sorted(self._counts.items()))
-
-    def __enter__(self) -> SuiteScreen:
-        self._shown.enter_context(shown(self._progress))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._shown.close()

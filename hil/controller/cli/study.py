@@ -8,12 +8,17 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import (
+    FILE,
+    FOLDER,
     board_options,
+    chosen_board,
     json_option,
     run_option,
     seconds,
     wait_option,
 )
+from hil.controller.cli.screen import Screen, print_json
+from hil.errors import UsageError, did_you_mean
 
 
 @click.group()
@@ -25,7 +30,7 @@ def study() -> None:
 
 
 @study.command(epilog="Example: hil study run examples/tfcompile_study --experiment fc -o fc-study")
-@click.argument("folder", metavar="STUDY", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="STUDY", type=FILE)
 @click.option(
     "--compiler",
     "compilers",
@@ -54,7 +59,7 @@ def study() -> None:
 @click.option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path("hil-study"),
     show_default=True,
     metavar="DIR",
@@ -67,14 +72,10 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
 
     A row for each experiment and compiler has the stage that failed and its message, or how close the values are.
     """
-    import sys
 
-    from hil.controller.cli.screen import Screen, print_json
-    from hil.controller.devices.board_resolver import choose
     from hil.controller.workloads.study.record import Asked, read_study
     from hil.controller.workloads.study.run import run_study
     from hil.controller.workloads.study.toolchains import WAYS
-    from hil.errors import UsageError, did_you_mean
 
     ways = [name.strip() for name in compilers.split(",")]
     for name in ways:
@@ -87,9 +88,8 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
         list(dict.fromkeys(ways)),
         **{name: settings[name] for name in Asked.__dataclass_fields__ if name in settings},
     )
-    board = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
-    choice = choose(*(settings[name] for name in board[:2]), **{name: settings[name] for name in board[2:]})
-    with Screen(quiet=as_json or not sys.stderr.isatty()) as screen:
+    choice = chosen_board(settings)
+    with Screen(quiet=as_json) as screen:
         document, rows = run_study(asked, choice, wait_s=settings["wait_s"], screen=screen)
     if as_json:
         print_json(document)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hil.controller.cli.options import (
+    FILE,
+    FOLDER,
+    SSH,
     boards_options,
     cache_options,
     fault_option,
@@ -21,7 +23,10 @@ from hil.controller.cli.options import (
     run_option,
     tolerance_options,
     wait_option,
+    workshop,
 )
+from hil.controller.cli.screen import SuiteScreen, answer, print_json
+from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 # Options that select a suite's cases: fields of hil.controller.workloads.suites.request.Request.
 case_options = options(
@@ -51,8 +56,6 @@ case_options = options(
     click.option("--no-merge", "merge", flag_value="none", help="The same as --merge none."),
 )
 suite_options = options(flow_option("iree"), case_options, run_option("dims"))
-
-_FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.group(epilog="Example: hil suite run models --flow iree")
@@ -88,27 +91,23 @@ def suite() -> None:
 @click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well.")
 @cache_options
 @fault_option
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="The run's folder (default: hil-suites/...)."
-)
-@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with a run that was cut off.")
+@click.option("--out", type=FILE, metavar="DIR", help="The run's folder (default: hil-suites/...).")
+@click.option("--resume", type=FILE, metavar="DIR", help="Go on with a run that was cut off.")
 @json_option
 def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None, **settings: Any) -> int:
     """Run a suite: the ONNX node tests, hil's own models, or the models at PATH and every layer of them.
 
     Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML.
     """
-    from hil.controller.cli.screen import SuiteScreen, print_json
     from hil.controller.storage.console import Console
     from hil.controller.workloads.suites.job import resume_suite, run_suite
     from hil.controller.workloads.suites.reports import print_summary
-    from hil.errors import UsageError
 
     if (source is None) == (resume is None):
         raise UsageError("name a suite, or a run to --resume", hint="hil suite run models, or hil suite run --help")
     if resume is not None:
         refuse_beside_resume(click.get_current_context(), "resume", "as_json")
-    with SuiteScreen(bar=not as_json and sys.stderr.isatty()) as screen:
+    with SuiteScreen(quiet=as_json) as screen:
         if resume is not None:
             stored = resume_suite(resume, screen=screen)
         else:
@@ -129,7 +128,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     from hil.controller.pipeline.options import CaseSettings
     from hil.controller.workloads.suites.request import Request, Settings
 
-    ssh = {name: settings.pop(name) for name in ("identity", "known_hosts", "accept_new_host_key")}
+    ssh = {name: settings.pop(name) for name in SSH}
     how = Settings(**{name: settings.pop(name) for name in CaseSettings.__dataclass_fields__})
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
     return Request(source, **{**settings, "dims": settings["dims"]}, ssh=given, settings=how)
@@ -141,37 +140,26 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a folder of models."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.models.flows import load_flow
-    from hil.controller.storage.cache import Cache
-    from hil.controller.storage.isolated import Isolated
-    from hil.controller.storage.run_context import RunContext
     from hil.controller.workloads.suites.job import suite_of
     from hil.controller.workloads.suites.request import Request
-    from hil.errors import EXIT_NOTHING_RAN, EXIT_OK
 
     request = Request(source, flow, **{**settings, "dims": settings["dims"]})
-    with Isolated() as isolated:
-        found = suite_of(request, load_flow(flow), RunContext(Cache(), isolated))
+    with workshop() as shop:
+        found = suite_of(request, load_flow(flow), shop)
     cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
     for line in found.left_out:
         click.echo(f"left out: {line}", err=True)
-    if as_json:
-        rows = [{"id": one.id, "model": one.model, "layer": one.layer, "op": one.op} for one in cases]
-        print_json({"schema": 1, "suite": found.name, "cases": rows, "exit_code": code})
-    else:
-        for one in cases:
-            click.echo(one.id)
+    rows = [{"id": one.id, "model": one.model, "layer": one.layer, "op": one.op} for one in cases]
+    answer(as_json, {"suite": found.name, "cases": rows, "exit_code": code}, *(one.id for one in cases))
     return code
 
 
 @suite.command(epilog="Example: hil suite expect hil-suites/latest-run --update")
-@click.argument("folder", type=_FOLDER, metavar="RUN")
+@click.argument("folder", type=FOLDER, metavar="RUN")
 @click.option("--update", is_flag=True, help="Rewrite the file; without it, show what would change.")
-@click.option(
-    "--file", "path", type=click.Path(path_type=Path), metavar="FILE", help="The file (default: the suite's own)."
-)
+@click.option("--file", "path", type=FILE, metavar="FILE", help="The file (default: the suite's own).")
 def expect(folder: Path, update: bool, path: Path | None) -> None:
     """Update the list of expected failures from a RUN.
 
@@ -185,8 +173,8 @@ def expect(folder: Path, update: bool, path: Path | None) -> None:
 
 
 @suite.command(epilog="Example: hil suite diff hil-suites/monday hil-suites/tuesday --json")
-@click.argument("first", type=_FOLDER, metavar="RUN1")
-@click.argument("second", type=_FOLDER, metavar="RUN2")
+@click.argument("first", type=FOLDER, metavar="RUN1")
+@click.argument("second", type=FOLDER, metavar="RUN2")
 @click.option("--markdown", is_flag=True, help="As Markdown, for a CI job's summary.")
 @json_option
 def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
@@ -194,15 +182,13 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 
     Exits with 1 if a case broke, or a new case fails.
     """
-    from hil.controller.cli.screen import print_json
     from hil.controller.storage.console import Console
     from hil.controller.workloads.suites.reports import diff_markdown, diff_runs, print_diff
-    from hil.errors import EXIT_FAIL, EXIT_OK
 
     found = diff_runs(first, second)
     code = EXIT_FAIL if found.is_worse else EXIT_OK
     if as_json:
-        print_json({"schema": 1, **found.to_json(), "exit_code": code})
+        answer(True, {**found.to_json(), "exit_code": code})
     elif markdown:
         click.echo(diff_markdown(found))
     else:
@@ -211,7 +197,7 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 
 
 @suite.command(epilog="Example: hil suite report hil-suites/monday")
-@click.argument("folder", type=_FOLDER, metavar="RUN")
+@click.argument("folder", type=FOLDER, metavar="RUN")
 def report(folder: Path) -> None:
     """Write a RUN's reports again from its results, and show its summary."""
     from hil.controller.storage.console import Console

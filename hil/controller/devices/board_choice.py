@@ -1,4 +1,4 @@
-"""A board that was chosen, and what programs for it are compiled for."""
+"""Which board, what it is opened for, and what programs for it are compiled for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Which board: what the user said about it, and the connection that this comes to."""
+"""Which board: what the user said about it, the kinds of links, and the one that leads there.
+
+A package adds a kind under the entry-point group ``hil.links``: an address's prefix, without the colon -> a function
+``(address, config) -> Link``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls that a board answers, and the agent's protocol as such calls.
+"""The agent's protocol as the calls of a board.
 
 Programs may be run from several threads at a time, each with a stream of its own; all else is for one thread.
 """

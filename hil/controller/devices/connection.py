@@ -1,4 +1,7 @@
-"""A connection to an agent and the session on it: the seam where gRPC's errors become hil's, once."""
+"""A connection to an agent, its session, and the session's two streams: one holds the device, calls go over the other.
+
+Here gRPC's errors become hil's, once.
+"""
 
 from __future__ import annotations
 

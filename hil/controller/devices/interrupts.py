@@ -6,6 +6,7 @@ held, or end the thread that serves all calls of a channel. Then closing the cha
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal's own functions make enums of handlers, by way of exceptions
 import _thread
 import signal
 import threading
@@ -98,14 +99,14 @@ class _Interrupts:
 
     def __enter__(self) -> _Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._waits = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            self._waits = _signal.getsignal(signal.SIGINT) is signal.default_int_handler
             if self._waits:
-                signal.signal(signal.SIGINT, self._remember)
+                _signal.signal(signal.SIGINT, self._remember)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._waits:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _signal.signal(signal.SIGINT, signal.default_int_handler)
             if self._came:
                 raise KeyboardInterrupt from None
 

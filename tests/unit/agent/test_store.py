@@ -63,7 +63,8 @@ def test_an_upload_goes_on_only_where_it_was_cut(store):
     assert store.partial_size(digest) == 0
 
 
-def test_two_uploads_of_one_blob_at_once_are_refused(store):
+def test_two_uploads_of_one_blob_at_once_are_refused(store, monkeypatch):
+    monkeypatch.setattr(store_module, "_SETTLES_S", 0.5)
     digest = digest_of(b"x")
     with store.upload(digest, 1, 0), pytest.raises(UsageError, match="being uploaded"):
         store.upload(digest, 1, 0)

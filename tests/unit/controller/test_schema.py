@@ -31,6 +31,10 @@ def check(document: Any, definition: str) -> None:
     jsonschema.Draft202012Validator(schema, registry=REGISTRY).validate(document)
 
 
+# One of each outcome is enough of a day.
+LATER = pytest.mark.ci
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and tensors."""
@@ -70,9 +74,13 @@ def test_the_schemas_are_schemas(name):
     [
         (["twice.onnx", "--input", "x.npy", "--iterations", 3, "--reference", "onnxruntime", "--warmup", 1], "PASS"),
         (["twice.onnx", "--input", "x.npy", "--runtime", "onnxruntime", "--expected", "nan.npy"], "FAIL"),
-        (["twice.onnx", "--input", "x.npy", "--runtime", "onnxruntime", "--expected", "wrong.npy"], "FAIL"),
-        (["twice.onnx", "--input", "nan.npy", "--runtime", "onnxruntime"], "PASS"),
-        (["twice.onnx", "--dim", "N=3", "--fault", "crash"], "RUN_CRASH"),
+        pytest.param(
+            ["twice.onnx", "--input", "x.npy", "--runtime", "onnxruntime", "--expected", "wrong.npy"],
+            "FAIL",
+            marks=pytest.mark.ci,
+        ),
+        pytest.param(["twice.onnx", "--input", "nan.npy", "--runtime", "onnxruntime"], "PASS", marks=LATER),
+        pytest.param(["twice.onnx", "--dim", "N=3", "--fault", "crash"], "RUN_CRASH", marks=LATER),
         (["twice.onnx", "--dim", "N=3", "--fault", "kill-agent"], "BOARD_LOST"),
         (["odd.onnx", DIGITS / "digits_cnn_int8.onnx", "--dim", "N=3", "--runtime", "onnxruntime"], None),
     ],

@@ -145,7 +145,7 @@ def test_every_error_of_a_gateway_comes_as_itself_however_long_it_is(gateway, ki
         for fill in FILLS.values():
             servicer.error = error_of(kind, part, filled(fill, size))
             with pytest.raises(errors.HilError) as caught:
-                client.do("anything")
+                client.do("cancel", name="a job")
             assert type(caught.value) is kind
             assert size < SIZES[2] or "[cut: " in getattr(caught.value, part)
 

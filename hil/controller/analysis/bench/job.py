@@ -103,11 +103,7 @@ class Boards:
         self.say = say
 
     def __call__(self, job: Job, choice: BoardChoice) -> BoardSession:
-        """The board of a job.
-
-        Raises:
-            BoardError: it cannot be had.
-        """
+        """The board of a job."""
         place = choice.name, choice.config.path, job.faults
         runtimes = [one.runtime for one, its in self._jobs if (its.name, its.config.path, one.faults) == place]
         return self._pool.session(choice, runtimes=runtimes, faults=job.faults)

@@ -134,11 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             shutil.copyfileobj(file, self.wfile, _CHUNK)
 
     def _path(self) -> Path:
-        """Return the requested file.
-
-        Raises:
-            FileNotFoundError: there is none, or the request is not allowed.
-        """
+        """Return the requested file."""
         port = cast(ThreadingHTTPServer, self.server).server_port
         _, secret, name = [*urllib.parse.urlsplit(self.path).path.split("/", 2), "", ""][:3]
         known = secrets.compare_digest(secret.encode(errors="replace"), self.secret.encode())

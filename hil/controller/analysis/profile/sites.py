@@ -137,13 +137,7 @@ class Sites:
 
 @dataclass(frozen=True)
 class _Doubts:
-    """Dispatches whose nodes are uncertain.
-
-    Attributes:
-        several: called at several sites of the program.
-        turns: called in several loops, which are assumed to have equally many turns.
-        nowhere: called at no known site.
-    """
+    """Dispatches whose nodes are uncertain."""
 
     several: set[str] = field(default_factory=set)
     turns: set[str] = field(default_factory=set)

@@ -1,6 +1,7 @@
 """Packages: what is sent to a board. A wheel's files without what an agent never needs, or hil's own files.
 
-A package's name on the board holds a digest of its content, so what is there never has to be sent again.
+A package's name on the board holds a digest of its content, so what is there never has to be sent again. Here too are
+the platforms that packages are for, and why no agent can be put on a board.
 """
 
 from __future__ import annotations

@@ -173,24 +173,17 @@ class AgentStatus:
     """What hil has on a board.
 
     Attributes:
-        folder: hil's folder there.
         pid: the agent's process; 0 where none runs.
         build: the content id of the agent that runs, or else of the one that was deployed last; "" without either.
-        runtimes: what that one was given, such as ``iree=3.13.0``.
-        packages: the packages it consists of.
-        python: the interpreter on the board that it runs on.
+        agent: the one that was deployed last; its texts are empty where none was.
         used_bytes: what the folder takes; 0 where there is none.
-        free_bytes: what its disk has left; None where that could not be told.
     """
 
     folder: str
     pid: int
     build: str
-    runtimes: tuple[str, ...]
-    packages: tuple[str, ...]
-    python: str
+    agent: AgentBuild
     used_bytes: int
-    free_bytes: int | None
 
 
 def status(shell: Shell, folder: str, *, board: str = "") -> AgentStatus:
@@ -200,18 +193,9 @@ def status(shell: Shell, folder: str, *, board: str = "") -> AgentStatus:
         BoardError: the board cannot be asked.
     """
     seen = ask(shell, "status", folder, board=board or shell.address)
-    was = seen.installed
-    pid, build = seen.running or (0, was.build if was else "")
-    return AgentStatus(
-        seen.folder,
-        pid,
-        build,
-        was.runtimes if was else (),
-        was.packages if was else (),
-        was.python if was else "",
-        seen.used_bytes or 0,
-        seen.free_bytes,
-    )
+    agent = seen.installed or AgentBuild("", "", (), "", ())
+    pid, build = seen.running or (0, agent.build)
+    return AgentStatus(seen.folder, pid, build, agent, seen.used_bytes or 0)
 
 
 def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""Wheels for a board's platform: which ones, and fetching them on the host with pip, once."""
+"""Wheels for a board's platform, fetched on the host with pip, once; and IREE's command-line tools out of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What a link is: how the controller gets to a board, as long as it is open; and what a kind of link has to say."""
+"""What a link is: how the controller gets to a board, as long as it is open; what kinds there may be; lent boards.
+
+Who lends boards, such as a lab farm, registers a :class:`BoardProvider` under the entry-point group
+``hil.board_providers``: the prefix of its addresses, without the colon. What follows the colon is a selector, which the
+provider reads.
+"""
 
 from __future__ import annotations
 

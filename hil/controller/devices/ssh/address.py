@@ -1,7 +1,9 @@
-"""SSH addresses as a user writes them, and what the user's ssh config says of them.
+"""SSH addresses as a user writes them, what the user's ssh config says of them, and pinned host keys.
 
 An address is ``USER@HOST``, ``USER@HOST:PORT``, ``ssh:HOST`` or ``ssh://USER@[::1]:22``. The config is
-``~/.ssh/config`` and ``/etc/ssh/ssh_config``, with ``Include``, which paramiko leaves out.
+``~/.ssh/config`` and ``/etc/ssh/ssh_config``, with ``Include``, which paramiko leaves out. known_hosts files are as
+OpenSSH writes them: the key of an unknown host is refused or, when that was asked for, pinned; paramiko always refuses
+a changed one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Connections to SSH servers: fabric's, with its defaults mended.
+"""Connections to SSH servers: fabric's, with its defaults mended; and the ways to log in, in the order they are tried.
 
 fabric takes any host key, reads no known_hosts, and knows no ``ProxyJump none``. Here the key of every machine on the
-way is checked against pinned ones before anything is sent to it, and jumps are those of the ssh config.
+way is checked against pinned ones before anything is sent to it, and jumps are those of the ssh config. Tried are keys
+in files, those of the ssh agent, a password, and what the server asks. Secrets come from the environment or a prompt,
+never from the command line.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from hil.controller.farm.gateway.access import Access
 from hil.controller.farm.gateway.artifacts import Store
 from hil.controller.farm.gateway.attached_workers import Dispatch, Heartbeats
+from hil.controller.farm.gateway.calls import Access
 from hil.controller.farm.gateway.log_buffer import LogBuffer
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.gateway.tunnel import Tunnels

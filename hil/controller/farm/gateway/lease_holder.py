@@ -95,7 +95,7 @@ class LeaseHolder:
         changes: list[Change] = []
         while not self._lease:
             async with context.db.transaction() as tx:
-                found = await queries.ask(tx, "job", {"name": name})
+                found = await queries.job(tx, name)
                 lease = await leases.lease_of_job(tx, job)
                 granted = await self._granted(tx, lease) if lease is not None else None
                 if lease is not None and granted is None:
@@ -192,7 +192,7 @@ class LeaseHolder:
             if await self._is_waited_for(job):
                 return
             async with self._context.db.transaction() as tx:
-                found = await queries.ask(tx, "job", {"name": name})
+                found = await queries.job(tx, name)
                 if found["state"] == JobState.QUEUED.value:
                     await submissions.cancel(tx, self._context.engine, self._call.who, name, self._context.settings)
 

@@ -17,10 +17,9 @@ from typing import Any
 
 import grpc
 
-from hil.controller.farm.gateway.access import Access
 from hil.controller.farm.gateway.artifacts import ArtifactService, Store
 from hil.controller.farm.gateway.attached_workers import Dispatch, Heartbeats
-from hil.controller.farm.gateway.calls import Calls
+from hil.controller.farm.gateway.calls import Access, Calls
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.farm_service import FarmService
 from hil.controller.farm.gateway.host_service import HostService
@@ -148,7 +147,7 @@ class Gateway:
 
     async def _stats(self) -> Any:
         async with self.context.db.transaction() as tx:
-            return await queries.ask(tx, "stats", {})
+            return await queries.stats(tx, self.context.settings)
 
 
 @contextlib.asynccontextmanager

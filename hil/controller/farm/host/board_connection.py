@@ -17,6 +17,7 @@ from hil.controller.devices.board_client import Target
 from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.power import recover, switch
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_text, public_text
 from hil.controller.farm.labgrid import borrowed
@@ -121,6 +122,24 @@ class BoardConnection:
                 board=self.post.name,
                 hint=f"hil board reset-fence {self.post.name} mends it",
             )
+
+    def revive(self, failures: int, say: Say) -> None:
+        """Have the board answer: its power is cycled first if checks failed before, and when it stays silent.
+
+        Args:
+            failures: how many checks failed one after another.
+            say: told what is done.
+
+        Raises:
+            BoardError: whatever was done, it does not.
+            UsageError: its config is wrong.
+        """
+        power = self.config.power
+        if failures and power.can("cycle"):
+            say("its last check failed: power cycle")
+            switch(power, "cycle", board=self.post.name)
+            self.hang_up()
+        recover(self.look, power, board=self.post.name, say=say)
 
     def bring(self, runtime: str, say: Say) -> bool:
         """See to it that the board's agent has a runtime, where we put agents on it: over SSH. To be called when the

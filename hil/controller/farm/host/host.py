@@ -23,8 +23,7 @@ _WORKER = "hil.controller.farm.host.worker"
 _SIMULATOR = "hil.sim.__main__"
 _PRELOADED = (
     _WORKER,
-    "hil.controller.farm.host.health_check",
-    "hil.controller.farm.host.worker",
+    "hil.controller.workloads.board_checks",
     "hil.controller.workloads.run_job",
     "hil.controller.devices.links.agent",
     "hil.controller.devices.ssh.address",

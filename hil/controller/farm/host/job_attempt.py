@@ -21,7 +21,9 @@ from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.runs import GO_ON
 from hil.core.digest import algorithm_of, check, digest_file
+from hil.core.files import write_atomic
 from hil.core.results import Outcome
+from hil.core.runtimes import RUNTIMES
 from hil.core.text import jsonable
 from hil.errors import (
     EXIT_BOARD,
@@ -195,6 +197,52 @@ def _said(error: HilError | Exception) -> str:
     if not isinstance(error, HilError):
         return f"{type(error).__name__}: {error}"[:_REASON]
     return f"{error.message}; {error.hint}"[:_REASON] if error.hint else error.message[:_REASON]
+
+
+_MODEL = "tiny.onnx"
+
+
+def check_health(
+    runtime: str, kept: Path, board: Path, folder: Path, say: Callable[[str], None], isolated: Isolated
+) -> JobResult:
+    """Do a health job on a board that answers: if hil has a program for its runtime, run it; the answer must be right.
+
+    Args:
+        runtime: the board's.
+        kept: the host's folder, where the program stays.
+        board: its config file with the lease's fence.
+        folder: an empty one.
+        say: told of progress.
+        isolated: a pool of workers.
+    """
+    from hil.controller.pipeline.options import Job
+    from hil.controller.workloads.run_job import run_job
+
+    if runtime not in RUNTIMES or not RUNTIMES[runtime].from_onnx:
+        return JobResult(0, "PASS", f"it answers; there is no program of hil's to try on {runtime}")
+    try:
+        job = Job((_model(kept, isolated, folder),), board=str(board), out=folder / "out")
+        record = run_job(job, screen=Told(say), isolated=isolated)
+    except HilError as error:
+        return failed(error)
+    (case,) = record["cases"]
+    reason = "" if record["exit_code"] == 0 else f"a tiny model: {case['outcome']}: {case['reason']}"
+    return JobResult(int(record["exit_code"]), case["outcome"], reason, record=jsonable(record))
+
+
+def write_model(folder: str) -> str:
+    """Write the model; in a worker of its own, so that what makes it is not kept in this process."""
+    from hil.controller.workloads.board_checks import tiny_model
+
+    return str(tiny_model(Path(folder)))
+
+
+def _model(kept: Path, isolated: Isolated, folder: Path) -> Path:
+    path = kept / _MODEL
+    if not path.exists():
+        made = isolated.call(write_model, {"folder": str(folder)}, timeout=60.0, log=folder / "log")
+        write_atomic(path, Path(made).read_bytes())
+    return path
 
 
 _MOST_BYTES = 8 << 30

@@ -13,7 +13,7 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.gateway_stream import GatewayStream
-from hil.controller.farm.host.job_attempt import Files, JobAttempt, failed
+from hil.controller.farm.host.job_attempt import Files, JobAttempt, check_health, failed
 from hil.controller.farm.host.tunnel_endpoint import LeaseGuard, TunnelEndpoint
 from hil.controller.farm.messages import Grant, JobResult, Kind
 from hil.controller.storage.isolated import Isolated
@@ -95,9 +95,7 @@ class LeaseRunner:
     def _take(self, grant: Grant, tell: Callable[[str], None]) -> None:
         try:
             if grant.spec.kind is Kind.HEALTH:
-                from hil.controller.farm.host.health_check import revive
-
-                revive(self.way, grant, tell)
+                self.way.revive(int(grant.spec.options.get("failures", 0)), tell)
             self.way.take(grant)
             if self.way.bring(str(grant.spec.options.get("needs", "")), tell):
                 self.way.take(grant)
@@ -116,9 +114,8 @@ class LeaseRunner:
         board.write_text(self.way.text(grant))
         try:
             if grant.spec.kind is Kind.HEALTH:
-                from hil.controller.farm.host.health_check import check
-
-                return check(self.way, board, folder, tell, self._pool())
+                runtime, kept = self.way.config.runtime, self.way.site.folder
+                return check_health(runtime, kept, board, folder, tell, self._pool())
             return JobAttempt(grant, board, folder, tell, self._pool(), timings).run(self._files, self._farm)
         finally:
             remove_tree(folder)

@@ -13,9 +13,9 @@ from itertools import islice
 
 from hil.controller.farm.messages import Submission
 from hil.controller.farm.scheduler import health, policy
-from hil.controller.farm.scheduler.candidates import BoardRow, Lane
+from hil.controller.farm.scheduler.policy import BoardRow, Lane
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import board_health
+from hil.controller.farm.store import transitions
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_granted
 from hil.controller.farm.store.lease_queue import LeaseQueue
@@ -107,7 +107,7 @@ async def grant(tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Seque
     known = await board_rows(tx, settings, boards)
     for one in known:
         if one.doubtful:
-            await board_health.change(tx, one.name, health.Event(health.EventKind.UNCHECKED), settings)
+            await transitions.change_board(tx, one.name, health.Event(health.EventKind.UNCHECKED), settings)
     free = _free(known)
     if not free:
         return []

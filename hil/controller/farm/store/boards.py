@@ -11,16 +11,16 @@ from typing import Any
 
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, BoardState, Grant, JobResult, Principal
 from hil.controller.farm.scheduler import health
-from hil.controller.farm.scheduler.candidates import Lane
+from hil.controller.farm.scheduler.policy import Lane
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import board_health, lease_end
+from hil.controller.farm.store import transitions
 from hil.controller.farm.store.allocator import grant
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board
-from hil.controller.farm.store.job_repo import finish
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.leases import grants_of, over
 from hil.controller.farm.store.records import JobRow, active_leases, alone, as_json, board_rows, fetched, storable
+from hil.controller.farm.store.transitions import finish
 from hil.errors import EXIT_BOARD, UsageError, did_you_mean
 
 _NEW = """
@@ -86,7 +86,7 @@ async def attend(
         await _lose(tx, queue, card.name, "its host has started another worker for it", settings)
     await _present(tx, card, worker, settings)
     seen = health.Event(health.EventKind.ATTENDED, checked=await _checked(tx, card.name, settings))
-    await board_health.change(tx, card.name, seen, settings)
+    await transitions.change_board(tx, card.name, seen, settings)
     unknown = [one.id for one in await active_leases(tx, "lease.board = %(board)s", {"board": card.name})]
     grants = await grants_of(tx, set(unknown) - set(leases), settings)
     await grant(tx, queue, settings)
@@ -113,7 +113,7 @@ async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
     said = storable(f"by {who.user}{f': {reason}' if reason else ''}")
     await tx.execute("update hil.boards set hold = 'draining', reason = %s where name = %s", [f"drained {said}", name])
     await note_board(tx, "draining", name, said)
-    await board_health.call_off_check(tx, name, f"drained {said}")
+    await transitions.call_off_check(tx, name, f"drained {said}")
     if not await active_leases(tx, "lease.board = %(board)s", {"board": name}):
         await note_board(tx, "maintenance", name, "drained, and nothing runs on it")
 
@@ -130,7 +130,7 @@ async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
     await tx.execute("update hil.boards set hold = '', reason = '' where name = %s", [name])
     await note_board(tx, "resumed", name, said)
     if state is not BoardState.ONLINE:
-        await board_health.change(tx, name, health.Event(health.EventKind.RETRY, f"resumed {said}"), settings)
+        await transitions.change_board(tx, name, health.Event(health.EventKind.RETRY, f"resumed {said}"), settings)
     await grant(tx, queue, settings)
 
 
@@ -145,9 +145,9 @@ async def lose_silent(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
 async def _lose(tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: FarmSettings) -> None:
     """A board's worker is gone: so is its lease, and nobody owns the board."""
     for lease in await active_leases(tx, "lease.board = %(board)s", {"board": name}):
-        await lease_end.lost(tx, queue, lease, reason, settings)
+        await transitions.lease_lost(tx, queue, lease, reason, settings)
     await tx.execute("update hil.boards set worker = '', owned_until = clock_timestamp() where name = %s", [name])
-    await board_health.change(tx, name, health.Event(health.EventKind.LOST, reason), settings)
+    await transitions.change_board(tx, name, health.Event(health.EventKind.LOST, reason), settings)
 
 
 async def _present(tx: Tx, card: BoardCard, worker: str, settings: FarmSettings) -> None:

@@ -3,6 +3,13 @@
 A granted lease is a job in its board's queue, deferred in the transaction that grants it. The gateway where the board's
 worker is fetches it, and it is deleted in the transaction that ends the lease. Its lock is the board's, so that not
 even procrastinate would run two jobs of a board at once.
+
+Jobs are deferred through procrastinate's public interface. The rest has none: its public ``Worker`` runs a job to its
+end, in the process and for the queues that it was started with. A lease is run by another process, for boards that come
+and go, and ends in a transaction of ours. So this module calls what ``Worker`` calls (``JobManager.register_worker``,
+``fetch_job``, ``update_heartbeat``, ``unregister_worker``), and the schema's versioned functions where it must be one
+transaction with our rows (``procrastinate_finish_job_v1``, ``procrastinate_prune_stalled_workers_v1``). Hence
+procrastinate is pinned to a minor version (pyproject.toml).
 """
 
 from __future__ import annotations
@@ -18,8 +25,6 @@ import procrastinate
 import psycopg
 from procrastinate import exceptions
 from procrastinate.jobs import Job
-from procrastinate.manager import JobManager
-from procrastinate.types import JSONDict
 from psycopg_pool import AsyncConnectionPool
 
 from hil.controller.farm.store import notifications
@@ -62,7 +67,8 @@ class LeaseQueue:
         self._database = database
         self._beat_s = beat_s
         self._connector = procrastinate.PsycopgConnector()
-        self._manager = JobManager(self._connector)
+        self._app = procrastinate.App(connector=self._connector)
+        self._manager = self._app.job_manager
         self._worker: int | None = None
         self._fetching, self._unsure = asyncio.Lock(), False
         self._beating: asyncio.Task[None] | None = None
@@ -91,13 +97,11 @@ class LeaseQueue:
 
     async def bring(self, tx: Tx, board: str, lease: int) -> int:
         """Queue a lease for its board's gateway, if this transaction is committed; returns the number in the queue."""
-        arguments: JSONDict = {"lease": lease, "board": board}
-        job = Job(queue=_queue(board), lock=board, queueing_lock=None, task_name=_TASK, task_kwargs=arguments)
+        task = self._app.configure_task(_TASK, queue=_queue(board), lock=board, connection=tx)
         with _seam():
-            queued = await self._manager.defer_job_async(job, connection=tx)
+            queued = await task.defer_async(lease=lease, board=board)
         await tx.execute("select pg_notify(%s, %s)", [CHANNEL, board])
-        assert queued.id is not None
-        return queued.id
+        return queued
 
     async def fetch(self, boards: Collection[str]) -> list[int]:
         """Take what is queued for these boards: leases, each of which one gateway gets once. Only after an outage

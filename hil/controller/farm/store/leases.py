@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind, job_name
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import lease_end
+from hil.controller.farm.store import transitions
 from hil.controller.farm.store.allocator import grant
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board, note_lease, note_started
@@ -126,16 +126,7 @@ async def grant_of(tx: Tx, lease: int, settings: FarmSettings = _USUAL) -> Grant
 
 async def grants_of(tx: Tx, leases: Collection[int], settings: FarmSettings = _USUAL) -> list[Grant]:
     """What the hosts of leases are told, of those that are not over."""
-    return await _grants(tx, "lease.id = any(%s)", list(leases), settings)
-
-
-async def grants_of_submission(tx: Tx, submission: int, settings: FarmSettings = _USUAL) -> list[Grant]:
-    """What the hosts are told of a submission's jobs that have boards now."""
-    return await _grants(tx, "submission.id = %s", submission, settings)
-
-
-async def _grants(tx: Tx, condition: str, value: object, settings: FarmSettings) -> list[Grant]:
-    rows = await fetched(tx, f"{_GRANT} and {condition} order by lease.id", [value])
+    rows = await fetched(tx, f"{_GRANT} and lease.id = any(%s) order by lease.id", [list(leases)])
     return [
         Grant(
             lease=row["id"],
@@ -242,7 +233,7 @@ async def report(
         await note_board(
             tx, "fence", row.board, f"its host reports the fence {fence}, which no board comes to: not kept"
         )
-    await lease_end.reported(tx, queue, row, result, settings)
+    await transitions.lease_reported(tx, queue, row, result, settings)
     # A job that failed for the infrastructure's sake may go to any board, and so may those that had to avoid this one.
     everywhere = result.infrastructure or row.job.kind is Kind.HEALTH
     await grant(tx, queue, settings, None if everywhere else [row.board])
@@ -291,5 +282,5 @@ async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, 
     if row is None or row.job.kind is not Kind.LEASE or not hmac.compare_digest(row.key.encode(), key.encode()):
         raise AccessRefused(f"this key is not that of lease {lease}")
     if row.ended_at is None:
-        await lease_end.over(tx, queue, row, storable(reason), settings)
+        await transitions.lease_over(tx, queue, row, storable(reason), settings)
         await grant(tx, queue, settings, [row.board])

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from hil.controller.farm.messages import BoardState, JobState, Priority, job_name, parse_job
-from hil.controller.farm.scheduler import candidates
+from hil.controller.farm.scheduler import policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import event_log
 from hil.controller.farm.store.database import Tx
@@ -41,13 +41,14 @@ _JOBS = """
 """
 
 
-async def ask(tx: Tx, what: str, arguments: Mapping[str, Any]) -> Any:
+async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings) -> Any:
     """Answer a question.
 
     Args:
         tx: the transaction.
         what: the question: a field of ``AskRequest``.
         arguments: the fields of its message.
+        settings: the farm's.
 
     Raises:
         UsageError: there is no such job, or an argument is impossible.
@@ -55,7 +56,8 @@ async def ask(tx: Tx, what: str, arguments: Mapping[str, Any]) -> Any:
     for name, value in arguments.items():
         if isinstance(value, str) and storable(value) != value:
             raise UsageError(f"there is no {name} {value!r}")
-    return await _ANSWERS[what](tx, **arguments)
+    more = {"settings": settings} if what == "stats" else {}
+    return await _ANSWERS[what](tx, **arguments, **more)
 
 
 async def jobs(
@@ -244,12 +246,12 @@ _USERS = """
 """
 
 
-async def stats(tx: Tx) -> dict[str, Any]:
+async def stats(tx: Tx, settings: FarmSettings) -> dict[str, Any]:
     """Jobs, boards and what waits, by state and class; how long jobs waited (s); who has and had what."""
     asked = await tx.execute(_WAITED)
     waited = await asked.fetchone()
     half, most = (waited and waited["s"]) or (None, None)
-    users = await tx.execute(_USERS, [FarmSettings().share_half_life_s])
+    users = await tx.execute(_USERS, [settings.share_half_life_s])
     return {
         "jobs": await _counts(tx, _JOB_COUNTS, [state.value for state in JobState]),
         "boards": await _counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
@@ -357,6 +359,6 @@ _CANDIDATE_BOARDS = """
 
 
 async def unrunnable(tx: Tx, jobs: list[Mapping[str, Any]]) -> dict[str, str]:
-    """Of jobs as :func:`jobs` returns them: those that no board can run, and why (:func:`.candidates.unrunnable`)."""
+    """Of jobs as :func:`jobs` returns them: those that no board can run, and why (:func:`.policy.unrunnable`)."""
     waiting = [job for job in jobs if job["state"] == JobState.QUEUED.value]
-    return candidates.unrunnable(waiting, await _rows(tx, _CANDIDATE_BOARDS)) if waiting else {}
+    return policy.unrunnable(waiting, await _rows(tx, _CANDIDATE_BOARDS)) if waiting else {}

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from hil.controller.farm.messages import BoardState, Document, JobState, Kind, job_name
-from hil.controller.farm.scheduler.candidates import BoardRow
+from hil.controller.farm.scheduler.policy import BoardRow
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.database import Tx
 from hil.errors import UsageError

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hil.controller.farm.messages import JobResult, JobState, Kind, Principal, Priority, Role, Submission, parse_job
-from hil.controller.farm.scheduler.candidates import BoardRow, lane_of
+from hil.controller.farm.scheduler.policy import BoardRow, lane_of
 from hil.controller.farm.selector import nearest, parse
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import lease_end
+from hil.controller.farm.store import transitions
 from hil.controller.farm.store.allocator import grant, grant_new
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_job
-from hil.controller.farm.store.job_repo import enqueue, finish, names_of
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import JobRow, active_leases, alone, board_rows, fetched, storable, stored
+from hil.controller.farm.store.transitions import enqueue, finish, names_of
 from hil.errors import EXIT_INTERRUPTED, AccessRefused, FarmError, NoSuchBoard, UsageError, did_you_mean
 
 _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
@@ -97,7 +97,7 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
     jobs = await _open_jobs(tx, submission, number)
     for job in jobs:
         if job.id in leases:
-            await lease_end.cancelled(tx, queue, leases[job.id], result, settings)
+            await transitions.lease_cancelled(tx, queue, leases[job.id], result, settings)
         else:
             await finish(tx, job, result, state=JobState.CANCELLED)
     freed = [leases[job.id].board for job in jobs if job.id in leases]

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import board_health, boards, lease_end
+from hil.controller.farm.store import boards, transitions
 from hil.controller.farm.store.allocator import grant
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.lease_queue import LeaseQueue
@@ -56,7 +56,7 @@ async def thaw(tx: Tx) -> None:
 @alone
 async def _pass(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
     happened = await _expired(tx, queue, settings) if time.monotonic() - heard_since >= settings.lease_s else 0
-    happened += await board_health.order_checks(tx)
+    happened += await transitions.order_checks(tx)
     return happened + len(await grant(tx, queue, settings))
 
 
@@ -67,14 +67,16 @@ async def _expired(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
     silent = await active_leases(tx, "lease.expires_at < now()")
     for lease in silent:
         reason = f"nothing was heard of it on {lease.board} for {settings.lease_s:g} s"
-        await lease_end.lost(tx, queue, lease, reason, settings)
+        await transitions.lease_lost(tx, queue, lease, reason, settings)
     left = await active_leases(tx, "lease.holder_until < now()")
     for lease in left:
-        await lease_end.over(tx, queue, lease, f"its holder was not heard of for {settings.holder_s:g} s", settings)
+        await transitions.lease_over(
+            tx, queue, lease, f"its holder was not heard of for {settings.holder_s:g} s", settings
+        )
     lost = await boards.lose_silent(tx, queue, settings)
     late = await active_leases(tx, "lease.until < now()")
     for lease in late:
-        await lease_end.timed_out(tx, queue, lease, settings)
+        await transitions.lease_timed_out(tx, queue, lease, settings)
     return len(silent) + len(left) + lost + len(late)
 
 

@@ -8,7 +8,7 @@ from hil.controller.cli.screen import SuiteScreen
 
 
 def test_what_is_not_as_it_should_be_is_told_at_once_and_a_lost_board_once(capsys):
-    with SuiteScreen(bar=False) as screen:
+    with SuiteScreen(quiet=True) as screen:
         screen.begin(9, [])
         for record in (
             case("fine"),

@@ -142,7 +142,7 @@ def last():
     signal.signal(signal.SIGTERM, lambda *_: (say("last"), os._exit(0)))
     note("last")
     while True: time.sleep(60)
-PreforkSupervisor([ForkedProcess("last", last, rank=1), ForkedProcess("stubborn", stubborn)], say, stop_s=8).run()
+PreforkSupervisor([ForkedProcess("last", last, rank=1), ForkedProcess("stubborn", stubborn)], say, stop_s=4).run()
 """)
     eventually(lambda: parent.pids("stubborn") and parent.pids("last"))
     parent.process.terminate()

@@ -545,7 +545,7 @@ def test_all_that_a_command_started_ends_with_it(open_board, shell, functions):
     program = vendor(shell, f"sleep 1000 & echo $! >'{shell.home.parent}/child'; wait")
     board = open_board(RuntimeCommand(kind="command", program=program))
     with pytest.raises(StageTimeout):
-        run(board, artifact_of(functions, "none"), timeout=5)
+        run(board, artifact_of(functions, "none"), timeout=3)
     child = int((shell.home.parent / "child").read_text())
     eventually(lambda: not is_running(child))
 

@@ -75,8 +75,8 @@ def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
     assert state.build == first.build and state.used_bytes < 90e6
     code = "import numpy.fft, numpy.linalg, numpy.ma, numpy.testing, iree.runtime, grpc, ml_dtypes; "
     code += "numpy.testing.assert_allclose(numpy.linalg.inv(numpy.eye(9) * 2), numpy.eye(9) / 2)"
-    paths = ":".join(f"{first.folder}/packages/{name}" for name in state.packages)
-    subprocess.run([state.python, "-B", "-c", code], env={"PYTHONPATH": paths}, check=True)
+    paths = ":".join(f"{first.folder}/packages/{name}" for name in state.agent.packages)
+    subprocess.run([state.agent.python, "-B", "-c", code], env={"PYTHONPATH": paths}, check=True)
 
     readable = [path for path in Path(first.folder).rglob("*") if path.lstat().st_mode & 0o077]
     assert readable == []
@@ -92,7 +92,7 @@ def test_runtimes_add_up(shell: Any):
 
     joined = ensure.ensure_agent(shell, runtimes=("iree",), **settings)
 
-    assert [name.partition("=")[0] for name in probe.status(shell, "").runtimes] == ["iree", "vendors"]
+    assert [name.partition("=")[0] for name in probe.status(shell, "").agent.runtimes] == ["iree", "vendors"]
     for runtimes in (("vendors",), ("iree",), ("iree", "vendors")):
         again = ensure.ensure_agent(shell, runtimes=runtimes, **settings)
         assert (again.build, again.pushed_bytes) == (joined.build, 0)
@@ -300,5 +300,5 @@ def test_the_build_is_what_the_agent_is_made_of(shell: Any, small: Small):
     place = put(shell, small())
 
     state = probe.status(shell, "")
-    expected = hashlib.sha256("\n".join([state.python, *sorted(state.packages)]).encode()).hexdigest()[:16]
+    expected = hashlib.sha256("\n".join([state.agent.python, *sorted(state.agent.packages)]).encode()).hexdigest()[:16]
     assert place.build == state.build == expected

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.farm.gateway.access import NEEDED, admit
+from hil.controller.farm.gateway.calls import NEEDED, admit
 from hil.controller.farm.gateway.farm_service import AdminActions
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.rpc import SERVICES, methods

@@ -7,23 +7,22 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.host import health_check
-from hil.controller.farm.host.health_check import check, revive
-from hil.controller.farm.messages import Grant, JobSpec, Kind
+from hil.controller.farm.host.board_connection import BoardConnection
+from hil.controller.farm.host.job_attempt import check_health
 from hil.controller.storage.isolated import Isolated
+from hil.controller.workloads import run_job
 from hil.controller.workloads.board_checks import tiny_model
 from hil.core.board_config import BoardConfig, Command, Power
 from hil.core.boards import load_board
 from hil.errors import BoardBusy, BoardUnreachable
 
 
-class BoardConnection:
+class SilentBoard(BoardConnection):
     """A way to a board that answers after so many looks."""
 
-    def __init__(self, folder: Path, silent: int, power: Power, **config: Any) -> None:
-        self.config: BoardConfig = replace(load_board("generic"), power=power, **config)
-        self.post = SimpleNamespace(name="rpi5")
-        self.site = SimpleNamespace(folder=folder)
+    def __init__(self, silent: int, power: Power) -> None:
+        self.config: BoardConfig = replace(load_board("generic"), power=power)
+        self.post: Any = SimpleNamespace(name="rpi5")
         self.did: list[str] = []
         self._silent = silent
 
@@ -35,10 +34,6 @@ class BoardConnection:
 
     def hang_up(self) -> None:
         self.did.append("hang up")
-
-
-def grant(failures: int) -> Grant:
-    return Grant(1, "1", 1, "rpi5", 1, 6.0, 60.0, 1, JobSpec(Kind.HEALTH, {"failures": failures}))
 
 
 @pytest.fixture
@@ -59,25 +54,25 @@ def cycles(folder: Path) -> int:
 def test_power_is_cycled_where_a_check_failed_before_or_the_board_stays_silent(
     failures, silent, wanted, switched, tmp_path
 ):
-    way: Any = BoardConnection(tmp_path, silent, switched)
-    revive(way, grant(failures), lambda text: None)
+    way = SilentBoard(silent, switched)
+    way.revive(failures, lambda text: None)
     assert cycles(tmp_path) == wanted and way.did[-1] == "look"
 
 
-def test_a_board_whose_power_nobody_can_switch_is_only_looked_at(tmp_path):
-    way: Any = BoardConnection(tmp_path, 1, Power())
+def test_a_board_whose_power_nobody_can_switch_is_only_looked_at():
+    way = SilentBoard(1, Power())
     with pytest.raises(BoardUnreachable):
-        revive(way, grant(2), lambda text: None)
+        way.revive(2, lambda text: None)
     assert way.did == ["look"]
 
 
 @pytest.mark.parametrize("runtime", ["tflite", "vendor"])
 def test_where_there_is_no_program_to_try_it_is_enough_that_the_board_answers(runtime, tmp_path, monkeypatch):
-    monkeypatch.setattr(health_check, "run_job", lambda *args, **more: pytest.fail("nothing is to be run"))
+    monkeypatch.setattr(
+        "hil.controller.workloads.run_job.run_job", lambda *args, **more: pytest.fail("nothing is to be run")
+    )
     with Isolated(1) as isolated:
-        result = check(
-            BoardConnection(tmp_path, 0, Power(), runtime=runtime), tmp_path / "b", tmp_path, print, isolated
-        )
+        result = check_health(runtime, tmp_path, tmp_path / "b", tmp_path, print, isolated)
     assert result.exit_code == 0 and "no program" in result.reason
 
 
@@ -92,18 +87,18 @@ def test_where_there_is_no_program_to_try_it_is_enough_that_the_board_answers(ru
 def test_a_board_is_as_healthy_as_its_answer_is_right(record, code, reason, tmp_path, monkeypatch):
     asked: list[Any] = []
 
-    def run_job(job: Any, **more: Any) -> Any:
+    def ran(job: Any, **more: Any) -> Any:
         asked.append(job)
         if isinstance(record, Exception):
             raise record
         return record
 
-    monkeypatch.setattr(health_check, "run_job", run_job)
+    monkeypatch.setattr(run_job, "run_job", ran)
     (tmp_path / "job").mkdir()
     with Isolated(1) as isolated:
-        way: Any = BoardConnection(tmp_path, 0, Power(), runtime="onnxruntime")
         for _ in range(2):
-            result = check(way, tmp_path / "b.toml", tmp_path / "job", print, isolated)
+            board = tmp_path / "b.toml"
+            result = check_health("onnxruntime", tmp_path, board, tmp_path / "job", print, isolated)
             assert (result.exit_code, result.reason) == (code, reason)
     (tmp_path / "again").mkdir()
     assert {job.models for job in asked} == {(tmp_path / "tiny.onnx",)} and asked[0].board == str(tmp_path / "b.toml")

@@ -33,7 +33,7 @@ def test_a_forgotten_board_satisfies_nobody_and_is_not_shown(desk: Desk) -> None
     desk.leave("c")
     desk.forget("c")
     assert known(desk) == ["a", "b"]
-    assert sum(desk.do(stats)["boards"].values()) == 2
+    assert sum(desk.do(stats, desk.settings)["boards"].values()) == 2
     for order in ({"selector": "chip=a72"}, {"board": "c"}):
         with pytest.raises(FarmError, match="no board"):
             desk.submit(**order)

@@ -13,6 +13,7 @@ from support.farm_rows import board, insert, job, lease, submission, with_tx
 from support.farms import Server, fresh
 
 from hil.controller.farm.messages import JobResult
+from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import queries
 from hil.controller.farm.store.database import Tx
 from hil.errors import UsageError
@@ -21,7 +22,7 @@ SCHEMA = json.loads((Path(__file__).parents[5] / "docs" / "farm.schema.json").re
 
 
 async def ask(tx: Tx, what: str, **arguments: Any) -> Any:
-    answer = json.loads(json.dumps(await queries.ask(tx, what, arguments)))
+    answer = json.loads(json.dumps(await queries.ask(tx, what, arguments, FarmSettings())))
     jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{what}"}).validate(answer)
     return answer
 
@@ -178,6 +179,15 @@ def test_the_farm_in_numbers(farm: str) -> None:
         ("ann", "vision", 1, 0),
         ("bob", "", 0, 1),
     ]
+
+
+def test_what_somebody_used_fades_by_the_farms_own_half_life(farm_db: str) -> None:
+    async def used(tx: Tx) -> list[float]:
+        await tx.execute("insert into hil.shares values ('ann', '', 1000.0, now() - interval '100 s')")
+        settings = [FarmSettings(share_half_life_s=seconds) for seconds in (100.0, 200.0)]
+        return [(await queries.stats(tx, one))["users"][0]["board_s"] for one in settings]
+
+    assert with_tx(farm_db, used) == pytest.approx([500.0, 1000.0 / 2**0.5], rel=0.01)
 
 
 def test_an_empty_farm_has_answers_too(farm_db: str) -> None:

@@ -189,12 +189,12 @@ def test_a_gateway_that_is_frozen_while_it_writes_beats_holds_nobody_up_for_long
 
 def test_who_waits_for_long_is_not_taken_for_frozen(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction may be old: what counts is when its gateway last said something."""
-    monkeypatch.setattr(sweeper, "_FROZEN_S", 5.0)
+    monkeypatch.setattr(sweeper, "_FROZEN_S", 2.5)
 
     @alone
     async def slow(tx: Tx) -> None:
         for _ in range(6):
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.5)
             await fetched(tx, "select 1 as one")
         async with desk.db.transaction() as other:
             await sweeper.thaw(other)

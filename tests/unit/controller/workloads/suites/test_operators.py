@@ -17,6 +17,8 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.operators import NodeTests, operator_cases
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 
+pytestmark = pytest.mark.ci  # making the cases takes onnx seconds
+
 
 @pytest.fixture(scope="module")
 def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:

@@ -1,0 +1,289 @@
+"""Changes of state, each with its event in the log: of jobs, of leases that end, and of boards.
+
+How a board is after an event is decided by :mod:`hil.controller.farm.scheduler.health`, whether a job is tried again by
+:mod:`hil.controller.farm.scheduler.policy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hil.controller.farm.messages import BoardState, JobResult, JobSpec, JobState, Kind, Priority, Submission, job_name
+from hil.controller.farm.scheduler import health, policy
+from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store.database import Tx
+from hil.controller.farm.store.event_log import note_board, note_ended, note_job, note_queued
+from hil.controller.farm.store.lease_queue import LeaseQueue
+from hil.controller.farm.store.records import JobRow, LeaseRow, as_json, fetched
+from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE
+
+# Health jobs are the farm's own: no token is anybody's of this name.
+FARM = "farm"
+
+_NEW = """
+    with new as (
+        insert into hil.submissions
+            (user_name, project, title, selector, board, priority, timeout_s, max_attempts, trace, key, jobs)
+        values (%(user)s, %(project)s, %(title)s, %(selector)s, %(board)s, %(priority)s, %(timeout_s)s,
+            %(max_attempts)s, %(trace)s, %(key)s, %(jobs)s)
+        returning *
+    )
+    insert into hil.jobs (submission, number, kind, spec, affinity, checks, state, lane)
+    select new.id, given.number, given.spec ->> 'kind', given.spec, given.spec ->> 'affinity', %(checks)s, 'queued',
+        hil.lane(new.user_name, new.project, new.priority, new.selector, new.board, %(checks)s, '{}')
+    from new cross join jsonb_array_elements(%(specs)s::jsonb) with ordinality as given (spec, number)
+    order by given.number
+    returning id, submission
+"""
+_AGAIN = """
+    update hil.jobs as job
+    set state = 'queued', avoid = %(avoid)s, started_at = null, lane = hil.lane(
+        submission.user_name, submission.project, submission.priority, submission.selector, submission.board,
+        job.checks, %(avoid)s)
+    from hil.submissions as submission
+    where submission.id = job.submission and job.id = %(job)s
+"""
+_RESULT = """
+    with first as (
+        insert into hil.results (job, lease, exit_code, outcome, result)
+        values (%(job)s, %(lease)s, %(exit_code)s, %(outcome)s, %(result)s)
+    )
+    update hil.jobs set state = %(state)s, finished_at = clock_timestamp() where id = %(job)s
+"""
+
+
+async def enqueue(
+    tx: Tx, order: Submission, user: str, project: str, trace: str = "", *, checks: str | None = None
+) -> tuple[int, list[int]]:
+    """Queue an order's jobs; returns the submission's number and theirs. ``checks``: the board a health job is for."""
+    values = {
+        "user": user,
+        "project": project,
+        "title": order.title,
+        "selector": order.selector,
+        "board": order.board,
+        "priority": order.priority.value,
+        "timeout_s": order.timeout_s,
+        "max_attempts": order.max_attempts,
+        "trace": trace,
+        "key": order.key,
+        "jobs": len(order.specs),
+        "specs": as_json([spec.to_json() for spec in order.specs]),
+        "checks": checks,
+    }
+    rows = await fetched(tx, _NEW, values)
+    submission, jobs = rows[0]["submission"], sorted(row["id"] for row in rows)
+    await note_queued(tx, submission, jobs, order.title)
+    return submission, jobs
+
+
+def names_of(submission: int, jobs: int) -> list[str]:
+    """What the jobs of a submission are called."""
+    return [job_name(submission, number, jobs) for number in range(1, jobs + 1)]
+
+
+async def queue_again(tx: Tx, job: JobRow, failed_on: str, reason: str) -> None:
+    """The job waits once more, at its old place in the queue, and rather for another board."""
+    avoid = sorted({*job.avoid, failed_on})
+    await tx.execute(_AGAIN, {"job": job.id, "avoid": avoid})
+    await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=failed_on)
+
+
+async def finish(
+    tx: Tx, job: JobRow, result: JobResult, lease: int | None = None, *, state: JobState = JobState.DONE
+) -> None:
+    """The job has its one result, and nothing more happens to it."""
+    values = {
+        "job": job.id,
+        "lease": lease,
+        "exit_code": result.exit_code,
+        "outcome": result.outcome,
+        "result": as_json(result.to_json()),
+        "state": state.value,
+    }
+    await tx.execute(_RESULT, values)
+    await note_job(tx, state.value, job, state, reason=result.reason)
+
+
+_CHECK_TIMEOUT_S = 600.0
+
+_CHANGE = """
+    update hil.boards
+    set state = %(state)s, failures = %(failures)s, reason = %(reason)s,
+        checked_at = case when %(healthy)s then clock_timestamp() when %(doubted)s then null else checked_at end,
+        check_at = clock_timestamp() + make_interval(secs => %(check_in_s)s)
+    where name = %(board)s
+"""
+_UNCHECKED = """
+    select name, failures, state from hil.boards as board
+    where state in ('suspect', 'quarantined') and hold = '' and worker <> ''
+        and (check_at is null or check_at <= clock_timestamp())
+        and (%(boards)s::text[] is null or name = any(%(boards)s))
+        and not exists (select from hil.jobs where checks = board.name and state in ('queued', 'running'))
+"""
+_WAITING_CHECK = """
+    select job.*, submission.jobs, submission.user_name, submission.project, submission.board as pinned,
+        submission.max_attempts
+    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
+    where job.checks = %s and job.state = 'queued'
+"""
+
+
+async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSettings) -> None:
+    """Something happened to a board: note what it is now, and have it checked where that is due."""
+    query = "select state, failures, reason from hil.boards where name = %s for update"
+    rows = await fetched(tx, query, [board])
+    state, failures, reason = BoardState(rows[0]["state"]), rows[0]["failures"], rows[0]["reason"]
+    to = health.after(state, failures, event, settings)
+    if (to.state, to.failures) != (state, failures) or to.doubted or event.what is health.EventKind.HEALTHY:
+        values = {
+            "board": board,
+            "state": to.state.value,
+            "failures": to.failures,
+            "reason": "" if to.state is BoardState.ONLINE else to.reason or reason,
+            "healthy": event.what is health.EventKind.HEALTHY,
+            "doubted": to.doubted,
+            "check_in_s": to.check_in_s,
+        }
+        await tx.execute(_CHANGE, values)
+    if to.state is not state or to.failures != failures:
+        await note_board(tx, to.state.value, board, to.reason)
+    if to.state is BoardState.OFFLINE:
+        await call_off_check(tx, board, to.reason)
+    await order_checks(tx, [board])
+
+
+async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
+    """Queue a health job for each board that is to be checked now and has none; returns how many."""
+    found = await fetched(tx, _UNCHECKED, {"boards": boards})
+    for row in found:
+        # Its host may switch the power of a board that failed already.
+        options = {"state": row["state"], "failures": row["failures"]}
+        order = Submission(
+            title=f"check of {row['name']}",
+            specs=(JobSpec(Kind.HEALTH, options),),
+            board=row["name"],
+            priority=Priority.HIGH,
+            timeout_s=_CHECK_TIMEOUT_S,
+            max_attempts=1,
+        )
+        await enqueue(tx, order, FARM, "", checks=row["name"])
+    return len(found)
+
+
+async def call_off_check(tx: Tx, board: str, reason: str) -> None:
+    """A check that only waits is not waited for: its board is gone."""
+    for row in await fetched(tx, _WAITING_CHECK, [board]):
+        result = JobResult(EXIT_BOARD, "BOARD_LOST", f"called off: {reason}", infrastructure=True)
+        await finish(tx, JobRow.of(row, row["id"]), result, state=JobState.CANCELLED)
+
+
+async def saw_it_work(tx: Tx, board: str) -> None:
+    """A job ran through on an online board: that is as good as a check."""
+    await tx.execute(
+        "update hil.boards set checked_at = clock_timestamp() where name = %s and state = 'online'", [board]
+    )
+
+
+_END = """
+    update hil.leases set ended_at = clock_timestamp(), reason = %(reason)s, result = %(result)s where id = %(lease)s
+"""
+_SHARE = """
+    insert into hil.shares as had (user_name, project, board_s)
+    values (%(user)s, %(project)s, extract(epoch from clock_timestamp() - %(granted_at)s))
+    on conflict (user_name, project) do update
+    set board_s = hil.faded(had.board_s, had.at, %(half_life_s)s) + excluded.board_s, at = clock_timestamp()
+"""
+_WARM = """
+    update hil.boards set warm = (array_prepend(%(affinity)s, array_remove(warm, %(affinity)s)))[:%(most)s]
+    where name = %(board)s
+"""
+# So many programs a board is remembered to be warm for.
+_WARM_MOST = 64
+
+
+async def _end(
+    tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings, result: JobResult | None = None
+) -> None:
+    """The lease is over: its board is free, what it took is counted, and all who have to do with it are told.
+
+    Args:
+        result: what its worker reported, where that is what ended it.
+    """
+    said = None if result is None else as_json(result.to_json())
+    await tx.execute(_END, {"lease": lease.id, "reason": reason, "result": said})
+    job = lease.job
+    share: Mapping[str, object] = {"user": job.user, "project": job.project, "granted_at": lease.granted_at}
+    await tx.execute(_SHARE, {**share, "half_life_s": settings.share_half_life_s})
+    await queue.done(tx, lease.queue_id)
+    await note_ended(tx, lease, reason)
+    if lease.held_back:
+        await note_board(tx, "maintenance", lease.board, "drained, and nothing runs on it any more")
+
+
+async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings) -> None:
+    """The farm lost a board during a lease: the job goes elsewhere, or that is its result."""
+    await _end(tx, queue, lease, reason, settings)
+    await _decide(tx, lease, JobResult(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True))
+    what = health.EventKind.CHECK_LOST if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
+    doubt = health.Event(what, f"job {lease.job.name} was lost on it: {reason}")
+    await change_board(tx, lease.board, doubt, settings)
+
+
+async def lease_timed_out(tx: Tx, queue: LeaseQueue, lease: LeaseRow, settings: FarmSettings) -> None:
+    """The lease's own time is over. For a job that is its result; who held a board has had what they asked for."""
+    if lease.job.kind is Kind.LEASE:
+        return await lease_over(tx, queue, lease, "its time is over", settings)
+    reason = "it took longer than its time limit"
+    await _end(tx, queue, lease, reason, settings)
+    await _decide(tx, lease, JobResult(EXIT_STAGE, "TIMEOUT", reason))
+    what = health.EventKind.UNHEALTHY if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
+    doubt = f"job {lease.job.name} outlived its time limit on it"
+    await change_board(tx, lease.board, health.Event(what, doubt), settings)
+
+
+async def lease_over(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings) -> None:
+    """A lease that somebody held has come to its end."""
+    await _end(tx, queue, lease, reason, settings)
+    await finish(tx, lease.job, JobResult(EXIT_OK, reason=reason), lease.id)
+
+
+async def lease_reported(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
+    """A board's worker said how its job ended."""
+    await _end(tx, queue, lease, result.reason or result.outcome, settings, result)
+    await _decide(tx, lease, result)
+    await _learn(tx, lease, result, settings)
+
+
+async def _decide(tx: Tx, lease: LeaseRow, result: JobResult) -> None:
+    """The job after an attempt: again, or over."""
+    job = lease.job
+    held = lease.started_at is not None and job.kind is Kind.LEASE
+    fate = policy.after_attempt(result, job.kind, job.attempts, job.max_attempts, held=held)
+    if isinstance(fate, policy.Retry):
+        await queue_again(tx, job, lease.board, fate.reason)
+    else:
+        await finish(tx, job, fate.result, lease.id)
+
+
+async def _learn(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
+    """What an attempt tells of its board: an infrastructure's failure makes it suspect, a check decides."""
+    job, what = lease.job, health.EventKind
+    if job.kind is Kind.HEALTH:
+        event = health.Event(what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY, result.reason)
+        return await change_board(tx, lease.board, event, settings)
+    if result.infrastructure:
+        reason = f"job {job.name} failed on it: {result.reason or 'the infrastructure failed'}"
+        return await change_board(tx, lease.board, health.Event(what.INFRASTRUCTURE, reason), settings)
+    if result.board_ns[1] and result.exit_code == EXIT_OK:
+        await saw_it_work(tx, lease.board)
+    if result.board_ns[1] and job.affinity:
+        await tx.execute(_WARM, {"affinity": job.affinity, "most": _WARM_MOST, "board": lease.board})
+
+
+async def lease_cancelled(
+    tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: JobResult, settings: FarmSettings
+) -> None:
+    """Somebody ended the lease's job."""
+    await _end(tx, queue, lease, result.reason, settings)
+    await finish(tx, lease.job, result, lease.id, state=JobState.CANCELLED)
