@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Relay, Sshd, free_port, make_key
 
-from hil.controller.devices.ssh.connect import exposure
+from hil.controller.devices.ssh.login import exposure
 from hil.controller.devices.ssh.openssh import can_log_in
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import open_tunnel

@@ -86,7 +86,8 @@ class _SshLink:
     )
     def _open(self) -> None:
         from hil.controller.devices.deploy.ensure import ensure_agent
-        from hil.controller.devices.ssh.connect import exposure, open_shell
+        from hil.controller.devices.ssh.connect import open_shell
+        from hil.controller.devices.ssh.login import exposure
         from hil.controller.devices.ssh.transport import FileKey
 
         choice = self._choice

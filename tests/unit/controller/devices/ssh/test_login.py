@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from paramiko.auth_strategy import AuthFailure
 
-from hil.controller.devices.ssh import connect
-from hil.controller.devices.ssh.connect import Login, exposure
+from hil.controller.devices.ssh.login import Login, _worked, exposure
 from hil.controller.storage import prompts
 from hil.errors import UsageError
 
@@ -96,9 +95,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     (tmp_path / ".ssh").mkdir()
-    connect._worked.clear()
+    _worked.clear()
     yield tmp_path
-    connect._worked.clear()
+    _worked.clear()
 
 
 @pytest.fixture
