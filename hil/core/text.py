@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 Say = Callable[[str], None]
@@ -75,3 +75,17 @@ def jsonable(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         return jsonable(value.item())
     return str(value)
+
+
+def numbered(names: Sequence[str], *, alike: Callable[[str], str] = str) -> list[str]:
+    """Names that differ: the second of one name is called ``NAME-2``; ``alike`` tells which are one name."""
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        again, one = 1, name
+        while alike(one) in taken:
+            again += 1
+            one = f"{name}-{again}"
+        taken.add(alike(one))
+        found.append(one)
+    return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hil.controller.devices.board_client import BoardClient
 from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
 from hil.core.runtimes import RUNTIMES, resolve
@@ -26,6 +27,7 @@ class BoardChoice:
         wait_s: how long to wait while somebody else has it.
         say: told what goes on where it takes long.
         without_agent: why the board is served by command; "" where its config does not ask for that.
+        connect: makes the client, for errors of that name, where a link to the target is open; None: one is opened.
     """
 
     config: BoardConfig
@@ -36,6 +38,7 @@ class BoardChoice:
     wait_s: float = 60.0
     say: Say = lambda text: None
     without_agent: str = ""
+    connect: Callable[[str], BoardClient] | None = None
 
     @property
     def name(self) -> str:

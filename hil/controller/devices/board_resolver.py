@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice, is_lent
+from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.agent import AGENT_KIND, SIM_KIND
 from hil.controller.devices.links.link import LENT_KIND, Link, LinkKind
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
@@ -47,7 +48,7 @@ def is_address(text: str) -> bool:
 
 
 def open_link(choice: BoardChoice) -> Link:
-    """Open the link to a board, or start the simulator where the config says so.
+    """Open the link to a board, or start the simulator where the config says so; one that is open is taken as it is.
 
     Raises:
         UsageError: the address is none that a link takes.
@@ -61,6 +62,8 @@ def open_link(choice: BoardChoice) -> Link:
         )
     if choice.faults and not (kind and kind.takes_faults):
         raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")
+    if choice.connect is not None:
+        return Link(Target(choice.target), connect=choice.connect)
     # It says what is wrong with the address.
     return (kind or AGENT_KIND).connect(choice)
 

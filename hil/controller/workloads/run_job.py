@@ -7,33 +7,36 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import choose
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.options import Job, Options
-from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.stages import STAGES, check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import GO_ON, Run, RunStore, check_seal, safe_name
-from hil.core.results import Stage
-from hil.core.text import jsonable
-from hil.errors import HilError, StorageError, UsageError
+from hil.controller.storage.runs import Run, RunStore, check_seal, safe_name
+from hil.controller.workloads.stored_run import choice_of, run_cases
+from hil.core.text import jsonable, numbered
+from hil.errors import HilError, UsageError
 
 
-def run_job(job: Job, *, resume: str = "", screen: Progress, isolated: Isolated | None = None) -> dict[str, Any]:
+def run_job(
+    job: Job,
+    *,
+    resume: str = "",
+    screen: Progress,
+    isolated: Isolated | None = None,
+    choice: BoardChoice | None = None,
+) -> dict[str, Any]:
     """Do a job, storing everything as it comes.
 
     Args:
         job: what to do; with ``resume`` only its ``out`` counts.
         resume: id of a run that was cut off: cases that have an outcome keep it, the others run.
         isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
+        choice: the board; None is the one that the job names.
 
     Returns:
         The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
@@ -56,14 +59,7 @@ def run_job(job: Job, *, resume: str = "", screen: Progress, isolated: Isolated 
         job = read_flagfile(job)
     if not job.models:
         raise UsageError("no MODEL was named", hint="hil run MODEL, or hil run --help")
-    choice = choose(
-        job.board,
-        job.hw_type,
-        identity=job.identity,
-        known_hosts=job.known_hosts,
-        accept_new_host_key=job.accept_new_host_key,
-    )
-    check_options(job.options(), choice)
+    choice = choice or choice_of(job)
     _check_profiles(job)
     with lent(isolated) as workers:
         return _run(job, choice, store, run, workers, screen)
@@ -84,45 +80,20 @@ def _run(
     todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
     cases = [Runner(context).begin(path, options, Path(), name=name) for name, path in todo]
     runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
-    created = run is None
     stored = run or store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
-    cases = [replace(case, folder=stored.case_folder(case.name)) for case in cases]
-    for case in cases:
-        screen.begin(case.name, len(STAGES))
-    recorder = Recorder(stored, names, cases)
-
-    def watch(case: Case, stage: Stage, note: str) -> None:
-        screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
-        if not note:
-            recorder.write(case)
-
-    def opened(board: Board) -> None:
-        if board.target:
-            screen.note(f"compiling for {board.target}")
-        stored.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
-
-    runner = Runner(context, sink=ProgressSink(watch, recorder.keep, recorder.write))
-    pool = BoardPool(f"hil run {stored.id}", wait_s=job.wait_s, say=screen.note, opened=opened)
-    try:
-        with pool:
-            for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
-                screen.end(case.name)
-                # First its outcome is safe: a profile may take a while, or Ctrl-C.
-                recorder.end(case)
-                for profiled in _with_profiles(case, job, stored, context):
-                    recorder.write(profiled)
-    except StorageError:
-        raise
-    except UsageError:
-        # Only the board could tell. Where nothing has ended yet, nothing is to be kept.
-        if created and not recorder.ended:
-            stored.discard()
-        raise
-    except KeyboardInterrupt:
-        recorder.interrupt()
-        screen.note(f"{GO_ON}hil run --resume {stored.id}")
-        raise
-    return recorder.finish()
+    return run_cases(
+        stored,
+        job,
+        choice,
+        cases,
+        context,
+        screen,
+        order=names,
+        runtime=runtime,
+        purpose=f"hil run {stored.id}",
+        resumable=True,
+        after=lambda case: _with_profiles(case, job, stored, context),
+    )
 
 
 def _has_changed(record: Mapping[str, Any], path: Path, options: Options, context: RunContext) -> bool:
@@ -171,15 +142,7 @@ def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Itera
 
 def _unique_names(models: tuple[Path, ...]) -> list[str]:
     """A name for each model, from its file's; numbered where two are alike."""
-    names: list[str] = []
-    for path in models:
-        name = stem = safe_name(path.stem)
-        number = 1
-        while name in names:
-            number += 1
-            name = f"{stem}-{number}"
-        names.append(name)
-    return names
+    return numbered([safe_name(path.stem) for path in models])
 
 
 def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:

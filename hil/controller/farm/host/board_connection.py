@@ -19,7 +19,7 @@ from hil.controller.devices.client import AgentClient
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.power import recover, switch
 from hil.controller.devices.ssh.address import is_ssh_address
-from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_text, public_text
+from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_config, public_text
 from hil.controller.farm.labgrid import borrowed
 from hil.controller.farm.lease_session import describe_lease, machine_id
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant
@@ -148,10 +148,10 @@ class BoardConnection:
         Raises:
             BoardError: the board cannot be reached, or the runtime cannot be brought there.
         """
-        if self._client is None:
+        if self._link is None:
             self.look()
         has = {one["name"] for one in self.info.get("runtimes", ()) if not one.get("error")}
-        if not runtime or self._client is None or runtime in has or not is_ssh_address(self.config.connection.address):
+        if not runtime or self._link is None or runtime in has or not is_ssh_address(self.config.connection.address):
             return False
         self.close()
         self._open(runtime, say)
@@ -159,20 +159,19 @@ class BoardConnection:
         return True
 
     def take(self, grant: Grant) -> None:
-        """Take the board with a lease's fence and give it back at once: from now on nobody has it by an older one.
+        """Take the board with a lease's fence, until :meth:`release`: nobody has it by an older one from now on.
 
         Raises:
             BoardError: it cannot be had; where its fence is higher, :attr:`fence` tells.
         """
         for mended in (False, True):
-            if self._client is None:
+            if self._link is None:
                 self.look()
-            if self._client is None:
+            if self.agentless:
                 return
             try:
                 purpose = f"farm job {grant.job}"
-                self._client.open_session(purpose, fence=grant.fence, wait_s=_HOLD_S, on_wait=lambda text: None)
-                self._client.close_session()
+                self._open().open_session(purpose, fence=grant.fence, wait_s=_HOLD_S, on_wait=lambda text: None)
                 return
             except BoardBusy:
                 with contextlib.suppress(HilError):
@@ -183,17 +182,30 @@ class BoardConnection:
                 if mended:
                     raise
 
+    def release(self) -> None:
+        """Give the board back, where we have it."""
+        if self._client is not None:
+            self._client.close_session()
+
     def is_held(self, fence: int) -> bool:
         """Whether somebody has the board by this fence."""
-        if self._client is None:
+        if self._link is None:
             return False
-        seen = self._client.describe()
+        seen = self._open().describe()
         return seen.HasField("holder") and seen.holder.fence == fence
 
-    def text(self, grant: Grant) -> str:
-        """The board's config for a lease's job."""
+    def choice(self, grant: Grant) -> BoardChoice:
+        """The board for a lease's job, by the lease's fence and over the connection that took it."""
         address = self.target.address if self.target else ""
-        return lease_text(self.config, address, grant.fence, describe_lease(self.card(), grant))
+        config = lease_config(self.config, address, grant.fence, describe_lease(self.card(), grant))
+        return BoardChoice(config, connect=self._hand_over if address else None)
+
+    def _hand_over(self, board: str) -> AgentClient:
+        """Give the client away, without its session; a new one where it is gone already."""
+        assert self._link is not None
+        self.release()
+        client, self._client = self._client, None
+        return client or AgentClient(self._link.target, board)
 
     def hang_up(self) -> None:
         """End the link; it is opened again when it is needed."""
@@ -216,9 +228,10 @@ class BoardConnection:
             self._borrowed = True
 
     def _open(self, runtime: str = "", say: Say | None = None) -> AgentClient:
-        if self._client is None:
+        if self._link is None:
             self._borrow()
             self._link = open_link(BoardChoice(self.config, runtime=runtime, say=say or self.say))
+        if self._client is None:
             self._client = AgentClient(self._link.target, self.post.name)
         return self._client
 

@@ -12,14 +12,14 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 
 from hil.controller.farm.paths import FarmAddress
-from hil.core.board_config import BoardConfig
+from hil.core.board_config import BoardConfig, Labgrid, Power
 from hil.core.boards import find_board, is_file, is_trusted_place, known_boards, load_board, read_board
 from hil.errors import UsageError
 
@@ -151,14 +151,11 @@ def checked(name: str) -> str:
     return name
 
 
-# Files that a config names, relative to itself.
-_FILES = ("token_file", "ca", "cert", "key", "identity", "known_hosts")
-
-
-def lease_text(config: BoardConfig, address: str, fence: int, lease: str = "") -> str:
+def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "") -> BoardConfig:
     """The config with which a lease's job uses the board: without its power, which only a check may switch.
 
-    A switch knows no fence: whoever wakes up after its lease is over would take the board from the next job.
+    A switch knows no fence: whoever wakes up after its lease is over would take the board from the next job. Nor is it
+    labgrid's: its place is held already, by whoever has the board.
 
     Args:
         config: the board's.
@@ -166,19 +163,8 @@ def lease_text(config: BoardConfig, address: str, fence: int, lease: str = "") -
         fence: the lease's.
         lease: which one it is, for results.
     """
-    document = _document(config)
-    document.pop("power", None)
-    connection = {**_set_fields(config), "fence": fence, "lease": lease}
-    if address:
-        connection["address"] = address
-    for name in _FILES:
-        if name in connection:
-            connection[name] = _absolute(connection[name], config.path.parent)
-    document["connection"] = connection
-    runtime = document.get("runtime", {})
-    if runtime.get("file"):
-        runtime["file"] = _absolute(runtime["file"], config.path.parent)
-    return tomlkit.dumps(document)
+    connection = replace(config.connection, address=address or config.connection.address, fence=fence, lease=lease)
+    return replace(config, connection=connection, power=Power(), labgrid=Labgrid())
 
 
 def public_text(config: BoardConfig) -> str:
@@ -204,14 +190,3 @@ def _document(config: BoardConfig) -> dict[str, Any]:
     board.update(name=config.name, hw_type=config.hw_type)
     document.pop("labgrid", None)  # its place is held already, by whoever has the board
     return document
-
-
-def _set_fields(config: BoardConfig) -> dict[str, Any]:
-    return {key: value for key, value in asdict(config.connection).items() if value}
-
-
-def _absolute(text: str, folder: Path) -> str:
-    path = Path(text)
-    with contextlib.suppress(RuntimeError):  # the home of a user that there is not: an error when it is used
-        path = path.expanduser()
-    return str(folder / path)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.farm import telemetry
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.job_files import inside, job_of, key_of, request_of
@@ -78,7 +79,7 @@ class JobAttempt:
 
     Args:
         grant: what was granted; its ``trace`` is the attempt's span.
-        board: the config file with the lease's fence.
+        board: by the lease's fence.
         folder: an empty folder of its own.
         print: told of progress.
         isolated: a pool of workers that outlives it.
@@ -86,7 +87,7 @@ class JobAttempt:
     """
 
     grant: Grant
-    board: Path
+    board: BoardChoice
     folder: Path
     print: Callable[[str], None]
     isolated: Isolated
@@ -118,24 +119,24 @@ class JobAttempt:
 
     def _call(self, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
         """The record, and the folder that holds it."""
-        options, board, told = self.grant.spec.options, str(self.board), Told(self.print)
+        options, told = self.grant.spec.options, Told(self.print)
         if self.grant.spec.kind is Kind.SUITE:
             from hil.controller.workloads.suites.job import run_suite
 
-            request = replace(request_of(options, work), boards=(board,), hw_type="", ssh={})
-            suite = run_suite(request, out=out, screen=told, isolated=self.isolated)
+            request = replace(request_of(options, work), boards=(self.board.name,), hw_type="", ssh={})
+            suite = run_suite(request, out=out, screen=told, isolated=self.isolated, choices=[self.board])
             cases = [record.to_json() for record in suite.records()]
             return {**suite.head, "folder": str(suite.folder), "cases": cases}, suite.folder
-        job = replace(job_of(options, work), board=board, out=out)
+        job = replace(job_of(options, work), board=self.board.name, out=out)
         if self.grant.spec.kind is Kind.BUNDLE:
             from hil.controller.workloads.bundles.run import run_bundle
 
             methods, key = tuple(options.get("methods", ())), key_of(options, work)
-            record = run_bundle(job, methods, key, screen=told, isolated=self.isolated)
+            record = run_bundle(job, methods, key, screen=told, isolated=self.isolated, choice=self.board)
         else:
             from hil.controller.workloads.run_job import run_job
 
-            record = run_job(job, screen=told, isolated=self.isolated)
+            record = run_job(job, screen=told, isolated=self.isolated, choice=self.board)
         if not record["folder"]:  # the board let nobody in, and nothing was kept
             out.mkdir(exist_ok=True)
         return record, Path(record["folder"] or out)
@@ -203,14 +204,14 @@ _MODEL = "tiny.onnx"
 
 
 def check_health(
-    runtime: str, kept: Path, board: Path, folder: Path, say: Callable[[str], None], isolated: Isolated
+    runtime: str, kept: Path, board: BoardChoice, folder: Path, say: Callable[[str], None], isolated: Isolated
 ) -> JobResult:
     """Do a health job on a board that answers: if hil has a program for its runtime, run it; the answer must be right.
 
     Args:
         runtime: the board's.
         kept: the host's folder, where the program stays.
-        board: its config file with the lease's fence.
+        board: by the lease's fence.
         folder: an empty one.
         say: told of progress.
         isolated: a pool of workers.
@@ -221,8 +222,8 @@ def check_health(
     if runtime not in RUNTIMES or not RUNTIMES[runtime].from_onnx:
         return JobResult(0, "PASS", f"it answers; there is no program of hil's to try on {runtime}")
     try:
-        job = Job((_model(kept, isolated, folder),), board=str(board), out=folder / "out")
-        record = run_job(job, screen=Told(say), isolated=isolated)
+        job = Job((_model(kept, isolated, folder),), board=board.name, out=folder / "out")
+        record = run_job(job, screen=Told(say), isolated=isolated, choice=board)
     except HilError as error:
         return failed(error)
     (case,) = record["cases"]

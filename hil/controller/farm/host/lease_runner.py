@@ -66,6 +66,8 @@ class LeaseRunner:
                 if not isinstance(error, HilError):
                     print(f"job {grant.job}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 result = failed(error)
+            finally:
+                self.way.release()
             span.set(exit_code=result.exit_code, outcome=result.outcome)
         return replace(result, timings=timings, board_ns=(begun, time.monotonic_ns()))
 
@@ -110,13 +112,12 @@ class LeaseRunner:
             time.sleep(min(grant.timeout_s, _LONG_S))
             return JobResult(EXIT_OK, reason="its time is over")
         folder = emptied(self.way.post.folder / "job")
-        board = folder / "board.toml"
-        board.write_text(self.way.text(grant))
+        choice = self.way.choice(grant)
         try:
             if grant.spec.kind is Kind.HEALTH:
                 runtime, kept = self.way.config.runtime, self.way.site.folder
-                return check_health(runtime, kept, board, folder, tell, self._pool())
-            return JobAttempt(grant, board, folder, tell, self._pool(), timings).run(self._files, self._farm)
+                return check_health(runtime, kept, choice, folder, tell, self._pool())
+            return JobAttempt(grant, choice, folder, tell, self._pool(), timings).run(self._files, self._farm)
         finally:
             remove_tree(folder)
 
@@ -130,6 +131,7 @@ class LeaseRunner:
         if target is None or target.token:
             why = "its agent asks for a token, which is its host's alone" if target else "it has no agent"
             raise UsageError(f"nobody can hold {grant.board}: {why}", hint="a selector that leaves it out")
+        self.way.release()
         guard = LeaseGuard(target, grant.fence, self.way.site.sockets / f"lease-{grant.lease}.sock")
         self.serving = TunnelEndpoint(grant.lease, guard.address, self.way.say)
         try:

@@ -38,6 +38,7 @@ from hil.core.digest import digest_file
 from hil.core.results import Artifact
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, settled
+from hil.core.text import numbered
 from hil.errors import LoadFailed, UsageError
 from hil.formats.iree_command import PARAMETER_SCOPE, give, is_number
 
@@ -61,12 +62,13 @@ def write_flagfiles(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     path.mkdir(exist_ok=True)
     artifact = bundle.extract(path)
     parameters = [name for name in program.files if name.endswith(".irpa")]
-    # Beside the program's own files.
-    used = {name.partition("/")[0].casefold() for name in program.files}
+    prefix = "" if len(bundle.methods) == 1 else "{}-"
+    wanted = [safe_name(prefix.format(method.name) + case.name) for method in bundle.methods for case in method.cases]
+    own = sorted({name.partition("/")[0].casefold() for name in program.files})
+    names = iter(numbered([*own, *wanted], alike=str.casefold)[len(own) :])
     for method in bundle.methods:
         takes, gives = _own(artifact, method, shop)
-        for case in method.cases:
-            name = _name(method, case, used, single=len(bundle.methods) == 1)
+        for case, name in zip(method.cases, names, strict=False):
             (path / name).mkdir()
             try:
                 inputs = list(_tensors(path, name, "input", takes, case.inputs))
@@ -130,16 +132,6 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
         elif tolerance is not None and tolerance.atol + tolerance.rtol * largest(array) >= 1:
             raise UsageError(f"{where}: iree-run-module compares integers exactly, and this case has a tolerance")
     return [f"--{name}={value!r}" for name, value in sorted(flags.items())]
-
-
-def _name(method: Method, case: BundledCase, used: set[str], *, single: bool) -> str:
-    name = stem = safe_name(case.name if single else f"{method.name}-{case.name}")
-    number = 1
-    while name.casefold() in used:
-        number += 1
-        name = f"{stem}-{number}"
-    used.add(name.casefold())
-    return name
 
 
 def flagfiles_among(files: Iterable[Path]) -> list[Path]:

@@ -52,12 +52,20 @@ class Progress(Protocol):
         """Something a person should know now."""
 
 
-def run_suite(request: Request, *, out: Path | None, screen: Progress, isolated: Isolated | None = None) -> SuiteRun:
+def run_suite(
+    request: Request,
+    *,
+    out: Path | None,
+    screen: Progress,
+    isolated: Isolated | None = None,
+    choices: Sequence[BoardChoice] = (),
+) -> SuiteRun:
     """Run a suite; everything is stored as it comes.
 
     Args:
         out: the folder for it; None makes one below ``hil-suites``.
         isolated: a pool of workers to use, which outlives the suite unless that is broken off; None is one of its own.
+        choices: the boards; none are those that the request names.
 
     Returns:
         The run; ``head["exit_code"]`` is 5 where no case was chosen.
@@ -67,7 +75,7 @@ def run_suite(request: Request, *, out: Path | None, screen: Progress, isolated:
         BoardRefused, BoardUnreachable: no board was ever reached; nothing ran there.
         KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
     """
-    return _with_workers(request, lambda context: _start(request, out, context, screen), isolated)
+    return _with_workers(request, lambda context: _start(request, out, context, screen, choices), isolated)
 
 
 def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
@@ -146,8 +154,10 @@ def _with_workers(
         return work(RunContext(Cache(), workers))
 
 
-def _start(request: Request, out: Path | None, context: RunContext, screen: Progress) -> SuiteRun:
-    flow, choices = _checked(request)
+def _start(
+    request: Request, out: Path | None, context: RunContext, screen: Progress, boards: Sequence[BoardChoice]
+) -> SuiteRun:
+    flow, choices = _checked(request, boards)
     suite = suite_of(request, flow, context)
     expectations = Expectations.load(suite.expected)
     specs = select(suite, request, flow, expectations, choices)
@@ -203,9 +213,9 @@ def _resume(run: SuiteRun, request: Request, context: RunContext, screen: Progre
         return _run(run, request, flow, choices, suite, specs, Expectations.load(suite.expected), context, screen)
 
 
-def _checked(request: Request) -> tuple[Flow, list[BoardChoice]]:
+def _checked(request: Request, boards: Sequence[BoardChoice] = ()) -> tuple[Flow, list[BoardChoice]]:
     flow = load_flow(request.flow)
-    choices = boards_of(request)
+    choices = list(boards) or boards_of(request)
     if request.on_farm and request.only_expected_failures and not request.hw_type:
         raise UsageError(
             "which failures are expected depends on the kind of hardware, which a farm's board only shows later",

@@ -23,11 +23,12 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec, OwnCase, SuiteModel, numbered, short, worded
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec, OwnCase, SuiteModel, short, worded
 from hil.core.digest import digest_file, digest_of
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
+from hil.core.text import numbered
 from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
 
 T = TypeVar("T")

@@ -31,12 +31,13 @@ from hil.controller.workloads.bundles.onnx import data_sets, data_sets_left_out,
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
 from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
 from hil.controller.workloads.suites.operators import operator_cases
-from hil.controller.workloads.suites.spec import OwnCase, Suite, SuiteModel, numbered, worded
+from hil.controller.workloads.suites.spec import OwnCase, Suite, SuiteModel, worded
 from hil.controller.workloads.suites.torch_cases import starts_from_torch, torch_cases
 from hil.controller.workloads.suites.zoo import zoo_models
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import MAX_TEXT_BYTES, read_file
 from hil.core.tensors import Array
+from hil.core.text import numbered
 from hil.errors import UsageError, did_you_mean
 from hil.formats.executorch_file import Damaged, is_bundle, mapped, read_cases, read_methods
 

@@ -28,20 +28,6 @@ def short(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 9]}-{digest_of(name.encode())[-8:]}"
 
 
-def numbered(names: Sequence[str]) -> list[str]:
-    """Names that differ: the second of one name is called ``NAME-2``."""
-    taken: set[str] = set()
-    found = []
-    for name in names:
-        again, one = 1, name
-        while one in taken:
-            again += 1
-            one = f"{name}-{again}"
-        taken.add(one)
-        found.append(one)
-    return found
-
-
 @dataclass(frozen=True)
 class CaseData:
     """What a case runs.

@@ -10,14 +10,14 @@ import pytest
 
 from hil.agent.server import Agent, AgentConfig
 from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.client import AgentClient
 from hil.controller.farm.host import board_connection as ways
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
 from hil.controller.farm.messages import Grant, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
-from hil.core.boards import load_board
-from hil.errors import BoardBusy, BoardUnreachable
+from hil.errors import BoardBusy, BoardUnreachable, UsageError
 
 CONFIG = '[board]\nhw_type = "bench"\n[labels]\nchip = "x"\n[connection]\naddress = "unix:{socket}"\n'
 
@@ -101,12 +101,37 @@ def test_one_that_nobody_answers_on_is_told(way):
     assert way.target is None
 
 
-def test_the_config_for_a_lease_leads_to_the_agent_with_its_fence(agent, way, tmp_path):
+def test_a_job_uses_the_connection_that_took_its_board_and_the_next_one_another(agent, way, tmp_path):
     agent()
-    way.look()
-    (tmp_path / "lease.toml").write_text(way.text(grant(7)))
-    there = load_board(str(tmp_path / "lease.toml")).connection
-    assert (there.address, there.fence) == (f"unix:{tmp_path}/a.sock", 7)
+    way.take(grant(7))
+    choice = way.choice(grant(7))
+    assert (choice.target, choice.config.connection.fence) == (f"unix:{tmp_path}/a.sock", 7)
+    with open_board(choice) as board:
+        taken = board.client
+        board.take()
+        assert way.is_held(7)
+    assert not way.is_held(7)
+    way.take(grant(8))
+    with open_board(way.choice(grant(8))) as board:
+        assert board.client is not taken
+        board.take()
+        assert way.is_held(8)
+
+
+def test_a_job_that_never_came_to_its_board_leaves_it_to_the_next(agent, way):
+    agent()
+    way.take(grant(7))
+    way.release()
+    assert not way.is_held(7)
+    way.take(grant(8))
+    assert way.is_held(8)
+
+
+def test_faults_are_for_simulators_that_are_started_here(agent, way):
+    agent()
+    way.take(grant(7))
+    with pytest.raises(UsageError, match="for simulators only"):
+        open_board(way.choice(grant(7)), faults=("hang",))
 
 
 def test_a_runtime_that_the_agent_lacks_is_brought_only_where_we_put_agents(agent, way):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.host.inventory import lease_text, public_text, sim_text
-from hil.core.board_config import BoardConfig, Power
-from hil.core.boards import known_boards, load_board
+from hil.controller.farm.host.inventory import lease_config, public_text, sim_text
+from hil.core.board_config import BoardConfig, Labgrid, Power
+from hil.core.boards import load_board
 
 FULL = """
 [board]
@@ -54,31 +54,13 @@ def config(tmp_path: Path) -> BoardConfig:
     return load_board(str(tmp_path / "rack3.toml"))
 
 
-def test_the_board_of_a_lease_is_the_board_itself_with_another_way_to_it(config, tmp_path):
-    there = written(lease_text(config, "unix:/run/agent.sock", 12), tmp_path)
-    connection = replace(
-        config.connection,
-        address="unix:/run/agent.sock",
-        fence=12,
-        token_file=str(tmp_path / "keys/token"),
-        identity=str(Path("~/.ssh/lab").expanduser()),
-        known_hosts=str(tmp_path / "hosts"),
-    )
-    command = replace(config.command, file=str(tmp_path / "bin/run-it"))
-    assert there == replace(config, connection=connection, command=command, power=Power(), path=there.path)
-
-
-def test_without_another_way_it_keeps_its_own(config, tmp_path):
-    there = written(lease_text(config, "", 3), tmp_path)
-    assert (there.connection.address, there.connection.fence) == ("root@192.0.2.7:2222", 3)
-
-
-@pytest.mark.parametrize("name", sorted(known_boards()))
-def test_every_config_that_comes_with_hil_can_be_leased(name, tmp_path):
-    config = load_board(name)
-    there = written(lease_text(config, "unix:/a.sock", 5), tmp_path)
-    connection = replace(config.connection, address="unix:/a.sock", fence=5)
-    assert there == replace(config, connection=connection, power=Power(), path=there.path)
+@pytest.mark.parametrize("address", ["unix:/run/agent.sock", ""])
+def test_the_board_of_a_lease_is_the_board_itself_with_another_way_to_it(address, config):
+    config = replace(config, labgrid=Labgrid("rack3"))
+    there = lease_config(config, address, 12, "lease 4")
+    connection = replace(config.connection, address=address or "root@192.0.2.7:2222", fence=12, lease="lease 4")
+    assert there == replace(config, connection=connection, power=Power(), labgrid=Labgrid())
+    assert there.path == config.path, "files that it names are relative to it"
 
 
 def test_others_are_shown_no_way_to_the_board_no_keys_and_no_power(config, tmp_path):

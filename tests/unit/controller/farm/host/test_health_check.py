@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.job_attempt import check_health
 from hil.controller.storage.isolated import Isolated
@@ -97,9 +98,9 @@ def test_a_board_is_as_healthy_as_its_answer_is_right(record, code, reason, tmp_
     (tmp_path / "job").mkdir()
     with Isolated(1) as isolated:
         for _ in range(2):
-            board = tmp_path / "b.toml"
+            board = BoardChoice(BoardConfig("rack3", "rpi5"))
             result = check_health("onnxruntime", tmp_path, board, tmp_path / "job", print, isolated)
             assert (result.exit_code, result.reason) == (code, reason)
     (tmp_path / "again").mkdir()
-    assert {job.models for job in asked} == {(tmp_path / "tiny.onnx",)} and asked[0].board == str(tmp_path / "b.toml")
+    assert {job.models for job in asked} == {(tmp_path / "tiny.onnx",)} and asked[0].board == "rack3"
     assert (tmp_path / "tiny.onnx").read_bytes() == tiny_model(tmp_path / "again").read_bytes()

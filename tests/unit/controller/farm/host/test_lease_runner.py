@@ -29,7 +29,7 @@ class BoardConnection:
         )
         self.error, self.target = error, target
         self.shown = BoardCard("rpi5", labels={"kernel": "6.1"})
-        self.holder, self.taken = 0, 0
+        self.holder, self.taken, self.released = 0, 0, 0
         self.brought = ""
 
     def bring(self, runtime: str, say: Callable[[str], None]) -> None:
@@ -43,8 +43,11 @@ class BoardConnection:
             raise self.error
         self.taken = grant.fence
 
-    def text(self, grant: Grant) -> str:
-        return f"fence = {grant.fence}\n"
+    def release(self) -> None:
+        self.released += 1
+
+    def choice(self, grant: Grant) -> str:
+        return f"fence {grant.fence}"
 
     def is_held(self, fence: int) -> bool:
         return self.holder == fence
@@ -84,8 +87,8 @@ def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[J
 def test_a_job_begins_when_its_board_was_taken_by_its_fence(do, tmp_path):
     way = BoardConnection(tmp_path)
     seen: list[str] = []
-    result, told = do(way, lambda self: (seen.append(self.board.read_text()), JobResult(0, "PASS"))[1])
-    assert (way.taken, seen, told) == (3, ["fence = 3\n"], ["started 5 "])
+    result, told = do(way, lambda self: (seen.append(self.board), JobResult(0, "PASS"))[1])
+    assert (way.taken, seen, told, way.released) == (3, ["fence 3"], ["started 5 "], 1)
     assert (result.exit_code, list(result.timings)) == (0, ["open"])
     assert 0 < result.board_ns[0] < result.board_ns[1] and not list((tmp_path).glob("job*"))
 
