@@ -49,7 +49,6 @@ class Runner:
 
     Attributes:
         of_usage: what becomes of bad usage that a stage finds: raises it, or returns the error that ends the case.
-        sink: told of progress.
         logs: whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway.
     """
 
@@ -64,9 +63,6 @@ class Runner:
         A model that cannot be read is an outcome of its case; bad usage is raised.
 
         Args:
-            path: the model's file.
-            options: how it is to be run.
-            folder: the case's own.
             name: the case's; "" is the file's.
             want_inputs: whether the case is to run and be compared, so that it needs inputs and a reference.
 
@@ -119,12 +115,7 @@ class Runner:
         return case
 
     def judge(self, case: Case, early: Case | None = None) -> Case:
-        """Compare what the board gave with the references: those the case has, those asked early, or asked now.
-
-        Args:
-            case: has run.
-            early: from :meth:`refer_early`.
-        """
+        """Compare what the board gave with the references: those the case has, those asked early, or asked now."""
         if early is not None:
             case = self.with_references(case, early)
         return self._advance(case, (Stage.REFER, Stage.COMPARE), self._tools())
@@ -168,7 +159,6 @@ class Runner:
             cases: from :meth:`begin`; those that have an outcome already pass through.
             pool: opens the board and, at its own end, gives it back.
             runtime: what is going to be used on it; "" is its config's own.
-            faults: for a simulator: faults to switch on.
         """
         lost: errors.BoardError | None = None
         config = choice.config

@@ -51,10 +51,6 @@ class Prefetch:
 
     Args:
         specs: the cases, in the order of their tests.
-        flow, settings: how they are made.
-        runner: takes them through the host's stages.
-        config: of the board that they are compiled for.
-        run: whose folder takes the cases' files.
     """
 
     def __init__(
@@ -125,11 +121,8 @@ class ModelFolder:
     """A folder of models: a suite, of which only those models are read that tests are made from.
 
     Attributes:
-        path: the folder.
         out: where what its cases leave behind goes, in a folder for each kind of hardware.
-        models: by file.
         left_out: test cases that lie there and cannot be run, a line for each place.
-        expectations: what its cases are expected to end in.
         specs: file -> its cases, for the models that were read.
     """
 
@@ -143,12 +136,7 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class HilCase:
-    """A case on a kind of hardware.
-
-    Attributes:
-        folder: where its model is.
-        hw_type: the hardware's.
-    """
+    """A case on a kind of hardware."""
 
     spec: CaseSpec
     folder: ModelFolder
@@ -178,13 +166,7 @@ class ModelCase(pytest.Function):
 class PluginSession:
     """What the tests of one process share.
 
-    Args:
-        config: pytest's.
-
     Attributes:
-        request: what the options ask for.
-        flow: how models are compiled and run.
-        folders: where models are.
         lenders: hardware type -> where boards of that type are had.
         work: for files that tests need while they run.
         is_worker: whether this is a process that xdist started.

@@ -305,7 +305,6 @@ def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:
     """Bring a suite's expected failures in line with a run.
 
     Args:
-        folder: the run's.
         path: the file; None is the suite's own.
         update: write it; it need not be there.
 

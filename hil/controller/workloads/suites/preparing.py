@@ -58,10 +58,7 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
     """Make a case's data and import its model. Whatever fails is the outcome of the case.
 
     Args:
-        flow: how it is compiled and judged.
-        runner: imports the model.
         folder: the case's own; it is made anew, with ``logs`` in it: a run that was killed may have left something.
-        settings: how it is run.
         name: the case's; "" is its id.
     """
     with storing(folder):
@@ -133,11 +130,6 @@ def prepared(
     """Cases that are ready to run, or that ended before, as they come.
 
     Args:
-        specs: the cases.
-        flow, settings: how they are made.
-        runner: takes them through the host's stages.
-        config: of the board that they are compiled for.
-        run: whose folder takes the cases' files.
         over: set when nobody wants more.
     """
     context = runner.context

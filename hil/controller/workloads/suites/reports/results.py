@@ -27,15 +27,11 @@ class SuiteResults:
     """A stored suite run.
 
     Attributes:
-        folder: of the run.
-        id: the run's name.
         source: the suite as named on the command line.
-        suite, flow, runtime, boards: what was run where.
         started, finished: seconds since the epoch; None if unknown or not finished.
         exit_code: None until the run has finished.
         command: the command that resumes the run.
         versions: tool -> version.
-        interrupted: whether a user stopped the run.
         records: of the cases that ended, in the suite's order.
         missing: ids of the cases that have not ended.
         damaged: number of unreadable lines of results.jsonl.

@@ -33,10 +33,6 @@ _CODE = re.compile(r"[\w.+:/, -]+", re.ASCII)
 def print_summary(console: Console, folder: Path) -> None:
     """Print totals, failures by stage and operator, and the first 20 failing cases with the commands that repeat them.
 
-    Args:
-        console: where to print.
-        folder: of the run.
-
     Raises:
         UsageError: the folder holds no suite run.
     """
