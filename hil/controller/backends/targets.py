@@ -87,6 +87,19 @@ def described(flags: Sequence[str]) -> Target:
     return Target(tuple(flags), f"{arch} {cpu} (from the flags)".strip(), arch, cpu)
 
 
+def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> None:
+    """Say in an error's hint where a program of IREE's was compiled for another CPU than its board has.
+
+    Args:
+        flags: of the program.
+        info: what the board says of itself.
+    """
+    target = described(flags)
+    # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
+    if not (info.get("simulated") and target.cpu == "host"):
+        error.hint = likely_cause(error, target, info["machine"]) or error.hint
+
+
 def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) -> str:
     """A hint where a program failed because it was compiled for another CPU than the board's; else "".
 

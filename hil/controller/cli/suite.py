@@ -131,7 +131,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     ssh = {name: settings.pop(name) for name in SSH}
     how = Settings(**{name: settings.pop(name) for name in CaseSettings.__dataclass_fields__})
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
-    return Request(source, **{**settings, "dims": settings["dims"]}, ssh=given, settings=how)
+    return Request(source, **settings, ssh=given, settings=how)
 
 
 @suite.command("list", epilog="Example: hil suite list operators --filter 'conv*'")
@@ -144,7 +144,7 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     from hil.controller.workloads.suites.job import suite_of
     from hil.controller.workloads.suites.request import Request
 
-    request = Request(source, flow, **{**settings, "dims": settings["dims"]})
+    request = Request(source, flow, **settings)
     with workshop() as shop:
         found = suite_of(request, load_flow(flow), shop)
     cases = [spec for spec in found.cases if request.selects(spec.id)]

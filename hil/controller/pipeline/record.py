@@ -13,7 +13,7 @@ from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import Run
-from hil.controller.storage.texts import say, together
+from hil.controller.storage.texts import say, seconds, together
 from hil.core.results import NEVER_IN, Outcome, RunResult, exit_code_of, placement_text
 from hil.core.tensors import TensorSpec, type_text
 from hil.core.text import jsonable
@@ -170,7 +170,7 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
         say(console, "no agent", "; ".join(filter(None, said)))
     if case["device"] and case["device"]["iterations"]:
         say(console, "device time", _device_time(case["device"]))
-    spent = {key[:-2]: _seconds(value) for key, value in case["timings"].items() if value is not None}
+    spent = {key[:-2]: seconds(value) for key, value in case["timings"].items() if value is not None}
     if spent:
         cached = case.get("cached", ())
         words = [f"{stage} {text}{' (cached)' if stage in cached else ''}" for stage, text in spent.items()]
@@ -259,12 +259,13 @@ def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
 
 def _device_time(device: dict[str, Any]) -> str:
     count, cold = device["iterations"], device.get("cold_ns")
+    shown = {name: seconds(device[f"{name}_ns"] / 1e9) for name in ("p50", "p90", "min", "stdev")}
     if count == 1:
-        return f"{_ns(device['min_ns'])} (1 {'iteration' if cold is None else 'cold iteration'})"
-    times = ", ".join(together(f"{name} {_ns(device[f'{name}_ns'])}") for name in ("p50", "p90", "min", "stdev"))
+        return f"{shown['min']} (1 {'iteration' if cold is None else 'cold iteration'})"
+    times = ", ".join(together(f"{name} {text}") for name, text in shown.items())
     if cold is None:
         return f"{times} {together(f'({count} iterations)')}"
-    return f"{times} ({together(f'{count} iterations')}; the first, cold: {_ns(cold)}, is left out)"
+    return f"{times} ({together(f'{count} iterations')}; the first, cold: {seconds(cold / 1e9)}, is left out)"
 
 
 def _how(case: dict[str, Any]) -> str:
@@ -309,17 +310,6 @@ def _number(value: Any) -> str:
     if isinstance(value, str):  # of a stored record: JSON has no inf and no nan
         return value
     return f"{value:.3g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)
-
-
-def _ns(value: float) -> str:
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} ns"
-
-
-def _seconds(value: float) -> str:
-    return _ns(value * 1e9)
 
 
 class Recorder:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hil import errors
 from hil.controller.backends.references import default_references
-from hil.controller.backends.targets import described, likely_cause
+from hil.controller.backends.targets import explain
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
@@ -103,10 +103,7 @@ class Runner(Tools):
             return case
         case = replace(self, config=session.board.config, session=session)._advance(case, *_ON_BOARD)
         if case.error is not None and case.artifact is not None and case.artifact.runtime == "iree":
-            target, info = described(case.artifact.flags), session.board.info
-            # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
-            if not (info.get("simulated") and target.cpu == "host"):
-                case.error.hint = likely_cause(case.error, target, info["machine"]) or case.error.hint
+            explain(case.error, case.artifact.flags, session.board.info)
         return case
 
     def judge(self, case: Case, early: Case | None = None) -> Case:

@@ -18,7 +18,6 @@ import pytest
 from hil.controller.devices.board_choice import BoardChoice, is_lent
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import Flow, load_flow
-from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
@@ -26,7 +25,7 @@ from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
+from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of, symbols_of
 from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
 from hil.controller.workloads.suites.request import Request, Settings
 from hil.controller.workloads.suites.sources import EXPECTED, look
@@ -35,7 +34,7 @@ from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder
-from hil.errors import HilError, StorageError, UsageError, did_you_mean
+from hil.errors import UsageError, did_you_mean
 from hil.testing.pytest_plugin.boards import BoardLender, BoardLocks
 from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, out_folder, request_of
 
@@ -290,7 +289,7 @@ class PluginSession:
         """
         files = [file for folder in self.folders for file in folder.models]
         with ThreadPoolExecutor(self.context.isolated.workers, thread_name_prefix="symbols") as pool:
-            found = dict(zip(files, pool.map(lambda file: _symbols_of(file, self.context), files), strict=True))
+            found = dict(zip(files, pool.map(lambda file: symbols_of(file, self.context), files), strict=True))
         known = {symbol for symbols in found.values() for symbol in symbols}
         if unknown := sorted(set(self.request.dims) - known):
             hint = f"{did_you_mean(unknown[0], known)}their dimensions: {', '.join(sorted(known)) or 'all fixed'}"
@@ -323,14 +322,3 @@ class PluginSession:
         if folder is None or all(own):
             return None
         return BoardLocks(Path(folder), [choice.name for choice in choices])
-
-
-def _symbols_of(file: Path, context: RunContext) -> set[str]:
-    """A model's symbolic dimensions; none of one that cannot be read, for its case says that."""
-    try:
-        specs = import_model(file, isolated=context.isolated, cache=context.cache).inputs or ()
-    except StorageError:
-        raise
-    except HilError:
-        return set()
-    return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}

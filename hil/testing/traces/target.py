@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_program import recipe_of
-from hil.controller.backends.targets import described, likely_cause
+from hil.controller.backends.targets import explain
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.models.compiling import native_compiler
 from hil.controller.pipeline.board_pool import BoardPool
@@ -109,7 +109,8 @@ class Target:
             result, _ = program.run(given, timeout=DEFAULT_TIMEOUT_S)
         except HilError as error:
             error.located(stage=Stage.RUN.value, board=self.backend.board)
-            self._explain(error, artifact)
+            if artifact.runtime == "iree" and self._pool.is_open(self._choice):
+                explain(error, artifact.flags, self.board().info)
             if isinstance(error, BoardError):
                 self.close()
             elif isinstance(error, StageError) and self._pool.is_open(self._choice):
@@ -155,12 +156,7 @@ class Target:
         return program
 
     def _take(self, board: Board) -> None:
-        """Refuse a board that lacks what is needed, and have it for ourselves."""
-        self._check(board)
-        board.take()
-
-    def _check(self, board: Board) -> None:
-        """Refuse a runtime or a driver that the board does not have."""
+        """Refuse a board that lacks the runtime or the driver, and have it for ourselves."""
         runtime, device = self.backend.runtime, self.device.split("://")[0]
         there = {one["name"]: one for one in board.info.get("runtimes", ())}
         if runtime not in there:
@@ -174,14 +170,7 @@ class Target:
                 f"{self.backend.name}: IREE has no {device} device on {board.name}",
                 hint=f"it has {', '.join(devices)}: leave {self.backend.name} out, or install the driver",
             )
-
-    def _explain(self, error: HilError, artifact: Artifact) -> None:
-        """Say so where the program was compiled for another CPU than the board has."""
-        if artifact.runtime != "iree" or not self._pool.is_open(self._choice):
-            return
-        board, target = self.board(), described(artifact.flags)
-        if not (board.info.get("simulated") and target.cpu == "host"):
-            error.hint = likely_cause(error, target, board.info["machine"]) or error.hint
+        board.take()
 
     def _keep_reproducer(self, error: StageError, source: Path, flags: Sequence[str], place: Path) -> None:
         """Compile once more with the compiler's own reproducer on, and say where that, input and command lie."""
@@ -194,12 +183,8 @@ class Target:
         log = place.with_name("reproduce.log")
         arguments = {"source": str(source.absolute()), "flags": list(flags), "reproducer": str(reproducer.absolute())}
         try:
-            self._context.isolated.call(
-                reproduce,
-                {**arguments, "log": str(log.absolute())},
-                timeout=COMPILE_TIMEOUT_S,
-                log=log,
-            )
+            arguments["log"] = str(log.absolute())
+            self._context.isolated.call(reproduce, arguments, timeout=COMPILE_TIMEOUT_S, log=log)
         except StageError as failed:
             error.detail = f"{error.detail}\nno reproducer: {failed.message}"
         kept = [path for path in (reproducer, script) if path.exists()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
 from hil.controller.storage.texts import as_text
-from hil.controller.workloads.study.record import FAILED, PASSED, Row
+from hil.controller.workloads.study.record import FAILED, PASSED, Row, StageResult
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
 
 if TYPE_CHECKING:
@@ -29,10 +29,8 @@ _COLUMNS = {
 
 def cells(row: Row) -> dict[str, str]:
     """A row of the table, by column."""
-    stages = {stage.name: stage for stage in row.stages}
     found = {"experiment": row.experiment.name, "compiler": row.way}
-    for column, names in _COLUMNS.items():
-        stage = next((stages[name] for name in names if name in stages), None)
+    for column, stage in _stages(row).items():
         if stage is None:
             found[column] = "none"
         elif stage.outcome != PASSED:
@@ -47,6 +45,13 @@ def cells(row: Row) -> dict[str, str]:
     found["outcome"] = row.outcome.value if row.outcome else "not run"
     found["reported"] = row.experiment.reported
     return found
+
+
+def _stages(row: Row) -> dict[str, StageResult | None]:
+    """The stage of a row that stands in each column."""
+    return {
+        column: next((stage for stage in row.stages if stage.name in names), None) for column, names in _COLUMNS.items()
+    }
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
@@ -87,13 +92,10 @@ def write_tables(rows: Sequence[Row], folder: Path) -> None:
     (folder / MARKDOWN).write_text(markdown(rows))
     lines = []
     for row in rows:
-        failed = row.failed
-        line: dict[str, object] = {"experiment": row.experiment.name, "title": row.experiment.title, "way": row.way}
-        line |= {"compiler": row.compiler, "outcome": row.outcome.value if row.outcome else ""}
-        line |= {"failed_stage": failed.name if failed else "", "message": failed.message if failed else ""}
-        stages = {stage.name: stage for stage in row.stages}
-        for column, names in _COLUMNS.items():
-            stage = next((stages[name] for name in names if name in stages), None)
+        document = row.document()
+        names = ("experiment", "title", "way", "compiler", "outcome", "failed_stage", "message")
+        line = {name: document[name] or "" for name in names}
+        for column, stage in _stages(row).items():
             line[column] = stage.outcome if stage else ""
             line[f"{column} (s)"] = "" if stage is None or stage.seconds is None else round(stage.seconds, 3)
         line |= {"bytes": row.size, "steps": row.steps, "max_abs": row.worst.get("max_abs", "")}

@@ -74,7 +74,7 @@ def cases_of(
     wholes = [_Whole(model, flow, seed, dims or {}) for model in models]
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
         found = list(pool.map(lambda whole: _cases(whole, context, layers), wholes))
-    symbols = {symbol for whole in wholes for symbol in whole.symbols(context)} if dims else set()
+    symbols = {symbol for model in models for symbol in symbols_of(model.path, context)} if dims else set()
     if unknown := sorted(set(dims or {}) - symbols):
         hint = f"{did_you_mean(unknown[0], symbols)}their dimensions: {', '.join(sorted(symbols)) or 'all fixed'}"
         raise UsageError(f"--dim {unknown[0]}: no model of the suite has a dimension of that name", hint=hint)
@@ -237,21 +237,11 @@ class _Whole:
 
     def _plain(self, context: RunContext) -> Model:
         def read() -> Model:
-            known = self.symbols(context) if self._dims else ()
+            known = symbols_of(self.source.path, context) if self._dims else ()
             chosen = {name: size for name, size in self._dims.items() if name in known}
             return _import(self.source.path, {**self.source.dims, **chosen}, context)
 
         return self._once("plain", read)
-
-    def symbols(self, context: RunContext) -> set[str]:
-        """The model's symbolic dimensions; none of a model that cannot be read."""
-        try:
-            specs = _import(self.source.path, {}, context).inputs or ()
-        except StorageError:
-            raise
-        except HilError:
-            return set()
-        return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
 
     def inputs(self, context: RunContext) -> dict[str, Array]:
         """Every input by name: those given, and seeded random ones."""
@@ -329,6 +319,17 @@ class _Whole:
         if isinstance(known, HilError):
             raise copy.copy(known)  # whoever catches it writes into it
         return cast(T, known)
+
+
+def symbols_of(path: Path, context: RunContext) -> set[str]:
+    """A model's symbolic dimensions; none of one that cannot be read, for its case says that."""
+    try:
+        specs = _import(path, {}, context).inputs or ()
+    except StorageError:
+        raise
+    except HilError:
+        return set()
+    return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
 
 
 def _import(path: Path, dims: Mapping[str, int], context: RunContext) -> Model:

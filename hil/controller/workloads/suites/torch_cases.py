@@ -362,25 +362,28 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
     model = lowering.model.eval()
     inputs = _random_like(lowering.inputs) if lowering.random_inputs else lowering.inputs
     with torch.no_grad():
-        try:
+        with _failing("the module does not run"):
             expected = model(*copy.deepcopy(inputs))
-        except Exception as error:
-            raise ImportFailed(f"the module does not run: {first_line(error)}", detail=str(error)) from error
-        try:
+        with _failing("torch.export refuses it"):
             # Strict, as in the tester.
             program = torch.export.export(
                 model, copy.deepcopy(lowering.inputs), dynamic_shapes=lowering.dynamic_shapes, strict=True
             )
-        except Exception as error:
-            raise ImportFailed(f"torch.export refuses it: {first_line(error)}", detail=str(error)) from error
-    try:
+    with _failing("torch.export.save refuses it"):
         torch.export.save(program, Path(folder) / MODEL)
-    except Exception as error:
-        raise ImportFailed(f"torch.export.save refuses it: {first_line(error)}", detail=str(error)) from error
     for name, values in ((INPUTS, inputs), (EXPECTED, expected)):
         leaves = torch.utils._pytree.tree_leaves(values)
         tensors = [from_torch(one) for one in leaves if isinstance(one, torch.Tensor)]
         save_tensors(Path(folder) / name, {str(position): array for position, array in enumerate(tensors)})
+
+
+@contextlib.contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Whatever torch raises is an error of importing, its text in torch's own words."""
+    try:
+        yield
+    except Exception as error:
+        raise ImportFailed(f"{what}: {first_line(error)}", detail=str(error)) from error
 
 
 def lowering_of(module: str, function: str, choice: int, number: int, quantize: bool) -> _Lowering:

@@ -82,36 +82,27 @@ def load_run(folder: Path) -> SuiteResults:
         UsageError: the folder holds no suite run, or an unreadable one.
     """
     run = SuiteRun.open(folder)
+    head = run.head
     try:
-        return _loaded(run)
+        records, damaged = run.read()
+        ended = {record.id for record in records}
+        plain: dict[str, Any] = {name: str(head[name]) for name in ("suite", "flow")}
+        plain |= {name: str(head.get(name) or "") for name in ("source", "runtime", "command")}
+        plain |= {name: head.get(name) for name in ("started", "finished", "exit_code")}
+        return SuiteResults(
+            folder=folder,
+            **plain,
+            id=str(head.get("id") or folder.name),
+            boards=tuple(str(one) for one in head.get("boards") or ()),
+            versions={str(key): str(value) for key, value in (head.get("versions") or {}).items()},
+            interrupted=bool(head.get("interrupted")),
+            records=tuple(records),
+            missing=tuple(one for one in map(str, head["ids"]) if one not in ended),
+            damaged=damaged,
+            left_out=tuple(str(one) for one in head.get("left_out") or ()),
+        )
     except (OSError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"the suite run in {folder} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _loaded(run: SuiteRun) -> SuiteResults:
-    folder, head = run.folder, run.head
-    ids = [str(one) for one in head["ids"]]
-    records, damaged = run.read()
-    ended = {record.id for record in records}
-    return SuiteResults(
-        folder=folder,
-        id=str(head.get("id") or folder.name),
-        source=str(head.get("source") or ""),
-        suite=str(head["suite"]),
-        flow=str(head["flow"]),
-        runtime=str(head.get("runtime") or ""),
-        boards=tuple(str(one) for one in head.get("boards") or ()),
-        started=head.get("started"),
-        finished=head.get("finished"),
-        exit_code=head.get("exit_code"),
-        command=str(head.get("command") or ""),
-        versions={str(key): str(value) for key, value in (head.get("versions") or {}).items()},
-        interrupted=bool(head.get("interrupted")),
-        records=tuple(records),
-        missing=tuple(one for one in ids if one not in ended),
-        damaged=damaged,
-        left_out=tuple(str(one) for one in head.get("left_out") or ()),
-    )
 
 
 def is_failing(outcome: str) -> bool:
