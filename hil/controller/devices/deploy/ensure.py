@@ -194,11 +194,8 @@ def ensure_agent(shell: Shell, *, folder: str, runtimes: tuple[str, ...], board:
     """Have an agent of this hil run on a board: one round trip where it does already.
 
     Args:
-        shell: the board's.
         folder: hil's folder there; "" is ``.hil`` in the login's home, as relative ones lie there too.
         runtimes: those that the agent must have; it keeps those that it was given before.
-        board: its name for messages.
-        say: told what goes on where it takes long.
 
     Raises:
         NoAgentHere: no agent can run there: no Python (NoPython), or no wheels for it (NoWheels).

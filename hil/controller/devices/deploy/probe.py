@@ -40,11 +40,8 @@ class Seen:
         folder: hil's folder there, absolute.
         running: (process, build) of the agent that runs, or None.
         python: the interpreter that an agent runs on which is as it was asked for; "" without one.
-        installed: the agent that was deployed last, or None.
         complete: nothing of that agent is missing, and it is what was asked for.
-        packages: the packages that are there.
         machine, system: ``aarch64``, ``Linux``; "" where they were not asked for.
-        interpreters: the Pythons that answered.
         broken: (path, what it said) of those that did not.
         free_bytes: what the folder's disk has left; None where it could not be told.
         used_bytes: what hil's folder takes; None where it was not asked for.
@@ -187,11 +184,7 @@ class AgentStatus:
 
 
 def status(shell: Shell, folder: str, *, board: str = "") -> AgentStatus:
-    """What hil has on a board, without changing anything.
-
-    Raises:
-        BoardError: the board cannot be asked.
-    """
+    """What hil has on a board, without changing anything. Raises BoardError: the board cannot be asked."""
     seen = ask(shell, "status", folder, board=board or shell.address)
     agent = seen.installed or AgentBuild("", "", (), "", ())
     pid, build = seen.running or (0, agent.build)
@@ -248,11 +241,7 @@ def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = Fal
 
 
 def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
-    """The last lines that the agent wrote; "" where there are none.
-
-    Raises:
-        BoardError: the board cannot be asked.
-    """
+    """The last lines that the agent wrote; "" where there are none. Raises BoardError: the board cannot be asked."""
     return ask_text(shell, "logs", folder, str(lines), board=shell.address)
 
 
