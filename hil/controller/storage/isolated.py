@@ -76,7 +76,6 @@ def naming_errors(
     """Turn the errors of a call into those of a stage.
 
     Args:
-        stage: the stage, of a time limit's error.
         what: is done, for the message of a time limit: "compiling gave no result within 60 s".
         crash, died: the error of a crash, and how its message begins.
         failure, failed: that of any other error, likewise.
