@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.screen import answer
 from hil.controller.farm.messages import JobState
 from hil.errors import FarmUnreachable, NoSuchBoard
 
@@ -128,11 +129,10 @@ def _on_stderr(line: str) -> None:
 
 def show(farm: FarmClient, name: str, ended: Sequence[EndedJob], *, out: Path | None, as_json: bool) -> int:
     """Show what jobs came to, fetching it where it is a suite or where ``out`` says so; their exit code."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.farm.results import exit_code, fetch_run, fetch_suite, is_suite
 
     code = exit_code(ended)
-    document: dict[str, Any] = {"schema": 1, "name": name}
+    document: dict[str, Any] = {"name": name}
     rows = [{"name": one.name, **one.result.to_json()} for one in ended]
     if is_suite(ended):
         run = fetch_suite(farm, ended, out)
@@ -144,9 +144,8 @@ def show(farm: FarmClient, name: str, ended: Sequence[EndedJob], *, out: Path | 
             folder = out if len(ended) == 1 else out / one.name
             fetch_run(farm, one, folder)
         document["folder"] = str(out)
-    if as_json:
-        print_json({**document, "jobs": rows, "exit_code": code})
-    else:
+    answer(as_json, {**document, "jobs": rows, "exit_code": code})
+    if not as_json:
         _print(ended, document, out)
     return code
 
