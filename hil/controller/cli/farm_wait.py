@@ -26,10 +26,6 @@ def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bo
     """Follow jobs until they end and show what they came to; their exit code.
 
     Args:
-        farm: the connection.
-        submission: whose jobs they are.
-        jobs: their names.
-        logs: show what they print.
         as_json: as one document, and nothing else.
 
     Raises:
@@ -54,9 +50,6 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
     """Show where jobs are, and what they print, until all have ended; with a bar where there are several.
 
     Args:
-        farm: the connection.
-        jobs: their names.
-        print_line: takes each line.
         logs: also what they print; without it, of the jobs that go well only the end is told, or the bar.
 
     Raises:

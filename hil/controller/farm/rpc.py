@@ -77,7 +77,6 @@ def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[s
     """Return an open document that is a JSON object.
 
     Args:
-        message: the document.
         what: how errors call it.
         storable: refuse NaN, NUL and halves of surrogate pairs, which the farm's database cannot hold.
 
