@@ -160,10 +160,8 @@ class Subject:
     Attributes:
         model: the one whose reference is taken for right.
         compiled: the one that programs are made of: the same, or one of the same layers with other weights.
-        options: the user's, a flow's own filled in.
         layers: of ``model``, in topological order.
         twins: of ``compiled``, one for each of ``layers``.
-        activations: what the reference computed for every tensor.
         by_chance: names of the tensors that random numbers go into: no two runs of the whole model agree on them.
     """
 
@@ -198,7 +196,6 @@ def open_subject(
         path: an ONNX model, or what converts to ONNX: it is that which is compiled and taken apart.
         options: how it is run; a flow's runtime, compiler, flags and tolerance go where it says nothing.
         artifact_model: the file to compile in its place, or None.
-        group: how nodes make layers: see :func:`hil.controller.analysis.layers.layers_of`.
 
     Raises:
         UsageError: it is no ONNX model, does not take these inputs, or the other model is another network.

@@ -121,9 +121,6 @@ def activations(
     ONNX Runtime computes them without optimisations, so that no value is fused away; if it cannot, ONNX's own evaluator
     does.
 
-    Args:
-        model: an ONNX model, or one that :func:`hil.controller.models.conversions.as_onnx` converts.
-
     Raises:
         UsageError: the model is not ONNX and cannot be converted.
         CompileFailed, CompileCrashed: converting it failed.

@@ -209,9 +209,6 @@ class Estimates:
 def estimate(model: Model, **how: Unpack[CachedCall]) -> Estimates:
     """Estimate an ONNX model's nodes; the result is empty for other models.
 
-    Args:
-        model: the model; ``model.dims`` gives its symbolic dimensions.
-
     Raises:
         ImportFailed, StageTimeout: the model cannot be read.
     """
