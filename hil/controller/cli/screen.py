@@ -57,7 +57,6 @@ class _Bars:
     Args:
         quiet: show no bars even there, for ``--json``.
         columns: names of the columns in :mod:`rich.progress`, or templates of texts, from left to right.
-        width: of a bar.
     """
 
     def __init__(self, quiet: bool, columns: Sequence[str], width: int) -> None:

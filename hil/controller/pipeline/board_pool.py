@@ -32,8 +32,6 @@ class BoardPool:
     """Boards, each opened when it is first asked for and kept until the end. A context manager. Thread-safe.
 
     Args:
-        purpose: told to others who wait for a board.
-        wait_s: how long to wait while somebody else has a board.
         opened: called with each board that was opened, before anybody gets it; what it raises closes the board.
         most_loaded: how many programs stay loaded on a board between runs.
     """

@@ -13,11 +13,7 @@ class BoardSession:
     """A board and the programs that are loaded on it.
 
     Args:
-        board: the board, connected.
         most_loaded: how many programs stay loaded between runs; 0 unloads each after its run.
-
-    Attributes:
-        board: the board.
     """
 
     def __init__(self, board: Board, most_loaded: int = 0) -> None:
@@ -38,7 +34,6 @@ class BoardSession:
         """Load a pushed program, or take the one that stayed loaded; whether it was loaded now.
 
         Args:
-            artifact: the program.
             timeout: seconds for loading it.
             no_fallback: whether a node that runs on another device than it was told to fails a run.
             check: looks at what was loaded; what it raises counts as an error of loading.
@@ -73,7 +68,6 @@ class BoardSession:
         """Unload a program that has run, unless it may stay loaded.
 
         Args:
-            artifact: the program.
             broken: whether it crashed or hung: what is left of it runs nothing more.
         """
         if broken:

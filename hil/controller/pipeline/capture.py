@@ -50,7 +50,6 @@ def bounded(asked: int, typical_ns: float) -> int:
     """How many of the iterations that were asked for are profiled.
 
     Args:
-        asked: how many.
         typical_ns: how long one takes; 0 where that is not known.
     """
     in_time = round(_MOST_NS / typical_ns) if typical_ns > 0 else _MOST_ITERATIONS
@@ -64,7 +63,6 @@ class Capture:
         board: the board, ours alone.
 
     Attributes:
-        board: its name.
         calls: the timed run and the profiled one, as far as they took place and the board has a clock to tell.
         transfers: what went over the link for them, host clock.
         taken: what the profiled pass brought; None where there was none.

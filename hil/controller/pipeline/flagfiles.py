@@ -164,10 +164,8 @@ class FlagFile:
     """What the flags of such a file say.
 
     Attributes:
-        modules: programs.
         function: which function; "" is the only one.
         inputs, expected: tensors as the tools take them: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
-        parameters: files of weights.
         device: what to run on; "" says nothing. Of a board hil's config says that.
         rtol: what an output may be off by; None is the tools' default.
         atols: dtype -> what an output may be off by; of those that are not here it is the tools' default.

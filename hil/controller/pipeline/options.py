@@ -33,12 +33,6 @@ Kind = tuple[str, Callable[[Any], Any]]
 def checked(name: str, value: Any, kind: Kind, hint: str = "") -> Any:
     """A value as hil has it.
 
-    Args:
-        name: the argument's, for the message.
-        value: what was given.
-        kind: what it must be.
-        hint: what to do instead.
-
     Raises:
         UsageError: it is something else.
     """
@@ -129,10 +123,6 @@ _TENSORS: Kind = ("arrays by name, or a sequence of texts as the command line ta
 def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int]:
     """``N=4`` -> {"N": 4}.
 
-    Args:
-        texts: what was typed.
-        option: the option's name, for messages.
-
     Raises:
         UsageError: it is not a name and a number of at least 0, or a name has two sizes.
     """
@@ -213,7 +203,6 @@ class CaseSettings:
     """How any case is to be run, in a run, in a suite, under pytest.
 
     Attributes:
-        seed: of random inputs.
         rtol, atol: None is the dtype's default; in a suite the case's or the flow's own.
         allow_blind: patterns of names of outputs that may pass though nobody can judge them.
         iterations, warmup: timed and untimed runs.
@@ -273,10 +262,7 @@ class RunSettings(CaseSettings):
 
     Attributes:
         runtime: ``iree``, ``onnxruntime``, ...; "" is the board's own choice.
-        function: entry point; "" is the only one.
-        dims: values of symbolic dimensions.
         inputs: texts of ``--input``, or name -> tensor.
-        input_range: of random inputs.
         references: oracles' names; empty is the default for the model's format.
         expected: texts of ``--expected``, or name -> tensor, that take the references' place.
         element_types: of each of these, IREE's element type (``si64``) that the program is to give, as iree-run-module
@@ -422,11 +408,8 @@ class Job(RunSettings, _Where):
     """What `hil run` was asked to do; every field has the option of its name. Stored with the run, so it can resume.
 
     Attributes:
-        models: files.
         board, hw_type, identity, known_hosts, accept_new_host_key: as
             :func:`hil.controller.devices.board_resolver.choose` takes them.
-        wait_s: how long to wait for a busy board.
-        faults: of a simulator.
         flagfile: of iree-run-module, in the place of models and options.
         out: where runs are stored; None is the default.
         profile, compile_time_profile: folders for the profiles of the run and of its compilation.

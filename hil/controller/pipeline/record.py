@@ -57,7 +57,6 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
     """A case as run.json holds it.
 
     Args:
-        case: in whatever state it is.
         tensors: what was stored of it so far: ``inputs``, ``outputs``, ``references`` -> entries with files.
     """
     artifact, model, error = case.artifact, case.model, case.error
@@ -141,7 +140,6 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     """A case's final screen: outcome, statistics of each output, device time, stages, and where it is stored.
 
     Args:
-        case: a record of :func:`case_record`.
         where: the run's folder; "" says nothing of it.
     """
     outcome = case["outcome"] or "UNFINISHED"

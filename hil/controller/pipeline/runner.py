@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,6 @@ from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs
-from hil.controller.storage.run_context import RunContext
 from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.results import Stage
@@ -44,19 +43,14 @@ def bad_usage_is_raised(error: errors.UsageError, stage: Stage) -> errors.HilErr
 
 
 @dataclass(frozen=True)
-class Runner:
+class Runner(Tools):
     """Takes cases through the stages.
 
     Attributes:
         of_usage: what becomes of bad usage that a stage finds: raises it, or returns the error that ends the case.
-        sink: told of progress.
-        logs: whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway.
     """
 
-    context: RunContext
     of_usage: Callable[[errors.UsageError, Stage], errors.HilError] = bad_usage_is_raised
-    sink: ProgressSink = field(default_factory=ProgressSink)
-    logs: bool = True
 
     def begin(self, path: Path, options: Options, folder: Path, *, name: str = "", want_inputs: bool = True) -> Case:
         """Import a model and check the user's inputs against it: the stage that may still say "you typed it wrongly".
@@ -64,16 +58,13 @@ class Runner:
         A model that cannot be read is an outcome of its case; bad usage is raised.
 
         Args:
-            path: the model's file.
-            options: how it is to be run.
-            folder: the case's own.
             name: the case's; "" is the file's.
             want_inputs: whether the case is to run and be compared, so that it needs inputs and a reference.
 
         Raises:
             UsageError: missing file, unknown function, inputs that the model does not take.
         """
-        case = self._do(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT], self._tools())
+        case = self._do(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT])
         if not want_inputs or case.model is None:
             return case
         if not (options.expected or options.references or default_references(case.model)):
@@ -89,7 +80,7 @@ class Runner:
 
     def compile(self, case: Case, config: BoardConfig) -> Case:
         """Compile for a board, on the host, unless the case came with its program."""
-        return self._advance(case, (Stage.COMPILE,), self._tools(config))
+        return replace(self, config=config)._advance(case, Stage.COMPILE)
 
     def refer_early(self, case: Case) -> Case | None:
         """Ask the references while the case waits for its board.
@@ -104,13 +95,13 @@ class Runner:
 
     def refer(self, case: Case) -> Case:
         """Ask the references, unless the case has them."""
-        return self._advance(case, (Stage.REFER,), self._tools())
+        return self._advance(case, Stage.REFER)
 
     def execute(self, case: Case, session: BoardSession) -> Case:
         """Push, load and run on a board."""
         if case.artifact is None or case.outcome:
             return case
-        case = self._advance(case, _ON_BOARD, self._tools(session.board.config, session))
+        case = replace(self, config=session.board.config, session=session)._advance(case, *_ON_BOARD)
         if case.error is not None and case.artifact is not None and case.artifact.runtime == "iree":
             target, info = described(case.artifact.flags), session.board.info
             # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
@@ -119,15 +110,10 @@ class Runner:
         return case
 
     def judge(self, case: Case, early: Case | None = None) -> Case:
-        """Compare what the board gave with the references: those the case has, those asked early, or asked now.
-
-        Args:
-            case: has run.
-            early: from :meth:`refer_early`.
-        """
+        """Compare what the board gave with the references: those the case has, those asked early, or asked now."""
         if early is not None:
             case = self.with_references(case, early)
-        return self._advance(case, (Stage.REFER, Stage.COMPARE), self._tools())
+        return self._advance(case, Stage.REFER, Stage.COMPARE)
 
     def with_references(self, case: Case, early: Case) -> Case:
         """A case with what :meth:`refer_early` got for it: references, or the error that took their place."""
@@ -168,7 +154,6 @@ class Runner:
             cases: from :meth:`begin`; those that have an outcome already pass through.
             pool: opens the board and, at its own end, gives it back.
             runtime: what is going to be used on it; "" is its config's own.
-            faults: for a simulator: faults to switch on.
         """
         lost: errors.BoardError | None = None
         config = choice.config
@@ -227,22 +212,18 @@ class Runner:
             case = replace(case, reason=case.error.message)
         return case
 
-    def _tools(self, config: BoardConfig | None = None, session: BoardSession | None = None) -> Tools:
-        return Tools(self.context, config, session, self.sink, self.logs)
-
-    def _advance(self, case: Case, stages: Sequence[Stage], tools: Tools) -> Case:
+    def _advance(self, case: Case, *stages: Stage) -> Case:
         for stage in stages:
-            if case.outcome or not _STEPS[stage].needed(case):
-                continue
-            case = self._do(case, _STEPS[stage], tools)
+            if not case.outcome and _STEPS[stage].needed(case):
+                case = self._do(case, _STEPS[stage])
         return case
 
-    def _do(self, case: Case, step: Step, tools: Tools) -> Case:
+    def _do(self, case: Case, step: Step) -> Case:
         """One stage; what it raises ends the case."""
         case = replace(case, stage=step.stage.value)
         start = clock.now_ns()
         try:
-            for made in step.run(case, tools):
+            for made in step.run(case, self):
                 case = made
         except errors.UsageError as error:
             case = case.ended(self.of_usage(error, step.stage), step.stage)

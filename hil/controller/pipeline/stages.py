@@ -346,13 +346,7 @@ def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of the pipeline.
-
-    Attributes:
-        stage: its name.
-        run: yields the case anew with what the stage has made.
-        needed: whether the stage has anything to do for a case.
-    """
+    """One stage of the pipeline."""
 
     stage: Stage
     run: Callable[[Case, Tools], Iterator[Case]]

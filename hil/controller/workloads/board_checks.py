@@ -139,7 +139,6 @@ def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
     """The checks of what an agent says of its board; what a board does not show is left out.
 
     Args:
-        info: what Describe said.
         now_ns: this machine's wall clock when it was said, since 1970.
     """
     if "wall_ns" in info:

@@ -149,7 +149,6 @@ def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
     """Return the one runtime that a connection is opened for; "" is the board's own.
 
     Args:
-        runtimes: of the cases.
         wanted: what the user said, which is the answer where there are no cases.
 
     Raises:

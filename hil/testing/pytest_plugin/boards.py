@@ -27,7 +27,6 @@ class BoardLocks:
 
     Args:
         folder: all processes' own; it is there.
-        boards: the boards' names.
     """
 
     def __init__(self, folder: Path, boards: Sequence[str]) -> None:
@@ -101,9 +100,6 @@ class BoardLender:
     """Boards of one hardware type, and the one that this process has.
 
     Args:
-        choices: the boards.
-        runtime: what programs are loaded by.
-        pool: opens them.
         locks: what decides who has which; None where nobody else uses them.
 
     Attributes:

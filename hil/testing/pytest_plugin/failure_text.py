@@ -22,7 +22,6 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     """A case that did not pass: outcome and reason first, for that is what a summary shows.
 
     Args:
-        case, record: the case as it ended, and what is recorded of it.
         again: the same was told of another case: one line is enough.
     """
     text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
@@ -62,7 +61,6 @@ def commands(record: CaseRecord, here: Path) -> str:
     """What repeats a failure, what shows its difference, and where its tensors and logs are.
 
     Args:
-        record: of the case.
         here: the folder that the commands are typed in.
     """
     lines = [repeat(record.repeat)]

@@ -30,8 +30,6 @@ class Option:
     """One option.
 
     Attributes:
-        name: its long name.
-        help: for people.
         known: the name that hil's own commands give it; "" is none.
         metavar, type, default, choices: as argparse has them; a ``bool`` takes no value.
         repeats: whether several may be given.

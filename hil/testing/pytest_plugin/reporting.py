@@ -38,11 +38,7 @@ def attach(report: pytest.TestReport, case: HilCase, record: CaseRecord) -> None
 
 
 class Reporting:
-    """Hooks of the process that writes suite runs' folders as tests end.
-
-    Args:
-        plugin: what the options ask for.
-    """
+    """Hooks of the process that writes suite runs' folders as tests end."""
 
     def __init__(self, plugin: PluginSession) -> None:
         self._plugin = plugin

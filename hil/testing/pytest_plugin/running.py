@@ -35,13 +35,7 @@ _NAME_MOST = 150
 
 
 class CaseRun:
-    """One case in one test. What cannot go on ends the test: an error in a fixture, a failure in the test itself.
-
-    Args:
-        plugin: what tests share.
-        hil_case: the case.
-        item: the test.
-    """
+    """One case in one test. What cannot go on ends the test: an error in a fixture, a failure in the test itself."""
 
     def __init__(self, plugin: PluginSession, hil_case: HilCase, item: pytest.Item) -> None:
         self.plugin = plugin

@@ -20,16 +20,14 @@ from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
-from hil.controller.workloads.suites.preparing import prepared, suite_runner
+from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
 from hil.controller.workloads.suites.request import Request, Settings
 from hil.controller.workloads.suites.sources import EXPECTED, look
 from hil.controller.workloads.suites.spec import CaseSpec, SuiteModel
@@ -51,10 +49,6 @@ class Prefetch:
 
     Args:
         specs: the cases, in the order of their tests.
-        flow, settings: how they are made.
-        runner: takes them through the host's stages.
-        config: of the board that they are compiled for.
-        run: whose folder takes the cases' files.
     """
 
     def __init__(
@@ -125,11 +119,8 @@ class ModelFolder:
     """A folder of models: a suite, of which only those models are read that tests are made from.
 
     Attributes:
-        path: the folder.
         out: where what its cases leave behind goes, in a folder for each kind of hardware.
-        models: by file.
         left_out: test cases that lie there and cannot be run, a line for each place.
-        expectations: what its cases are expected to end in.
         specs: file -> its cases, for the models that were read.
     """
 
@@ -143,12 +134,7 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class HilCase:
-    """A case on a kind of hardware.
-
-    Attributes:
-        folder: where its model is.
-        hw_type: the hardware's.
-    """
+    """A case on a kind of hardware."""
 
     spec: CaseSpec
     folder: ModelFolder
@@ -178,13 +164,7 @@ class ModelCase(pytest.Function):
 class PluginSession:
     """What the tests of one process share.
 
-    Args:
-        config: pytest's.
-
     Attributes:
-        request: what the options ask for.
-        flow: how models are compiled and run.
-        folders: where models are.
         lenders: hardware type -> where boards of that type are had.
         work: for files that tests need while they run.
         is_worker: whether this is a process that xdist started.
@@ -202,13 +182,11 @@ class PluginSession:
         self.request: Request = request_of(config)
         # Wherever pytest is called, a flows.toml lies beside the ini file. Whoever wrote that runs code here anyway.
         self.flow: Flow = load_flow(self.request.flow, config.rootpath, trusted=True)
-        request, settings = self.request, self.request.settings
-        names = ("rtol", "atol", "allow_blind", "timeout")
-        options = Options(runtime=self.flow.runtime, **{name: getattr(settings, name) for name in names})
+        request = self.request
         kinds: dict[str, list[BoardChoice]] = defaultdict(list)
         for board in request.boards or ("",):
             choice = choose(board, request.hw_type, **request.ssh)
-            check_options(options, choice)
+            check_settings(request.settings, self.flow, [choice])
             kinds[choice.config.hw_type].append(choice)
         self.folders: list[ModelFolder] = []
         for path in dict.fromkeys(map(absolute, config.getini(MODELS))):

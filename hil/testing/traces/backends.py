@@ -34,7 +34,6 @@ class TraceOptions:
     Attributes:
         target_backends: names with commas; "" is :data:`DEFAULT_TARGETS`.
         reference_backend: a name; "" is the module's own.
-        artifacts_dir: the folder.
     """
 
     target_backends: str = ""
@@ -126,7 +125,6 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
     and ``board:NAME:tflite`` or ``board:NAME:iree`` one with another runtime than its own.
 
     Args:
-        name: as typed.
         references: names of hil's references that are backends as well, for modules that consist of files.
 
     Raises:

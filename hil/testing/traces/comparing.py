@@ -21,7 +21,6 @@ class CallComparison:
 
     Attributes:
         number: of the call, from 0.
-        method: its name.
         reason: what is wrong with the call as such (another method, other outputs); "" if nothing is.
         verdict: of its tensors and of the variables that it assigned; None if there are none to compare.
     """
@@ -66,10 +65,6 @@ class CallComparison:
 
 def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
     """Compare every call of a trace with the reference's, within the tolerances that the calls themselves name.
-
-    Args:
-        reference: the source of truth.
-        target: what is looked at.
 
     Returns:
         One comparison a call of the longer of the two; nothing is left out after a call that is wrong.

@@ -42,8 +42,6 @@ def reproduce(source: str, flags: list[str], reproducer: str, log: str) -> None:
     """Compile again, with MLIR's crash reproducer on: the pass that fails, and what it was given.
 
     Args:
-        source: the MLIR file.
-        flags: for iree-compile.
         reproducer: the file to write; nothing is written where no pass failed.
         log: the file that standard error goes to.
     """

@@ -48,8 +48,6 @@ class FileSubject:
     """A class with :class:`ModelFile` attributes.
 
     Args:
-        module_class: the class.
-        files: its methods.
         exported_names: those that are traced; None is all.
 
     Raises:

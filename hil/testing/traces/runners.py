@@ -40,7 +40,6 @@ class Program:
 
     Attributes:
         path: its file among the artifacts.
-        function: which of its functions.
         device: what it ran on; "" is the runtime's own choice.
         answer: what it was given and returned.
         rest: files beside it that belong to it.
@@ -101,7 +100,6 @@ class Subject(Protocol):
     """A module class under test.
 
     Attributes:
-        name: of the class.
         reference: name of the backend that the others are compared with where nobody names one.
         references: names of hil's references that can run it.
     """
@@ -120,10 +118,6 @@ class Subject(Protocol):
 
     def runner(self, backend: Backend, context: RunContext, folder: Path) -> Runner:
         """Return what runs it on a backend.
-
-        Args:
-            backend: which.
-            folder: of the module's artifacts.
 
         Raises:
             UsageError: it cannot run there.
@@ -144,7 +138,6 @@ def same_bits(dtype: str, array: Array) -> Array:
 
     Args:
         dtype: what it should be; "" says nothing.
-        array: what it is.
     """
     wanted = dtype_of(dtype) if dtype else array.dtype
     both_integers = array.dtype.kind in "iu" and wanted.kind in "iu"

@@ -42,7 +42,6 @@ class TargetResult:
     Attributes:
         record: with the outcome, expected failures taken into account.
         comparisons: of every call with the reference's.
-        folder: where the trace is kept.
     """
 
     record: CaseRecord
@@ -232,7 +231,6 @@ def compare_backends(
         reference_backend: name of the source of truth; "" is the module's own: ``tf``.
         target_backends: names, or one text with commas.
         artifacts_dir: where artifacts go; None is ``hil-traces``.
-        expected: a file of expected failures.
 
     Returns:
         One result a target. Nothing is raised for those that fail.
@@ -274,8 +272,6 @@ def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) ->
     what it made of the variables, and nothing where it made no such call.
 
     Args:
-        traced: the trace and its programs.
-        folder: where it goes.
         wanted: the reference's trace; None for the reference itself.
 
     Raises:

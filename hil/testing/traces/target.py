@@ -33,7 +33,6 @@ class Target:
     """A board that a module's programs run on. It is taken when it is first needed, and again after :meth:`close`.
 
     Args:
-        backend: which board and runtime.
         folder: where what compiling leaves behind goes.
     """
 
@@ -54,7 +53,6 @@ class Target:
         """Compile a model for the board and keep the program.
 
         Args:
-            model: what was imported.
             place: the file that the program is copied to.
 
         Raises:
@@ -94,7 +92,6 @@ class Target:
         """Run a function of a program, which stays loaded.
 
         Args:
-            artifact: the program.
             function: which of its functions; "" is the only one.
             arrays: the inputs, in order.
             outputs: what the model itself says it returns; a program may know no unsigned integers.

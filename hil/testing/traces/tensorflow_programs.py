@@ -58,12 +58,7 @@ class MethodProgram:
 
 
 class Programs:
-    """The programs of a module, for one backend.
-
-    Args:
-        name: the module's.
-        folder: of the module's artifacts.
-    """
+    """The programs of a module, for one backend."""
 
     def __init__(self, name: str, context: RunContext, folder: Path) -> None:
         self._name = name
@@ -83,10 +78,7 @@ class Programs:
         """Return the program that a call needs.
 
         Args:
-            method: which method.
-            inputs: what it is called with.
             live: the method, lowered for these inputs.
-            module: the module that has it.
             methods: all that it exports.
 
         Raises:
@@ -227,7 +219,6 @@ class TfLiteProgram:
     """A method as a TFLite program.
 
     Attributes:
-        artifact: the program.
         outputs: the tensors that it returns.
         structure: of what the method returns, see :func:`hil.controller.models.tensorflow.graphs.numbered`.
     """
@@ -243,12 +234,6 @@ class TfLiteProgram:
 
 def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, context: RunContext) -> TfLiteProgram:
     """Convert a method for the dtypes and shapes of some inputs; variables that it reads become constants.
-
-    Args:
-        function: the method.
-        inputs: what it is called with.
-        place: the file to write.
-        target: the board that it is for.
 
     Raises:
         CompileFailed: TensorFlow cannot trace it, it assigns variables, or the converter refuses it.
@@ -301,8 +286,6 @@ def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
     """Return a method as MLIR in TensorFlow's dialect, for people and its own tools.
 
     Args:
-        function: the method.
-        name: its name.
         args: what it is called with: arrays or ``tf.TensorSpec``, nested or not.
     """
     import tensorflow as tf

@@ -82,7 +82,6 @@ def save_structure(structure: Structure, folder: Path, stem: str) -> Any:
 
     Args:
         structure: as :func:`as_numpy` makes it.
-        folder: where the files go.
         stem: of the files' names.
 
     Raises:
@@ -160,7 +159,6 @@ class ModuleCall:
     """One call to a module's method.
 
     Attributes:
-        method: its name.
         inputs: what it was called with, a structure each: dicts, lists and tuples of arrays.
         outputs: what it returned, a structure each: a tuple that it returned as it is, anything else alone in one.
         rtol, atol: within which this call's outputs are compared; None is each dtype's default.
@@ -240,12 +238,8 @@ class Trace:
     """A series of calls to a module on one backend.
 
     Attributes:
-        module_name: of the module's class.
         backend: that ran it: ``tf``, ``iree_llvmcpu``, ``board:rpi5``, ...
-        name: of the trace function.
-        source: the trace function's own text.
         ran_by: who computed, with versions.
-        calls: in order.
         error: what ended the trace early; "" if nothing did.
     """
 
@@ -262,9 +256,6 @@ class Trace:
 
     def save(self, trace_dir: str | Path) -> Path:
         """Write it to a folder, in place of a trace that is there: ``trace.json``, ``log.txt``, a folder for each call.
-
-        Returns:
-            The folder.
 
         Raises:
             StorageError: it cannot be written.

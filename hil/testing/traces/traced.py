@@ -32,8 +32,6 @@ class TracedModule:
     method nests them.
 
     Args:
-        runner: runs the methods.
-        methods: their names.
         trace: what calls are added to.
         programs: what the program of each call is added to, None if a call had none.
     """
@@ -75,7 +73,6 @@ class Traced:
     """What a trace function came to on one backend.
 
     Attributes:
-        trace: its calls.
         programs: of each call the program that ran, or None.
         error: what ended it early, or None.
         raised: that, where it was the trace function's own.
@@ -93,11 +90,7 @@ def run_trace(
     """Call a trace function with a newly made module, random numbers seeded before either.
 
     Args:
-        function: the trace function.
-        runner: runs the module's methods.
-        module_name: of the module.
         methods: tells the names of its methods, once the module was made.
-        backend: name of the backend.
 
     Returns:
         The trace. Where a stage failed, or the function itself raised something, what there was until then.

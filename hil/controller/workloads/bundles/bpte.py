@@ -205,10 +205,8 @@ def write(program: str, suites: Mapping[str, Sequence[Mapping[str, Any]]], outpu
     """Bundle a program with cases.
 
     Args:
-        program: the .pte file.
         suites: method -> cases, each ``inputs`` and ``outputs``: a folder of tensors, and for every place of the method
             the tensor's name and the order in which its dimensions lie in memory, or the number that stands there.
-        output: the .bpte file.
 
     Raises:
         UsageError: a value is none that the format takes.

@@ -30,7 +30,6 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
     """A case from an .npz or a folder; without outputs where the file has none.
 
     Args:
-        path: the .npz or the folder.
         signature: of the method: it tells inputs from outputs, and what dtype raw bytes are.
         name: of the case; "" is the file's.
 

@@ -34,7 +34,6 @@ class Request:
     """What a bundle is to be made of.
 
     Attributes:
-        model: the model's file.
         functions: entry points; none are all of a module, and of another model its main one.
         options: how it is compiled, its inputs and expected outputs (of one case), seed, range, tolerances, references
             (one at most) and time limit.
@@ -143,7 +142,6 @@ class _Cases:
         """A method's cases, with what they expect.
 
         Args:
-            method: its name.
             signature: what it takes and gives.
             model: asked for what nobody said to expect.
             only: whether it is the only one, so that what names no method is its.

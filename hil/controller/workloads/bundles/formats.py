@@ -58,8 +58,6 @@ class Format:
 
     Attributes:
         read, write: a :class:`Read` and a :class:`Write`, or their ``module:function``.
-        is_folder: whether it is a folder or one file.
-        summary: what it is, in a line.
     """
 
     read: Read | str

@@ -34,7 +34,6 @@ def import_methods(path: Path, functions: Sequence[str], context: RunContext, **
     """A model once for each of its entry points.
 
     Args:
-        path: the model's file.
         functions: those to take; none are all of a module, MLIR or compiled, and of another model its main one.
         settings: ``dims`` of :func:`import_model`.
 

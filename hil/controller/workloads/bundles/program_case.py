@@ -19,7 +19,6 @@ def open_bundle(path: Path, key: Path | None = None) -> Bundle:
     """A bundle whose signature, where it has one, is right.
 
     Args:
-        path: its file.
         key: a file of public keys, one of which must have signed it; None takes any signature, or none.
 
     Raises:
@@ -36,15 +35,7 @@ _FILES = "program"
 
 @dataclass(frozen=True)
 class ProgramCase:
-    """A case of a bundle, with the bundle's program.
-
-    Attributes:
-        path: the file that the bundle was read from.
-        digest: the bundle's.
-        method: the entry point that the case is of.
-        given: its inputs, expected outputs and tolerances.
-        artifact: the program, its files on this machine.
-    """
+    """A case of a bundle, with the bundle's program."""
 
     path: Path
     digest: str
@@ -57,7 +48,6 @@ class ProgramCase:
 
         Args:
             options: how to run it; tolerances go before the case's own.
-            folder: the case's own.
             name: the case's; "" is the method's and the bundled case's.
         """
         given, method, signature = self.given, self.method, self.method.signature

@@ -21,8 +21,6 @@ class Experiment:
     """One experiment.
 
     Attributes:
-        name: its folder's.
-        title: what it is, for people.
         reported: what an older report says became of it; "" where there is none.
         path: its model.py, which has a function ``training(random)``; see docs/tfcompile.md.
     """
@@ -38,16 +36,13 @@ class Asked:
     """What a study is asked to do.
 
     Attributes:
-        experiments: which ones, in order.
         ways: which compilers: keys of :data:`hil.controller.workloads.study.toolchains.WAYS`.
-        steps: training steps that are compared.
         seed: of first values and data.
         rtol, atol: within which every loss and variable must agree with TensorFlow's after every step; ``atol`` None
             follows each tensor's scale and noise, as everywhere.
         allow_blind: patterns of names of tensors that may pass though nobody can judge them.
         no_fallback: whether a node that runs on another device than it was told to fails a row.
         timeout: seconds for loading, and for each step.
-        out: the folder where everything is stored.
         resume: whether rows that are in the folder already are kept.
     """
 
@@ -73,7 +68,6 @@ def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
     """The experiments of a study's folder, in the order of its list.
 
     Args:
-        folder: with the list.
         only: names of those to take; none takes all.
 
     Raises:
@@ -126,9 +120,6 @@ class Row:
     """One experiment through one compiler.
 
     Attributes:
-        outcome: how it ended, as everywhere in hil; None where it has not.
-        stages: in order.
-        compiler: with version.
         size: of the program, in bytes.
         steps: how many training steps agreed with TensorFlow's.
         placement: where the program ran: fields of :class:`hil.core.results.Part`; None where the runtime did not

@@ -75,7 +75,6 @@ def match_steps(
     """Compare every step, and put into the row how many agreed and the largest difference.
 
     Args:
-        row: of the experiment and the compiler.
         results: each step's outputs and variables.
         expected_of: TensorFlow's, by the step's number from 0, and their noise by name.
         rtol, atol, allow_blind: as :func:`hil.compare.verdict.compare_output` takes them.
@@ -133,7 +132,6 @@ def run_study(
     """Take every experiment through every compiler, storing each row as it ends.
 
     Args:
-        asked: what to do.
         wait_s: how long to wait while somebody else has it.
 
     Returns:

@@ -37,7 +37,6 @@ class Program:
     """A compiled training step.
 
     Attributes:
-        artifact: for a board.
         inputs: the names of its inputs in order: those of a batch, then variables as ``variable NAME``.
         outputs: the names of its outputs in order, likewise.
         values: the variables' first values, by those names.
@@ -54,10 +53,6 @@ class Making:
     """What a way works with.
 
     Attributes:
-        saved: the SavedModel's file.
-        config: the board's.
-        machine: what the board shows of itself.
-        folder: for logs.
         stage: called with a stage's name and what it does; tells how long it took and what went wrong.
     """
 

@@ -34,7 +34,6 @@ def train(model: str, seed: int, steps: int, folder: str) -> None:
         model: its model.py; ``training(random)`` gives a module with a tf.function ``step`` of fixed shapes, which
             returns its outputs by name, and ``batches(random)``, the arguments of one call after another.
         seed: of the first values and of the data.
-        steps: how many.
         folder: where the SavedModel, the batches and each step's outputs and variables (``variable NAME``) go, with
             their noise: how far they move when the training is done again from values that are moved by rounding alone.
 

@@ -50,12 +50,8 @@ class Plan:
     """How an engine runs its cases.
 
     Attributes:
-        flow, settings: how each case is made and run.
         confirm: how often a mismatch is run again, on the same board and on another in turns.
-        faults: of simulators.
-        wait_s: how long to wait for a busy board.
         boards: how many boards of a farm to use at a time.
-        purpose: told to others who wait for a board.
         say: told what goes on; called from several threads.
     """
 
@@ -73,10 +69,7 @@ class Engine:
     """Runs cases on boards.
 
     Args:
-        plan: how.
         choices: the boards, each once, or what boards of a farm must be; what they are compiled for must be the same.
-        runner: takes cases through their stages.
-        run: whose folder takes the cases' files.
         prepare: does the host's part: :func:`~hil.controller.workloads.suites.preparing.prepared`.
 
     Attributes:

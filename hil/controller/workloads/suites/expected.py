@@ -76,10 +76,7 @@ class Expectation:
     Attributes:
         table: ``compile`` or ``run``.
         number: its position in its table, from 1.
-        cases: patterns of the cases' ids.
         outcomes: expected outcomes; ``PASS`` among them if the result depends on the machine or on chance.
-        reason: explanation for people.
-        issue: link to an issue, or "".
         without: patterns of cases that it does not cover (``except`` in the file).
         flow, runtime, board: patterns of where it applies; empty for everywhere.
         until: the last day on which it applies; None for no limit.
@@ -269,10 +266,6 @@ def read_text(path: Path) -> str:
 
 def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
     """Parse the entries of ``[[compile]]``, then those of ``[[run]]``, each in the file's order.
-
-    Args:
-        text: of the file.
-        path: of the file, for messages.
 
     Raises:
         UsageError: an entry is invalid; the message names it.

@@ -65,8 +65,6 @@ def update(
         path: the file, which need not exist.
         records: of the run, judged or not. Of several records of a case, the last counts.
         ids: of all cases of the suite: a pattern that another case needs stays, with an ``except`` for the case.
-        write: whether to write the file.
-        today: the date for the entries' expiry.
 
     Returns:
         The changes as a unified diff; "" if there are none. The same run changes nothing a second time.

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import Flow, load_flow
-from hil.controller.pipeline.options import Options
-from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
@@ -22,7 +20,7 @@ from hil.controller.storage.runs import GO_ON, check_seal
 from hil.controller.workloads.suites.engine import Engine, Plan
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
-from hil.controller.workloads.suites.preparing import prepared, suite_runner
+from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
@@ -221,18 +219,7 @@ def _checked(request: Request, boards: Sequence[BoardChoice] = ()) -> tuple[Flow
             "which failures are expected depends on the kind of hardware, which a farm's board only shows later",
             hint="name it: --runtime-hw-type TYPE",
         )
-    settings = request.settings
-    options = Options(
-        runtime=flow.runtime,
-        rtol=settings.rtol,
-        atol=settings.atol,
-        allow_blind=settings.allow_blind,
-        iterations=settings.iterations,
-        warmup=settings.warmup,
-        timeout=settings.timeout,
-    )
-    for choice in choices:
-        check_options(options, choice)
+    check_settings(request.settings, flow, choices)
     return flow, choices
 
 
@@ -305,7 +292,6 @@ def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:
     """Bring a suite's expected failures in line with a run.
 
     Args:
-        folder: the run's.
         path: the file; None is the suite's own.
         update: write it; it need not be there.
 

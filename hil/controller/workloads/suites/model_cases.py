@@ -64,9 +64,7 @@ def cases_of(
 
     Args:
         models: their names differ.
-        flow: whose recipe is applied.
         layers: None for no layers.
-        seed: of random inputs.
         dims: values of symbolic dimensions, for the models that have them.
 
     Raises:

@@ -44,7 +44,6 @@ class NodeTest:
         model: the model's name in the archive.
         inputs, outputs: (name, dtype, name in the archive) of each tensor; other values (a sequence, an absent
             optional) are left out.
-        rtol, atol: the test's tolerance.
     """
 
     id: str
@@ -57,15 +56,7 @@ class NodeTest:
 
 
 class NodeTests:
-    """The node tests of the installed onnx, in order of their names.
-
-    Args:
-        context: the cache, and a process to make them in.
-
-    Attributes:
-        tests: all of them.
-        key: identifies these tests.
-    """
+    """The node tests of the installed onnx, in order of their names."""
 
     def __init__(self, context: RunContext) -> None:
         installed = version("onnx")
@@ -104,7 +95,6 @@ def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
 
     Args:
         flow: its recipe is applied to each model; the expected outputs are then those of the plain model.
-        context: the cache, and a process to make the tests in.
 
     Raises:
         StorageError: the cache cannot be written.

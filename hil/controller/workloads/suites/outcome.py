@@ -37,9 +37,6 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
     """The record of a case that has ended; tensors worth keeping are stored.
 
     Args:
-        task: how it went.
-        suite: the suite's name.
-        flow, request: what it ran in.
         run: where tensors go: those of a case that did not pass, or of all where the request says so.
     """
     case = task.case if task.wrong is None else task.wrong

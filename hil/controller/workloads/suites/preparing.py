@@ -6,16 +6,18 @@ import concurrent.futures
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.flows import Flow, quantum_atol
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.request import Settings
@@ -51,17 +53,14 @@ _KINDS: Mapping[Stage, type[HilError]] = {
 
 def suite_runner(context: RunContext) -> Runner:
     """The runner of a suite's cases: what a user of `hil run` typed wrongly, a suite found in a model or a flow."""
-    return Runner(context, _outcome, logs=False)
+    return Runner(context, of_usage=_outcome, logs=False)
 
 
 def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, settings: Settings, name: str = "") -> Case:
     """Make a case's data and import its model. Whatever fails is the outcome of the case.
 
     Args:
-        flow: how it is compiled and judged.
-        runner: imports the model.
         folder: the case's own; it is made anew, with ``logs`` in it: a run that was killed may have left something.
-        settings: how it is run.
         name: the case's; "" is its id.
     """
     with storing(folder):
@@ -94,6 +93,12 @@ def _outcome(error: UsageError, stage: Stage) -> HilError:
     return _KINDS.get(stage, RunFailed)(error.message, hint=error.hint, detail=error.detail)
 
 
+def check_settings(settings: Settings, flow: Flow, choices: Iterable[BoardChoice]) -> None:
+    """Refuse settings that cannot be meant on one of the boards; errors as for :func:`check_options`."""
+    for choice in choices:
+        check_options(Options(**vars(settings), runtime=flow.runtime), choice)
+
+
 def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
     """The pipeline's options for a case: its data, its flow, and how it is to be run."""
     # A tolerance that the user typed goes before the flow's, and that before the case's own.
@@ -104,9 +109,8 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) ->
         for name in ("rtol", "atol")
     }
     chosen["debug_ir"] = settings.debug_ir / case_id if settings.debug_ir else None
-    shared = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return Options(
-        **{**shared, **chosen},
+        **{**vars(settings), **chosen},
         runtime=flow.runtime,
         compiler=flow.compiler,
         compile_flags=flow.compile_flags,
@@ -133,11 +137,6 @@ def prepared(
     """Cases that are ready to run, or that ended before, as they come.
 
     Args:
-        specs: the cases.
-        flow, settings: how they are made.
-        runner: takes them through the host's stages.
-        config: of the board that they are compiled for.
-        run: whose folder takes the cases' files.
         over: set when nobody wants more.
     """
     context = runner.context

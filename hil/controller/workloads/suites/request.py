@@ -40,11 +40,7 @@ class Request:
         dims: values of symbolic dimensions.
         only_expected_failures: leave out what is expected to pass.
         confirm: how often a mismatch is run again.
-        keep_all: keep the tensors of cases that passed as well.
         jobs: how many compile at a time, None is one a core; with boards of a farm, how many of those run at a time.
-        faults: of a simulator.
-        wait_s: how long to wait for a busy board.
-        settings: how each case is run.
     """
 
     source: str

@@ -70,7 +70,6 @@ def open_suite(
         group: what a layer is: ``node`` or ``fused``; see :func:`hil.controller.analysis.layers.layers_of`.
         layer_inputs: ``real`` (what the reference computed for the whole model) or ``random``.
         merge: which layers are one case: see :func:`hil.controller.analysis.layers.unmerged`.
-        seed: of random inputs.
         dims: values of symbolic dimensions, for the models that have them.
 
     Returns:
@@ -122,7 +121,6 @@ class Found:
     """What a path of the user's holds.
 
     Attributes:
-        models: by path.
         left_out: test cases that lie there and cannot be run, a line for each place.
     """
 

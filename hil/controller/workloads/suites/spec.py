@@ -62,7 +62,6 @@ class CaseSpec:
     Attributes:
         id: unique in its suite and the same in every run: ``<model>_full_model``, ``<model>_layer_<op>_<name>``, for a
             case that came with the model ``<model>_<case>``, a node test's name. Letters, digits and ``._+-`` only.
-        model: the model's name.
         make: makes the data; the folder is the case's own and empty. Called in a thread, for each case at most once.
             Raises HilError (stage ``import`` where it says none).
         layer: the layer's name; "" is the whole model.
@@ -124,8 +123,6 @@ class SuiteModel:
 
     Attributes:
         name: unique in the suite.
-        path: its file.
-        dims: values of symbolic dimensions.
         given: inputs by name; what is missing is seeded random.
         expected: outputs that take the reference's place.
         calibration: samples for recipes, each input -> tensor. Where there are none, recipes look for

@@ -30,11 +30,9 @@ class CaseRecord:
 
     Attributes:
         id, model, layer, op, params: of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
-        suite, flow, runtime: what it ran in.
         board, hw_type: which board ran it, as results call it, and its hardware type; "" where none did.
         outcome: a word of :class:`hil.core.results.Outcome`, expected failures taken into account.
         ended: the outcome without regard to what was expected.
-        stage: where it ended.
         message: why, in a line; "" for a pass.
         hint, detail: of an error: what to do next, and the tool's own words.
         timings: seconds of the host's clock: the fields of :class:`hil.core.results.Timings`; None is a stage that was
@@ -158,7 +156,6 @@ class SuiteRun:
     """A suite run in its folder; one process at a time writes it (:meth:`writing`).
 
     Attributes:
-        folder: where.
         head: what suite.json holds: ``schema``, ``request``, ``suite``, ``flow``, ``runtime``, ``boards``, ``command``,
             ``versions``, ``ids`` (of all cases, in order), ``started``, ``finished``, ``exit_code``, ``interrupted``.
     """

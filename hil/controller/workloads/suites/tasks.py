@@ -47,11 +47,7 @@ class Task:
 
 
 class TaskQueue:
-    """Tasks that wait for a board; threads take what their board may run, first come, first served.
-
-    Args:
-        boards: the names of all boards.
-    """
+    """Tasks that wait for a board; threads take what their board may run, first come, first served."""
 
     def __init__(self, boards: Sequence[str]) -> None:
         self._alive = list(boards)
@@ -69,7 +65,6 @@ class TaskQueue:
         """Add a task; false where no board is left that may run it, or the queue is closed.
 
         Args:
-            task: the task.
             most: wait until fewer than so many wait; None does not.
         """
         with self._changed:
@@ -165,7 +160,6 @@ def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[s
     """Where the next run that confirms a mismatch takes place: the same board first, then in turns another.
 
     Args:
-        task: a task whose first run was wrong.
         wanted: how many such runs are asked for.
         boards: those that still take tasks.
 
@@ -299,9 +293,7 @@ class LentSeat(Seat):
     """A board that is lent, and another one when that is lost.
 
     Args:
-        choice: of boards that somebody lends.
         number: which of the seats for that choice it is, from 1.
-        purpose: told to others who wait for a board.
         wait_s: how long to wait for one while no other board runs cases.
     """
 
@@ -359,9 +351,7 @@ def seats_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: 
     """The seats for what was named: one for a board, so many for a selector of boards that are lent.
 
     Args:
-        choices: what was named.
         boards: how many lent boards at a time, for each selector.
-        purpose: told to others who wait for a board.
         wait_s: how long to wait for a lent board while no other runs cases.
     """
     seats: list[Seat] = []

@@ -76,7 +76,6 @@ class TorchTest:
             test lowers several models.
         op: the file's name without ``test_``.
         module, function, choice, number: of the model; see :func:`find_tests`.
-        params: parameters of the test.
         depends: whether the model differs for a flow that quantises.
         skipped: why the tester skips it, or "".
         problem: why there is no model, or "".
@@ -109,8 +108,6 @@ def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, 
 
     Args:
         suite: ``operators`` or ``models``.
-        flow: of the cases.
-        context: the cache, and a process to find the tests in.
 
     Raises:
         UsageError: torch or executorch is not installed.
@@ -273,7 +270,6 @@ def find_tests(package: str, quantize: bool) -> list[dict[str, Any]]:
 
     Args:
         package: ``executorch.backends.test.suite.operators`` or ``...models``.
-        quantize: whether they are for a flow that quantises.
 
     Returns:
         For each model that a test lowers the fields of :class:`TorchTest`; ``choice`` is the index of its parameters,
@@ -355,7 +351,6 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
 
     Args:
         module, function, choice, number: of :func:`find_tests`.
-        quantize: whether the flow quantises.
         folder: gets ``model.pt2``, the ``inputs``, and the outputs of the module itself, ``expected``.
 
     Raises:

@@ -147,7 +147,7 @@ def test_a_workload_may_take_bad_usage_for_an_outcome(fake_boards: FakeBoards, s
 
     fake_boards.scripts[A] = {("load", "a"): UsageError("not that way")}
     with BoardPool("a test") as pool:
-        (case,) = Runner(shop, as_outcome).run([fake_case("a")], pool, fake_choice())
+        (case,) = Runner(shop, of_usage=as_outcome).run([fake_case("a")], pool, fake_choice())
     assert (case.outcome, case.stage, case.reason) == (Outcome.RUN_ERROR, "load", "in load: not that way")
     assert case.pushed_bytes == 8  # what came before is kept
 

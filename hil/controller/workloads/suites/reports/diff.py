@@ -53,10 +53,8 @@ class Moved:
     """A case that is in one run only, or whose outcome is listed.
 
     Attributes:
-        id: of the case.
         before, after: outcomes regardless of expectations; or ``absent``, ``not run``.
         message: of the later run, or else of the earlier one.
-        repeat: the command that repeats it.
     """
 
     id: str
@@ -71,11 +69,9 @@ class Changed:
     """A number of a case that changed beyond noise.
 
     Attributes:
-        id: of the case.
         what: ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of the worst output). A
             device time counts if both runs timed several iterations and the slower median exceeds 90 % of the faster
             run's times.
-        before, after: the values.
         ratio: after/before; None for SQNR, a logarithm, and for a division by zero.
         worse: whether it is slower, larger, or further from the reference.
         cases: number of cases that share the program whose size this is; the first of them is named.
@@ -95,7 +91,6 @@ class RunDiff:
     """The differences of two runs.
 
     Attributes:
-        before, after: the runs.
         notes: on differences besides the results: flow, boards, versions, cases that were not run.
         broke: passed before, fails now, whether expected or not.
         mended: failed before, passes now.
@@ -142,11 +137,7 @@ class RunDiff:
 
 
 def diff_runs(a: Path, b: Path) -> RunDiff:
-    """Compare two runs, case by case.
-
-    Args:
-        a: the earlier run's folder.
-        b: the later one's.
+    """Compare an earlier run ``a`` with a later one ``b``, case by case.
 
     Raises:
         UsageError: one of them holds no suite run.

@@ -44,6 +44,13 @@ _SHOWN = (
     "worst_values",
 )
 
+# Fields of a record that the page has under their own names, in this order.
+_COPIED = (
+    *("id", "model", "layer", "op", "board", "hw_type", "outcome", "stage", "message", "hint", "against", "confirmed"),
+    *("repeat", "diff", "folder", "iterations", "cold", "agentless", "expectation", "attempts", "cached", "started"),
+    "params",
+)
+
 
 def report_html(run: SuiteResults) -> str:
     """Return the page: totals, plots, and a table of cases that can be filtered, sorted and unfolded.
@@ -75,7 +82,7 @@ def _embedded(data: Any) -> str:
 
 
 def _data(run: SuiteResults) -> Any:
-    totals = Totals.of(run)
+    totals = Totals(run)
     columns = [column for column in columns_of(run) if column.title]
     whole = {
         "title": run.title,
@@ -114,26 +121,7 @@ def _data(run: SuiteResults) -> Any:
 def _case(record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
     delegation = Delegation.of(record)
     found: dict[str, Any] = {
-        **{
-            name: getattr(record, name)
-            for name in ("id", "model", "layer", "op", "board", "hw_type", "outcome", "stage")
-        },
-        **{
-            name: getattr(record, name)
-            for name in (
-                "message",
-                "hint",
-                "against",
-                "confirmed",
-                "repeat",
-                "diff",
-                "folder",
-                "iterations",
-                "cold",
-                "agentless",
-            )
-        },
-        **{name: getattr(record, name) for name in ("expectation", "attempts", "cached", "started", "params")},
+        **{name: getattr(record, name) for name in _COPIED},
         "delegated": "" if delegation is None else delegation.text,
         "lowering": lowering_text(record),
         "ended": record.ended if record.ended != record.outcome else "",

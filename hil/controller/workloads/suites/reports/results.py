@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,11 @@ class SuiteResults:
     """A stored suite run.
 
     Attributes:
-        folder: of the run.
-        id: the run's name.
         source: the suite as named on the command line.
-        suite, flow, runtime, boards: what was run where.
         started, finished: seconds since the epoch; None if unknown or not finished.
         exit_code: None until the run has finished.
         command: the command that resumes the run.
         versions: tool -> version.
-        interrupted: whether a user stopped the run.
         records: of the cases that ended, in the suite's order.
         missing: ids of the cases that have not ended.
         damaged: number of unreadable lines of results.jsonl.
@@ -135,7 +131,6 @@ def kind_of(outcome: str) -> str:
     return "error" if is_failing(outcome) else "quiet"
 
 
-@dataclass(frozen=True)
 class Totals:
     """Counts over a run.
 
@@ -153,46 +148,24 @@ class Totals:
         agentless: why boards have no agent -> number of cases that ran there.
     """
 
-    outcomes: Mapping[str, int]
-    failing: tuple[CaseRecord, ...]
-    by_op: Mapping[str, int]
-    by_stage: Mapping[str, int]
-    run_by_op: Mapping[str, int]
-    expected: int
-    confirmed: Mapping[str, int]
-    retries: int
-    retried: int
-    elsewhere: tuple[CaseRecord, ...] = ()
-    unjudged: tuple[CaseRecord, ...] = ()
-    delegated: str = ""
-    agentless: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, run: SuiteResults) -> Totals:
-        """Count a run's cases."""
+    def __init__(self, run: SuiteResults) -> None:
         records = run.records
         outcomes = Counter(record.outcome for record in records)
-        failing = tuple(record for record in records if is_failing(record.outcome))
-        retries = [tries for record in records if (tries := sum(one.get("why") != CONFIRM for one in record.attempts))]
         order = [one.value for one in Outcome]
-        return cls(
-            outcomes={
-                key: outcomes[key]
-                for key in sorted(outcomes, key=lambda one: order.index(one) if one in order else len(order))
-            },
-            failing=failing,
-            by_op=_counts(record.op or WHOLE_MODEL for record in failing),
-            by_stage=_counts(record.stage or "-" for record in failing),
-            run_by_op=_counts(record.op or WHOLE_MODEL for record in records),
-            expected=outcomes[EXPECTED],
-            confirmed=_counts(record.confirmed for record in records if record.confirmed),
-            retries=sum(retries),
-            retried=len(retries),
-            elsewhere=tuple(record for record in records if record.elsewhere),
-            unjudged=tuple(record for record in records if _is_unjudged(record)),
-            delegated=delegation_text(records),
-            agentless=_counts(record.agentless for record in records if record.agentless),
-        )
+        words = sorted(outcomes, key=lambda one: order.index(one) if one in order else len(order))
+        self.outcomes = {key: outcomes[key] for key in words}
+        self.failing = tuple(record for record in records if is_failing(record.outcome))
+        self.by_op = _counts(record.op or WHOLE_MODEL for record in self.failing)
+        self.by_stage = _counts(record.stage or "-" for record in self.failing)
+        self.run_by_op = _counts(record.op or WHOLE_MODEL for record in records)
+        self.expected = outcomes[EXPECTED]
+        self.confirmed = _counts(record.confirmed for record in records if record.confirmed)
+        retries = [tries for record in records if (tries := sum(one.get("why") != CONFIRM for one in record.attempts))]
+        self.retries, self.retried = sum(retries), len(retries)
+        self.elsewhere = tuple(record for record in records if record.elsewhere)
+        self.unjudged = tuple(record for record in records if _is_unjudged(record))
+        self.delegated = delegation_text(records)
+        self.agentless = _counts(record.agentless for record in records if record.agentless)
 
     @property
     def remarks(self) -> list[str]:

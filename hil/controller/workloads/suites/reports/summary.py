@@ -33,10 +33,6 @@ _CODE = re.compile(r"[\w.+:/, -]+", re.ASCII)
 def print_summary(console: Console, folder: Path) -> None:
     """Print totals, failures by stage and operator, and the first 20 failing cases with the commands that repeat them.
 
-    Args:
-        console: where to print.
-        folder: of the run.
-
     Raises:
         UsageError: the folder holds no suite run.
     """
@@ -44,7 +40,7 @@ def print_summary(console: Console, folder: Path) -> None:
     from rich.text import Text
 
     run = load_run(folder)
-    totals = Totals.of(run)
+    totals = Totals(run)
     heading = [Text(run.title, style="bold")]
     heading += [Text(f"{count} {key}", style=COLOURS[kind_of(key)]) for key, count in totals.outcomes.items()]
     if run.started is not None and run.finished is not None:
@@ -101,7 +97,7 @@ def _groups(title: str, counts: Mapping[str, int]) -> Table:
 
 def summary_markdown(run: SuiteResults) -> str:
     """Return totals, failures by operator and by stage, the failing cases, and the commands that repeat them."""
-    totals = Totals.of(run)
+    totals = Totals(run)
     text = "\n".join([*_head(run, totals), *_failures_by(totals)])
     failing = totals.failing[:_ROWS]
     if not failing:

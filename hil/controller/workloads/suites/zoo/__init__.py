@@ -60,9 +60,6 @@ _DIGITS_MODELS = ("digits_cnn", "digits_cnn_int8", "digits_cnn_batch")
 def zoo_models(context: RunContext) -> list[SuiteModel]:
     """Return the models of the suite ``models``, in order; the built ones are kept in the cache.
 
-    Args:
-        context: the cache, and a process to build them in.
-
     Raises:
         StorageError: the cache cannot be written.
     """

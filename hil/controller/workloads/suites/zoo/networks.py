@@ -21,8 +21,6 @@ class Graph:
     """A graph being built. Tensors are named by strings; random weights depend only on the model's name.
 
     Args:
-        name: of the model.
-        opset: of the operators.
         dtype: default of weights and inputs.
         outer: the graph that this is the body of; its tensors may be used here, and names are unique in both.
     """
