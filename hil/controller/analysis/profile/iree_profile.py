@@ -80,13 +80,11 @@ class IreeEvents:
     """A profile of IREE. Its events lie in files, 64 bytes each, and are read at each pass.
 
     Attributes:
-        folder: of the files.
         names: the strings that ``op`` and ``key`` of an event number.
         order: [events] of int64: the events by start.
         iteration: [events] of int64: of each event.
         submission: [events] of int64: number within the iteration.
         ordinal: [events] of int64: number among the dispatches of the submission, or -1.
-        iterations: number of runs.
         clock: pairs of (profile's time, board's time), ns.
         notes: what is uncertain or missing, a line each.
     """

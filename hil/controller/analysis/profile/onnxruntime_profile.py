@@ -49,7 +49,6 @@ class KernelEvent:
 
     Attributes:
         op_type: the kernel's operator, possibly a fused one such as ``FusedConv``.
-        provider: the execution provider.
         nodes: the model's nodes that it computes, or whose results it copies to another layout.
         computes: whether it computes them.
         start_ns, duration_ns: on the board's clock; ONNX Runtime reports whole microseconds.

@@ -235,7 +235,6 @@ def build(
         declaration: the function's signature to store in the program (ONNX), or None.
         parameters: an archive of large weights that came with the model (MLIR), or None.
         debug_ir: where the imported module is written as text, or None.
-        log: the file that standard error goes to.
 
     Raises:
         UsageError: the compiler knows no such flag.
