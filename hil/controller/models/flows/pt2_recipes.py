@@ -21,6 +21,9 @@ def quantize_static(
 ) -> dict[str, Any]:
     """Weights and activations to int8, the activations' ranges learnt from samples.
 
+    Args:
+        external: whether weights are kept beside the file: never.
+
     Returns:
         ``quantise_s``: seconds that it took, without reading and exporting again.
 
