@@ -55,7 +55,6 @@ class Room:
     """The calls of one kind. One too many ends the one that was silent for longest.
 
     Args:
-        most: how many may go on.
         silence_s: how long a client may keep one waiting.
     """
 
@@ -69,11 +68,7 @@ class Room:
 
     @contextlib.contextmanager
     def entered(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """Count a call as long as it goes on.
-
-        Raises:
-            BoardBusy: too many calls that were ended have not gone yet.
-        """
+        """Count a call as long as it goes on. Raises BoardBusy: too many calls that were ended have not gone yet."""
         self.enter(context)
         try:
             yield
@@ -127,11 +122,7 @@ class SessionCalls:
 
     @contextlib.contextmanager
     def entered(self, context: grpc.ServicerContext, session: Session) -> Iterator[None]:
-        """Count a session's call as long as it goes on.
-
-        Raises:
-            BoardBusy: the session has too many.
-        """
+        """Count a session's call as long as it goes on. Raises BoardBusy: the session has too many."""
         with self._lock:
             own = sum(other is session for other in self._calls.values())
             if own >= self._most or self._inside >= 2 * self._most:
@@ -231,11 +222,7 @@ def _answers(handler: Any, requests: Iterator[Any], context: grpc.ServicerContex
 
 
 def _decoded(raw: Iterator[bytes], method: str, decode: Callable[[bytes], Any]) -> Iterator[Any]:
-    """The messages that the bytes are.
-
-    Raises:
-        UsageError: they are none, or longer than the method's.
-    """
+    """The messages that the bytes are. Raises UsageError: they are none, or longer than the method's."""
     name = method.rpartition("/")[2]
     largest = _LARGEST.get(name, SHORT_REQUEST)
     for data in raw:

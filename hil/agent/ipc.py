@@ -47,11 +47,7 @@ class Garbled(Exception):
 
 
 def decode(body: bytes, most_values: int = MOST_VALUES) -> Any:
-    """What a message's bytes say.
-
-    Raises:
-        Garbled: they are no JSON in UTF-8, or hold more values than that.
-    """
+    """What a message's bytes say. Raises Garbled: they are no JSON in UTF-8, or hold more values than that."""
     # Each value that JSON can hold has one of these before it, but for the first: read, it takes many times its bytes.
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most_values:
         raise Garbled(f"it holds more than {most_values} values")

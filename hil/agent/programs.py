@@ -219,11 +219,7 @@ class Programs:
         return UsageError("no such program is loaded in this session", hint="load it (again) first")
 
     def incoming(self, loaded: Loaded, start: pb.InvokeStart) -> Incoming:
-        """Make room for a call's inputs.
-
-        Raises:
-            RunFailed: they are too large for the board.
-        """
+        """Make room for a call's inputs. Raises RunFailed: they are too large for the board."""
 
         def reserve(size: int) -> None:
             with self._lock:
@@ -472,11 +468,7 @@ class Policy:
     trusted: tuple[bytes, ...]
 
     def check_load(self, request: pb.LoadRequest, store: BlobStore) -> None:
-        """Refuse a program that no trusted bundle holds just so.
-
-        Raises:
-            LoadFailed: it is refused.
-        """
+        """Refuse a program that no trusted bundle holds just so. Raises LoadFailed: it is refused."""
         files = {file.name: file.digest for file in request.files}
         seal = files.pop(SEAL, "")
         if not seal:
@@ -493,11 +485,7 @@ class Policy:
             raise LoadFailed("this board runs programs of signed bundles only: this is not what was signed", hint=_HINT)
 
     def check_profile(self, tool: str) -> None:
-        """Refuse a profiler that was sent here: it is a program that nobody signed.
-
-        Raises:
-            RunFailed: it is refused.
-        """
+        """Refuse a profiler that was sent here: it is a program that nobody signed. Raises RunFailed: it is refused."""
         if tool:
             raise RunFailed(
                 "this board runs programs of signed bundles only, and the profiler that was sent is not signed",

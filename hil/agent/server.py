@@ -65,7 +65,6 @@ class AgentConfig:
         runtimes: name -> ``module:Class``.
         runtime_options: handed to every runtime in its worker.
         simulated: what of this board is simulated, for Describe.
-        make_store: makes the blob store.
     """
 
     listen: str

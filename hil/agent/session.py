@@ -55,7 +55,6 @@ class Sessions:
     Args:
         fence_file: where the highest fence is kept, so that an old owner stays locked out over a restart.
         on_end: called whenever a session has ended, to kill and free what it held.
-        journal: is told of each session.
     """
 
     def __init__(self, fence_file: Path, on_end: Callable[[], None], journal: Journal) -> None:
@@ -155,11 +154,7 @@ class Sessions:
             self._changed.wait_for(lambda: self._current is None, timeout_s)
 
     def check(self, token: str) -> Session:
-        """The session of a token.
-
-        Raises:
-            SessionEnded: the token is not the current session's.
-        """
+        """The session of a token. Raises SessionEnded: the token is not the current session's."""
         session = self._current
         if session is None or not hmac.compare_digest(session.token.encode(), token.encode(errors="replace")):
             raise SessionEnded("this call carries no token of the session that has the device", hint="open a session")

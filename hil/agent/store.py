@@ -88,11 +88,7 @@ class BlobStore:
             return 0
 
     def path(self, digest: str) -> Path:
-        """The file of a blob, which is sound.
-
-        Raises:
-            BlobDamaged: it is not here, or was altered, and is dropped.
-        """
+        """The file of a blob, which is sound. Raises BlobDamaged: it is not here, or was altered, and is dropped."""
         path = self._path(digest)
         look = _look(path)
         if look is None or look != self._verified.get(digest):

@@ -158,11 +158,7 @@ class Bundle:
         return self.head.digest
 
     def method(self, name: str) -> Method:
-        """A method by name.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """A method by name. Raises UsageError: there is none."""
         for method in self.methods:
             if method.name == name:
                 return method

@@ -81,11 +81,7 @@ class Head:
         return digest_of(self.manifest)
 
     def document(self) -> dict[str, Any]:
-        """The manifest as JSON.
-
-        Raises:
-            UsageError: it is none, or not written as it has to be.
-        """
+        """The manifest as JSON. Raises UsageError: it is none, or not written as it has to be."""
         try:
             document = json.loads(self.manifest)
             canonical = canonical_json(document)

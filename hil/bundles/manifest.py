@@ -47,22 +47,14 @@ def take(value: Any, where: str, **fields: type | tuple[type, ...]) -> list[Any]
 
 
 def items(value: Sequence[Any], where: str, most: int) -> Sequence[Any]:
-    """A JSON array of at most so many items.
-
-    Raises:
-        UsageError: it has more.
-    """
+    """A JSON array of at most so many items. Raises UsageError: it has more."""
     if len(value) > most:
         raise refused(where, f"has {len(value)} entries, {most} are allowed")
     return value
 
 
 def name_of(text: str, where: str, *, most: int = MAX_NAME, empty: bool = False) -> str:
-    """A text that can be shown: no control characters, not endless.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """A text that can be shown: no control characters, not endless. Raises UsageError: it is none."""
     if not (empty or text) or len(text) > most or not text.isprintable():
         raise refused(where, "is empty, too long, or holds characters that cannot be shown")
     return text
@@ -111,11 +103,7 @@ def signature_json(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def specs_of(value: Sequence[Any], where: str) -> tuple[TensorSpec, ...]:
-    """The reverse of :func:`signature_json`.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """The reverse of :func:`signature_json`. Raises UsageError: it is none."""
     specs = []
     for number, item in enumerate(items(value, where, MAX_TENSORS)):
         here = f"{where}[{number}]"
@@ -154,22 +142,14 @@ def tensor_of(value: Any, blobs: Mapping[str, memoryview], where: str) -> tuple[
 
 
 def blob_of(digest: str, blobs: Mapping[str, memoryview], where: str) -> memoryview:
-    """The blob of a digest.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The blob of a digest. Raises UsageError: there is none."""
     if digest not in blobs:
         raise refused(where, f"names a blob that is not there: {digest[:80]!r}")
     return blobs[digest]
 
 
 def table_of(value: Sequence[Any], most: int) -> list[tuple[str, int]]:
-    """Digest and size of every blob.
-
-    Raises:
-        UsageError: one stands there twice, or has no such digest or size.
-    """
+    """Digest and size of every blob. Raises UsageError: one stands there twice, or has no such digest or size."""
     table = []
     for number, item in enumerate(items(value, "blobs", most)):
         digest, size = take(item, f"blobs[{number}]", digest=str, size=int)
@@ -234,11 +214,7 @@ def _check_values(array: Array, dtype: str, where: str) -> None:
 
 
 def blob_table(document: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Digest and size of every blob, of a manifest.
-
-    Raises:
-        UsageError: it says what cannot be.
-    """
+    """Digest and size of every blob, of a manifest. Raises UsageError: it says what cannot be."""
     return table_of(_parts(document)[-1], MAX_BLOBS)
 
 

@@ -492,7 +492,6 @@ class LargestUlp:
         Args:
             a, b: their bits, unsigned.
             difference: ``a ^ b``; used as scratch memory.
-            highest: the largest of ``difference``.
         """
         if self._ranks is not None:
             self._raise(np.abs(self._ranks[a] - self._ranks[b]))

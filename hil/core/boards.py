@@ -145,11 +145,7 @@ def is_file(name: str) -> bool:
 
 
 def find_board(name: str) -> Path:
-    """The file of a board's name; a file itself.
-
-    Raises:
-        UsageError: no board is called so.
-    """
+    """The file of a board's name; a file itself. Raises UsageError: no board is called so."""
     if is_file(name):
         return Path(name)
     known = known_boards()

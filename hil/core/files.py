@@ -107,11 +107,7 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o666) -> None:
 
 
 def within(folder: Path, path: Path) -> Path:
-    """A path that is in a folder, links followed.
-
-    Raises:
-        UsageError: a link leads out of the folder, or in a circle.
-    """
+    """A path that is in a folder, links followed. Raises UsageError: a link leads out of the folder, or in a circle."""
     try:
         if path.resolve().is_relative_to(folder.resolve()):
             return path

@@ -133,11 +133,7 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
 
 
 def parse_npy(data: bytes) -> npt.NDArray[Any]:
-    """The array in the bytes of a .npy file.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The array in the bytes of a .npy file. Raises ValueError: there is none."""
     file = io.BytesIO(data)
     header = read_header(file)
     if header.nbytes > len(data) - header.bytes:

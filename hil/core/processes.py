@@ -27,12 +27,7 @@ _START = (
 
 
 def module_command(module: str, *words: str) -> list[str]:
-    """``python -m MODULE WORDS``, which takes no module from the folder that it is called in.
-
-    Args:
-        module: of an installed package.
-        words: its arguments.
-    """
+    """``python -m MODULE WORDS``, which takes no module from the folder that it is called in."""
     start = ["-P", "-m"] if sys.version_info >= (3, 11) else ["-c", _START]
     return [sys.executable, *start, module, *words]
 
@@ -60,9 +55,7 @@ def wait_or_kill(process: subprocess.Popen[Any], seconds: float, *, group: bool 
     """Wait for a process that was told to end; returns its exit code.
 
     Args:
-        process: the process.
         seconds: after which it is killed.
-        group: whether its whole group is killed.
     """
     try:
         return process.wait(seconds)

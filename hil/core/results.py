@@ -270,7 +270,6 @@ class RequestedDevice:
         """What the board's config and the compiler's flags say together.
 
         Args:
-            runtime: the program's.
             flags: of the compiler that made it.
             device: as the board's config names it; "" where that names none.
         """

@@ -170,11 +170,7 @@ def _emptied(found: int) -> list[str]:
 
 @contextlib.contextmanager
 def storage(where: Path) -> Iterator[None]:
-    """A disk that is full, or that cannot be written, is told as that.
-
-    Raises:
-        StorageError: it is.
-    """
+    """A disk that is full, or that cannot be written, is told as that. Raises StorageError: it is."""
     try:
         yield
     except OSError as error:

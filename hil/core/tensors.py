@@ -141,7 +141,6 @@ def read_as(array: Array, dtype: str, spec: TensorSpec) -> Array:
     """An output of a program as a tensor of a dtype, where that only says whether its integers have a sign.
 
     Args:
-        array: what came out.
         dtype: what it is to be read as.
         spec: what the program says of it: one that says anything is taken at its word.
     """

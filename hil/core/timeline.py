@@ -21,7 +21,6 @@ class OpRow:
         kind: ``compute``: an operation of the model; ``runtime``: what the runtime does besides (allocating, copying).
         onnx_nodes: names of the ONNX nodes that it computes, or a part of; empty where it is no compute operation.
         start_ns, duration_ns: by the clock named in ``clock``, which is ``board`` (see above).
-        clock: whose clock.
         tiles: workgroups that it was cut into; None where the runtime does not tell.
         tile_time_ns: what all tiles took together: above ``duration_ns`` where several threads worked.
         shapes: of inputs and outputs, as ``1x64x56x56xf32, 64x3x3xf32 -> 1x64x56x56xf32``; "" where unknown.

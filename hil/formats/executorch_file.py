@@ -247,11 +247,7 @@ class BundledCase:
 
 
 def mapped(file: Path) -> memoryview:
-    """A file's bytes, as it lies on the disk.
-
-    Raises:
-        Damaged: there are none.
-    """
+    """A file's bytes, as it lies on the disk. Raises Damaged: there are none."""
     if not file.stat().st_size:
         raise Damaged("it is empty")
     return np.memmap(file, np.uint8, "r").data
@@ -263,11 +259,7 @@ def is_bundle(data: memoryview) -> bool:
 
 
 def program_in(data: memoryview) -> memoryview:
-    """The ``.pte`` in a file: all of it, or what a ``.bpte`` bundles.
-
-    Raises:
-        Damaged: it is neither.
-    """
+    """The ``.pte`` in a file: all of it, or what a ``.bpte`` bundles. Raises Damaged: it is neither."""
     if not is_bundle(data):
         return data
     with reading():
@@ -275,11 +267,7 @@ def program_in(data: memoryview) -> memoryview:
 
 
 def read_methods(data: memoryview) -> dict[str, Method]:
-    """The methods of a ``.pte`` or ``.bpte``, in order.
-
-    Raises:
-        Damaged: it is neither, or cut off, or altered.
-    """
+    """The methods of a ``.pte`` or ``.bpte``, in order. Raises Damaged: it is neither, or cut off, or altered."""
     with reading():
         return {method.name: method for method in map(_method, _root(program_in(data), PROGRAM).tables(1))}
 

@@ -70,7 +70,6 @@ def give(
 
     Args:
         stem: the file's name without its extension.
-        local: the folder to write to.
         remote: the folder that it is going to lie in, as the tool sees it.
         tensors: how files hold tensors: ``bin`` (elements alone), ``npy``, or ``auto``.
         as_text: whether a number is given as text, not as a file.
@@ -92,11 +91,7 @@ def give(
 
 
 def npy_can(spec: TensorSpec) -> None:
-    """Refuse a dtype that .npy files do not hold.
-
-    Raises:
-        LoadFailed: it is one.
-    """
+    """Refuse a dtype that .npy files do not hold. Raises LoadFailed: it is one."""
     if spec.dtype not in NUMPY_DTYPES:
         raise LoadFailed(f"{spec}: .npy files hold no {spec.dtype}", hint='set tensors = "auto" or "bin" in [runtime]')
 

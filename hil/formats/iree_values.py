@@ -74,11 +74,7 @@ _VALUE = re.compile(rf"%(?P<name>.*?): (?P<type>{_TYPE})(?: \{{[^}}]*\}})?(?:, (
 
 
 def element_of(dtype: str) -> Any:
-    """IREE's element type for a dtype.
-
-    Raises:
-        LoadFailed: IREE has none.
-    """
+    """IREE's element type for a dtype. Raises LoadFailed: IREE has none."""
     import iree.runtime as rt
 
     if dtype not in _ELEMENT_OF:

@@ -92,11 +92,7 @@ class Signature:
             raise RunFailed(f"LiteRT cannot take the inputs: {words(error)}", detail=str(error)) from error
 
     def invoke(self) -> None:
-        """Run once.
-
-        Raises:
-            RunFailed: an operator failed.
-        """
+        """Run once. Raises RunFailed: an operator failed."""
         try:
             self._core.Invoke(self._graph)
         except Exception as error:

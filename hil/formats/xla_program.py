@@ -86,11 +86,7 @@ def write_signature(signature: Signature) -> str:
 
 
 def read_signature(text: str) -> Signature:
-    """A signature from its text.
-
-    Raises:
-        ValueError: it is none, or of another version.
-    """
+    """A signature from its text. Raises ValueError: it is none, or of another version."""
     try:
         said = json.loads(text)
         if said["abi"] != ABI:

@@ -109,11 +109,7 @@ class Fault:
 
 
 def parse(text: str) -> Fault:
-    """A fault from its text.
-
-    Raises:
-        UsageError: the name, a key or a value is unknown.
-    """
+    """A fault from its text. Raises UsageError: the name, a key or a value is unknown."""
     name, _, rest = text.partition(":")
     if name not in _KEYS:
         raise UsageError(f"unknown fault {name!r}", hint=f"one of {', '.join(_KEYS)}")
@@ -185,7 +181,6 @@ class SimClock:
     """The clock of a board with the fault ``clock``.
 
     Args:
-        fault: what is wrong with it.
         folder: the simulator's; :meth:`start` makes the file there.
     """
 

@@ -197,7 +197,6 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
     """The head of a call's answer.
 
     Args:
-        iterations: how many times there must be.
         most: the most bytes that the outputs may take together.
     """
     if isinstance(message, memoryview) or message.WhichOneof("kind") != "done":

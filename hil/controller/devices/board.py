@@ -50,7 +50,6 @@ class Board:
     """A connected board, which takes over the link. A context manager. It is ours alone from :meth:`take` on.
 
     Attributes:
-        name: how results and errors call it.
         config: its config; the target to compile for is filled in from what the board shows, where it named none.
         target: what to compile for, in words, where the board shows it; "" where the config names it.
         info: what Describe said; of a board without an agent what its shell shows, with the same keys.

@@ -21,11 +21,9 @@ class BoardChoice:
 
     Attributes:
         address: what ``--board`` gave; "" leaves it to the config.
-        faults: for a simulator: faults to switch on.
         runtime: the runtime that is going to be used; "" is the config's.
         purpose: told to others who wait for the board.
         wait_s: how long to wait while somebody else has it.
-        say: told what goes on where it takes long.
         without_agent: why the board is served by command; "" where its config does not ask for that.
         connect: makes the client, for errors of that name, where a link to the target is open; None: one is opened.
     """

@@ -46,8 +46,6 @@ class ProfilePass:
         host: from sending to the last byte received, host clock.
         board: from the last input byte to the files being ready, board clock; None where the board has no agent to
             tell.
-        warmup: so many of the first runs in the files are warm-up.
-        iterations: so many runs follow them.
     """
 
     files: Mapping[str, memoryview]
@@ -120,9 +118,6 @@ class BoardClient(Protocol):
     """The calls that a board answers: an agent's, over gRPC, or commands in its shell where it has no agent.
 
     Every call raises BoardError and its kinds where the board or the link fails.
-
-    Attributes:
-        payload_bytes_sent: bytes of files sent so far.
     """
 
     payload_bytes_sent: int

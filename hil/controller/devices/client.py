@@ -39,11 +39,7 @@ Progress = Callable[[int], None]
 
 
 class AgentClient(AgentConnection):
-    """The calls that an agent answers.
-
-    Attributes:
-        payload_bytes_sent: bytes of blobs sent so far.
-    """
+    """The calls that an agent answers."""
 
     def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
         super().__init__(target, board, over=over)

@@ -49,7 +49,6 @@ class Hold:
 
     Attributes:
         over: why the session was ended, "" while it was not.
-        token, fence: the session's.
     """
 
     def __init__(

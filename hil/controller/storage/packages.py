@@ -23,11 +23,7 @@ def version(package: str) -> str:
 
 
 def needed_version(package: str, extra: str) -> str:
-    """The version of a package that an extra of hil brings.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """The version of a package that an extra of hil brings. Raises UsageError: it is not installed."""
     for name in (package, f"{package}-cpu"):
         try:
             return version(name)
@@ -68,11 +64,7 @@ def _points(group: str, path: tuple[str, ...]) -> EntryPoints:
 
 
 def pick(group: str, found: Mapping[str, T], name: str) -> T:
-    """The one of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The one of that name. Raises UsageError: there is none."""
     if name not in found:
         hint = f"{did_you_mean(name, found)}{one_of(sorted(found))}"
         raise UsageError(f"there is no {group} {name!r}", hint=hint)

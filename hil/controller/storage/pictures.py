@@ -24,11 +24,7 @@ def check_picture(path: Path) -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure, of that many inches.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """An empty matplotlib figure, of that many inches. Raises UsageError: matplotlib is not installed."""
     figure_class, canvas_class = _matplotlib()
     figure = figure_class(figsize=(width, height), layout="constrained")
     canvas_class(figure)

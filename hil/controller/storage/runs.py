@@ -108,19 +108,11 @@ class Run:
         return entries
 
     def load_tensors(self, entries: list[dict[str, Any]]) -> dict[str, Array]:
-        """The tensors of a record's entries, memory-mapped.
-
-        Raises:
-            UsageError: a file is none of the run's own.
-        """
+        """The tensors of a record's entries, memory-mapped. Raises UsageError: a file is none of the run's own."""
         return {entry["name"]: load_npy(self.own(entry["file"]), entry["dtype"], mmap=True) for entry in entries}
 
     def own(self, name: str) -> Path:
-        """A file of the run: its record may be anybody's, and leads nowhere else.
-
-        Raises:
-            UsageError: it is none.
-        """
+        """A file of the run: its record may be anybody's, and leads nowhere else. Raises UsageError: it is none."""
         path = self.folder / name
         if not path.resolve().is_relative_to(self.folder.resolve()):
             raise UsageError(f"{self.folder}/run.json names {name!r}, which is no file of the run")
@@ -134,11 +126,7 @@ class RunStore:
         self.root = root or DEFAULT_ROOT
 
     def create(self, title: str, request: dict[str, Any]) -> Run:
-        """A new run's folder and record.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
+        """A new run's folder and record. Raises StorageError: the folder cannot be written."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         name = f"{stamp}-{safe_name(title)}-{secrets.token_hex(2)}"
         record = {

@@ -85,11 +85,7 @@ def save_tensors(folder: Path, tensors: Mapping[str, Array]) -> None:
 
 
 def load_tensors(folder: Path) -> dict[str, Array]:
-    """Read what :func:`save_tensors` wrote.
-
-    Raises:
-        UsageError: a file is missing or damaged.
-    """
+    """Read what :func:`save_tensors` wrote. Raises UsageError: a file is missing or damaged."""
     try:
         index = json.loads(read_text(folder / INDEX))
     except (OSError, ValueError, RecursionError) as error:

@@ -102,7 +102,7 @@ def _python(seen: Seen, choice: BoardChoice) -> Check:
     if choice.config.command.kind == "command":
         return Check("python", SKIP, "the config asks for no agent")
     try:
-        usable = usable_interpreters(seen, choice.name)
+        usable = usable_interpreters(seen)
     except NoAgentHere as error:
         return Check("python", WARN, "; ".join([error.message, *error.detail.splitlines()]), error.hint)
     return Check("python", PASS, ", ".join(one.text for one in usable))

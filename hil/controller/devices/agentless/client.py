@@ -103,7 +103,6 @@ class CommandClient:
 
     Attributes:
         folder: hil's folder on the board, absolute; "" before :meth:`info` was called.
-        payload_bytes_sent: bytes of programs and tools sent so far.
     """
 
     def __init__(self, shell: Shell, choice: BoardChoice, *, board: str) -> None:

@@ -43,7 +43,6 @@ class Signature:
     """A function as a command calls it.
 
     Attributes:
-        function: its name.
         inputs, outputs: its tensors, in order; the name of a bare number begins with ``scalar:``.
     """
 

@@ -215,11 +215,7 @@ def _is_same(item: Item, found: tuple[int, str] | None) -> bool:
 
 
 def find_program(shell: Shell, program: str) -> str:
-    """Where the program that a config names lies on the board.
-
-    Raises:
-        LoadFailed: it is not there.
-    """
+    """Where the program that a config names lies on the board. Raises LoadFailed: it is not there."""
     done = shell.run(["sh", "-c", 'command -v -- "$1"', "hil", program], timeout=_CHECK_S, check=False)
     if done.code or not done.text:
         raise LoadFailed(

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.devices.deploy.packages import (
     COMMAND_HINT,
     FORMAT,
-    STAGE,
     File,
     Interpreter,
     NoAgentHere,
@@ -31,6 +30,7 @@ from hil.controller.devices.deploy.packages import (
     Progress,
     archive_of,
     at_home,
+    deploying,
     megabytes,
     own_files,
     own_title,
@@ -69,7 +69,6 @@ def install(
     agent: AgentBuild,
     pushed: Sequence[Package],
     *,
-    board: str,
     say: Say = lambda text: None,
 ) -> dict[str, Any]:
     """Send packages to hil's folder on a board, have that agent run; returns the board's answer (see board_side.py).
@@ -116,8 +115,6 @@ def install(
                 return answer  # type: ignore[no-any-return]
     raise BoardError(
         f"putting the agent on the board failed with exit code {done.code}",
-        board=board,
-        stage=STAGE,
         hint="the board's own words are below",
         detail=(done.err or done.text).strip()[-4000:],
     )
@@ -194,11 +191,8 @@ def ensure_agent(shell: Shell, *, folder: str, runtimes: tuple[str, ...], board:
     """Have an agent of this hil run on a board: one round trip where it does already.
 
     Args:
-        shell: the board's.
         folder: hil's folder there; "" is ``.hil`` in the login's home, as relative ones lie there too.
         runtimes: those that the agent must have; it keeps those that it was given before.
-        board: its name for messages.
-        say: told what goes on where it takes long.
 
     Raises:
         NoAgentHere: no agent can run there: no Python (NoPython), or no wheels for it (NoWheels).
@@ -212,6 +206,11 @@ def ensure_agent(shell: Shell, *, folder: str, runtimes: tuple[str, ...], board:
 
 def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> AgentPlace:
     """Have an agent of a recipe run on a board; raises as :func:`ensure_agent`."""
+    with deploying(board):
+        return _put(shell, recipe, folder=folder, board=board, say=say)
+
+
+def _put(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> AgentPlace:
     # When the deploy began to wait for each thing. Not set back: two things may go on taking turns.
     since: dict[str, float] = {}
     pushed_bytes = 0
@@ -221,26 +220,26 @@ def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say
         if seen.running:
             return AgentPlace(f"{seen.folder}/run/agent.sock", seen.folder, seen.running[1], seen.python, pushed_bytes)
         with at_home(), temporary_folder("hil-own-") as place:
-            agent, packages = _plan(seen, recipe, Path(place), board, say)
+            agent, packages = _plan(seen, recipe, Path(place), say)
             missing = [package for package in packages if package.id not in seen.packages]
             # While another deploy is at work it sends what we would: ask first whether it is done.
             sent = [] if status == "locked" else missing
             if sent:
-                _check_room(seen, sent, board)
+                _check_room(seen, sent)
                 say(f"pushing {_named(sent)}")
             if status == "":
                 say("starting the agent")
-            answer = install(shell, seen.folder, agent, sent, board=board, say=say)
+            answer = install(shell, seen.folder, agent, sent, say=say)
         if answer["status"] == "ok":
             pushed_bytes += sum(package.size for package in sent)
             return AgentPlace(answer["socket"], seen.folder, agent.build, agent.python, pushed_bytes)
         if answer["status"] not in _WAIT_S:
-            raise _failed(answer, seen, board)
+            raise _failed(answer, seen)
         status = answer["status"]
-        _wait(status, since, board, say)
+        _wait(status, since, say)
 
 
-def _wait(status: str, since: dict[str, float], board: str, say: Say) -> None:
+def _wait(status: str, since: dict[str, float], say: Say) -> None:
     if status not in since and status in _WAITING:
         say(_WAITING[status])
     if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_S[status]:
@@ -248,42 +247,40 @@ def _wait(status: str, since: dict[str, float], board: str, say: Say) -> None:
             "another deploy to the board does not end"
             if status != "busy"
             else "an agent of another version is on the board, and somebody uses it",
-            board=board,
-            stage=STAGE,
             hint="try again once they are done; `hil board clean --force` ends what runs there",
         )
     time.sleep(_POLL_S)
 
 
-def _plan(seen: Seen, recipe: Recipe, own: Path, board: str, say: Say) -> tuple[AgentBuild, list[Package]]:
+def _plan(seen: Seen, recipe: Recipe, own: Path, say: Say) -> tuple[AgentBuild, list[Package]]:
     """What to install, and the packages that it is made of; none where all of it is there already."""
     if seen.complete and seen.installed:
         return seen.installed, []
-    _check_folder(seen, board)
+    _check_folder(seen)
     if seen.installed:
         recipe = recipe.joined(seen.installed.runtimes)
-    interpreter, packages = _choose(seen, recipe, board, say)
+    interpreter, packages = _choose(seen, recipe, say)
     packages = [write_package(own_title(), recipe.files, own), *packages]
     names = tuple(package.id for package in packages)
     build = hashlib.sha256("\n".join([interpreter.path, *sorted(names)]).encode()).hexdigest()[:16]
     return AgentBuild(build, recipe.digest, recipe.runtime_names, interpreter.path, names), packages
 
 
-def _choose(seen: Seen, recipe: Recipe, board: str, say: Say) -> tuple[Interpreter, list[Package]]:
+def _choose(seen: Seen, recipe: Recipe, say: Say) -> tuple[Interpreter, list[Package]]:
     """The board's best Python for which there are packages, and these."""
     cache = Cache()
     refused: NoWheels | None = None
-    for interpreter in usable_interpreters(seen, board):
+    for interpreter in usable_interpreters(seen):
         try:
             groups = (recipe.agent, *recipe.runtimes)
-            return interpreter, packages_for(interpreter, groups, board=board, say=say, cache=cache)
+            return interpreter, packages_for(interpreter, groups, say=say, cache=cache)
         except NoWheels as error:
             refused = refused or error
     assert refused is not None
     raise refused
 
 
-def usable_interpreters(seen: Seen, board: str) -> list[Interpreter]:
+def usable_interpreters(seen: Seen) -> list[Interpreter]:
     """The Pythons of a board that can run an agent, the best first.
 
     Raises:
@@ -291,15 +288,13 @@ def usable_interpreters(seen: Seen, board: str) -> list[Interpreter]:
         NoAgentHere: the board does not run Linux.
     """
     if seen.system not in ("", "Linux"):
-        raise NoAgentHere(f"the agent needs Linux, and the board runs {seen.system}", board=board, stage=STAGE)
+        raise NoAgentHere(f"the agent needs Linux, and the board runs {seen.system}")
     good = [one for one in seen.interpreters if _OLDEST_PYTHON <= one.version <= _NEWEST_PYTHON and not one.problem]
     if not good:
         told = [f"{one.text}, {one.path}" + (f": {one.problem}" if one.problem else "") for one in seen.interpreters]
         told += [f"{path}: {words}" for path, words in seen.broken]
         raise NoPython(
             "the board has no Python 3.10 or newer that the agent could run on",
-            board=board,
-            stage=STAGE,
             hint=f"install one (python3 and its standard library), or: {COMMAND_HINT}",
             detail="\n".join(told),
         )
@@ -308,7 +303,7 @@ def usable_interpreters(seen: Seen, board: str) -> list[Interpreter]:
     return sorted(good, key=lambda one: (one.version != here, one.version > _TRIED_PYTHON, -one.version[1]))
 
 
-def _check_folder(seen: Seen, board: str) -> None:
+def _check_folder(seen: Seen) -> None:
     hint = 'name a folder that will do in the board\'s config: [connection] folder = "/..."'
     problem = ""
     if seen.unusable:
@@ -320,27 +315,23 @@ def _check_folder(seen: Seen, board: str) -> None:
     elif ":" in seen.folder or not seen.folder.isprintable():
         problem = "has a name that cannot be used in a path list"
     if problem:
-        raise BoardError(f"hil's folder on the board, {seen.folder}, {problem}", board=board, stage=STAGE, hint=hint)
+        raise BoardError(f"hil's folder on the board, {seen.folder}, {problem}", hint=hint)
 
 
-def _check_room(seen: Seen, packages: Sequence[Package], board: str) -> None:
+def _check_room(seen: Seen, packages: Sequence[Package]) -> None:
     needed = sum(package.disk_bytes for package in packages) + _MARGIN_BYTES
     if seen.free_bytes is not None and seen.free_bytes < needed:
         have = megabytes(seen.free_bytes)
         raise BoardError(
             f"the agent needs {megabytes(needed)} in {seen.folder} on the board, which has {have} left",
-            board=board,
-            stage=STAGE,
             hint='make room there, or name another folder in the board\'s config: [connection] folder = "/..."',
         )
 
 
-def _failed(answer: dict[str, Any], seen: Seen, board: str) -> BoardError:
+def _failed(answer: dict[str, Any], seen: Seen) -> BoardError:
     full = answer.get("errno") in (errno.ENOSPC, errno.EDQUOT)
     return BoardError(
         f"the board's disk is full: {seen.folder}" if full else f"putting the agent there failed: {answer.get('why')}",
-        board=board,
-        stage=STAGE,
         hint="make room there; what has arrived is kept"
         if full
         else "`hil board clean` removes what is there; the next run puts it there anew",

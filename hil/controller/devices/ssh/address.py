@@ -64,11 +64,7 @@ def is_ssh_address(text: str) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    """The address in a text; the user, the port and ``ssh:`` may be left out.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """The address in a text; the user, the port and ``ssh:`` may be left out. Raises UsageError: it is none."""
     found = _ADDRESS.fullmatch(text)
     port = int(found["port"]) if found and found["port"] else 0
     if not found or not 0 <= port < 65536 or found["port"] == "0":

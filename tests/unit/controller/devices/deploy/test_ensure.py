@@ -211,7 +211,7 @@ def test_a_deploy_that_was_cut_goes_on_with_what_had_arrived(shells: Callable[..
     plan = plan_of(shells(), packages)
     whole = Path(ensure.__file__).with_name("board_side.py").stat().st_size + sum(package.size for package in packages)
 
-    answer = install(shells(cut_after=whole - 10_000), *plan, packages, board="here")
+    answer = install(shells(cut_after=whole - 10_000), *plan, packages)
 
     assert answer["status"] == "failed" and "broke" in answer["why"]
     there = shells().home / ".hil" / "packages"
@@ -225,7 +225,7 @@ def test_a_package_that_arrives_damaged_is_refused(shell: Any, tmp_path: Path):
     package.path.write_bytes(data)
     plan = plan_of(shell, [package])
 
-    answer = install(shell, *plan, [package], board="here")
+    answer = install(shell, *plan, [package])
 
     assert answer["status"] == "failed" and "damaged" in answer["why"]
     assert list((shell.home / ".hil" / "packages").iterdir()) == []
@@ -235,7 +235,7 @@ def test_a_package_cannot_write_elsewhere(shell: Any, tmp_path: Path):
     package = write_package("a 1", {"../../outside.py": File(b"x")}, tmp_path)
     plan = plan_of(shell, [package])
 
-    answer = install(shell, *plan, [package], board="here")
+    answer = install(shell, *plan, [package])
 
     assert answer["status"] == "failed" and "outside.py" in answer["why"]
     assert not list(shell.home.rglob("outside.py"))

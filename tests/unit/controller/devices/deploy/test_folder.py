@@ -101,7 +101,7 @@ def test_a_folder_that_was_cleaned_meanwhile_is_begun_anew(shell: Any, small: Sm
     assert was is not None
     probe.clean(shell, "")
 
-    assert install(shell, place.folder, was, [], board="here")["status"] == "missing"
+    assert install(shell, place.folder, was, [])["status"] == "missing"
 
     assert not Path(place.folder).exists()
     assert accepts(put(shell, small()))

@@ -7,7 +7,14 @@ import sys
 import pytest
 
 from hil.controller.devices.deploy.ensure import usable_interpreters
-from hil.controller.devices.deploy.packages import Interpreter, NoAgentHere, NoPython, pip_options, platform_tags
+from hil.controller.devices.deploy.packages import (
+    Interpreter,
+    NoAgentHere,
+    NoPython,
+    deploying,
+    pip_options,
+    platform_tags,
+)
 from hil.controller.devices.deploy.probe import parse
 
 RASPBERRY = """\
@@ -43,13 +50,13 @@ def test_what_a_board_says_is_read():
 
 
 def test_the_python_that_is_new_enough_and_whole_is_taken():
-    assert [one.path for one in usable_interpreters(parse(RASPBERRY), "pi")] == ["/opt/my tools/python3.12"]
+    assert [one.path for one in usable_interpreters(parse(RASPBERRY))] == ["/opt/my tools/python3.12"]
 
 
 def test_this_machines_own_version_is_preferred():
     lines = [f"python\t3.{minor}\tx86_64\tglibc-2.36\t/usr/bin/python3.{minor}\t" for minor in (10, 11, 12, 13, 14)]
 
-    found = usable_interpreters(parse("\n".join(lines)), "b")
+    found = usable_interpreters(parse("\n".join(lines)))
 
     here = sys.version_info[1]
     others = [minor for minor in (13, 12, 11, 10, 14) if minor != here]
@@ -59,8 +66,8 @@ def test_this_machines_own_version_is_preferred():
 def test_a_board_without_a_usable_python_says_what_it_has_and_what_to_do():
     old = "\n".join(line for line in RASPBERRY.splitlines() if "3.12" not in line)
 
-    with pytest.raises(NoPython) as caught:
-        usable_interpreters(parse(old), "pi")
+    with pytest.raises(NoPython) as caught, deploying("pi"):
+        usable_interpreters(parse(old))
 
     assert "3.10" in caught.value.message
     assert 'runtime.kind = "command"' in caught.value.hint
@@ -71,7 +78,7 @@ def test_a_board_without_a_usable_python_says_what_it_has_and_what_to_do():
 
 def test_a_board_that_runs_no_linux_is_told_so():
     with pytest.raises(NoAgentHere, match="FreeBSD"):
-        usable_interpreters(parse("machine\tarm64\tFreeBSD\n"), "b")
+        usable_interpreters(parse("machine\tarm64\tFreeBSD\n"))
 
 
 @pytest.mark.parametrize(

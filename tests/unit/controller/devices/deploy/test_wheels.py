@@ -39,7 +39,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fetch(tmp_path: Path) -> Fetch:
     def make(wanted: Wanted, interpreter: Interpreter = ARM) -> list[Package]:
         groups = [Group("some", (wanted,))]
-        return packages_for(interpreter, groups, board="b", say=lambda text: None, cache=Cache(tmp_path / "cache"))
+        return packages_for(interpreter, groups, say=lambda text: None, cache=Cache(tmp_path / "cache"))
 
     return make
 
@@ -108,7 +108,7 @@ def test_a_runtime_that_is_not_published_for_a_board_is_named(index: Path, tmp_p
     board = Interpreter("/usr/bin/python3", (3, 11), "armv7l", "glibc-2.36")
 
     with pytest.raises(NoWheels, match=r"^[a-z-]+[<>=][^ ]+ is not published for Python 3\.11 on armv7l, glibc 2\.36"):
-        packages_for(board, [runtime_group(runtime)], board="b", say=print, cache=Cache(tmp_path / "cache"))
+        packages_for(board, [runtime_group(runtime)], say=print, cache=Cache(tmp_path / "cache"))
 
 
 def test_what_takes_long_to_fetch_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -127,7 +127,7 @@ def test_what_takes_long_to_fetch_tells_how_far_it_is(tmp_path: Path, monkeypatc
         monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
         monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
         group = [Group("some", (Wanted("large", "", "1.0"),))]
-        packages_for(ARM, group, board="b", say=said.append, cache=Cache(tmp_path / "cache"))
+        packages_for(ARM, group, say=said.append, cache=Cache(tmp_path / "cache"))
         server.shutdown()
 
     assert said[0] == "fetching some for Python 3.11 on aarch64, glibc 2.31"

@@ -28,7 +28,7 @@ def test_where_there_is_none_the_index_that_has_it_is_named(tmp_path: Path, monk
     empty_index(tmp_path, monkeypatch)
     torch = runtime_group("executorch").wanted[1]
     with pytest.raises(NoWheels, match=r"torch==2\.[0-9.]+\+cpu is not published for Python 3\.11 on aarch64") as error:
-        packages_for(ARM, [Group("g", (torch,))], board="b", say=lambda text: None, cache=Cache(tmp_path / "cache"))
+        packages_for(ARM, [Group("g", (torch,))], say=lambda text: None, cache=Cache(tmp_path / "cache"))
     assert "PIP_EXTRA_INDEX_URL" in error.value.hint
 
 
