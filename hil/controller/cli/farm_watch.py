@@ -131,7 +131,7 @@ def _lines(farm: FarmClient, every_s: float, as_json: bool) -> None:
 
 
 class Told:
-    """The events that were told, by number: one that was written together with later ones may come after them."""
+    """Tells events by their numbers, each once. One that was written with later ones may come after them."""
 
     def __init__(self, numbers: set[int]) -> None:
         self._numbers, self._lowest = numbers, min(numbers, default=0)
