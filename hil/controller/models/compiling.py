@@ -6,28 +6,33 @@ import contextlib
 import importlib.util
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, naming_errors
+from hil.controller.storage.isolated import Isolated, IsolatedFunction, naming_errors
 from hil.errors import CompileCrashed, CompileFailed, UsageError
 
 
-class Work(TypedDict):
-    """How a result is made that the cache may hold already.
+class IsolatedCall(TypedDict):
+    """Where what may crash is called, for how many seconds (or None), and the log that gets what it prints."""
 
-    ``cache`` keeps it, by content and versions; ``isolated`` has the processes in which it is made, for what makes it
-    may crash; ``recompute`` makes it though the cache has it; ``timeout`` is seconds, or None; what is printed
-    meanwhile is appended to ``log``.
-    """
-
-    cache: Cache
     isolated: Isolated
-    recompute: bool
     timeout: float | None
     log: Path
+
+
+class CachedCall(IsolatedCall):
+    """How a result is made that the cache may hold already, by content and versions."""
+
+    cache: Cache
+
+
+class Work(CachedCall):
+    """The same, where ``recompute`` makes the result though the cache has it."""
+
+    recompute: bool
 
 
 class CompileOrder(Work):
@@ -49,11 +54,16 @@ def work_of(order: CompileOrder) -> Work:
     }
 
 
+def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how: IsolatedCall) -> Any:
+    """Call a function in a process of its own; errors as of :meth:`hil.controller.storage.isolated.Isolated.call`."""
+    return how["isolated"].call(function, arguments, timeout=how["timeout"], log=how["log"])
+
+
 def compiling(
     what: str = "compiling", *, died: str = "the compiler died", failed: str = "the model cannot be compiled"
 ) -> contextlib.AbstractContextManager[None]:
     """Name the errors of a call of an isolated compiler: :func:`hil.controller.storage.isolated.naming_errors`."""
-    return naming_errors("compile", what, crash=CompileCrashed, died=died, failure=CompileFailed, failed=failed)
+    return naming_errors("compile", what, CompileFailed, failed, crash=CompileCrashed, died=died)
 
 
 def native_compiler() -> Path:

@@ -71,14 +71,20 @@ class IsolatedTimeout(IsolatedError):
 
 @contextlib.contextmanager
 def naming_errors(
-    stage: str, what: str, *, crash: type[StageError], died: str, failure: type[StageError], failed: str
+    stage: str,
+    what: str,
+    failure: Callable[..., StageError],
+    failed: str,
+    *,
+    crash: type[StageError] | None = None,
+    died: str = "",
 ) -> Iterator[None]:
     """Turn the errors of a call into those of a stage.
 
     Args:
         what: is done, for the message of a time limit: "compiling gave no result within 60 s".
-        crash, died: the error of a crash, and how its message begins.
-        failure, failed: that of any other error, likewise.
+        failure, failed: the error, and how its message begins ("": with that of the call).
+        crash, died: those of a crash, where they differ.
 
     Raises:
         StageTimeout, StageError: ``detail`` is what the process itself said.
@@ -88,9 +94,10 @@ def naming_errors(
     except IsolatedTimeout as error:
         raise StageTimeout(f"{what} {error.message}", stage=stage, detail=error.detail) from error
     except IsolatedCrash as error:
-        raise crash(f"{died}: {error.message}", detail=error.detail) from error
+        text = ": ".join(filter(None, (died or failed, error.message)))
+        raise (crash or failure)(text, detail=error.detail) from error
     except IsolatedFailure as error:
-        raise failure(f"{failed}: {error.message}", detail=error.detail) from error
+        raise failure(": ".join(filter(None, (failed, error.message))), detail=error.detail) from error
 
 
 class Isolated:

@@ -58,14 +58,11 @@ class Side:
 
     Attributes:
         case: with its artifact and inputs.
-        board: where it is measured; two sides may have the same.
         first_run_ns: its very first iteration, cold; None where the board does not tell.
-        batches: what was measured.
         clock: ``board``, or ``host`` where the board does not tell the device's time.
         warmup: untimed iterations before a newly loaded program is measured.
         warmup_s: seconds spent with them.
         loads: how often the program was loaded to be measured.
-        peak_memory_bytes: the highest that was told.
         cpu_ns: what the worker's threads computed in all its iterations, where the board tells it.
         ran_ns: how long those iterations took; 0 where the board does not tell the other.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
 _VERDICTS = {"no difference": "green", "faster": "green", "slower": "red"}
-_Row = tuple[str, Callable[[Mapping[str, Any]], str]]
+_Cell = Callable[[Mapping[str, Any]], str]
 
 
 def print_bench(console: Console, document: Mapping[str, Any]) -> None:
@@ -27,8 +27,8 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
     table.add_column(style="dim", no_wrap=True)
     for _ in sides:
         table.add_column(overflow="fold")
-    for label, cell in _ROWS:
-        texts = [cell(side) for side in sides]
+    for label, is_timed, cell in _ROWS:
+        texts = ["" if is_timed and not side["times"] else cell(side) for side in sides]
         if any(texts):
             table.add_row(label, *(Text(units(text)) for text in texts))
     for side in sides:
@@ -69,39 +69,23 @@ def _checked(side: Mapping[str, Any]) -> str:
     return str(side["reason"])
 
 
-def _time(key: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda side: time_text(side["times"][key]) if side["times"] else ""
+def _times(*keys: str) -> _Cell:
+    return lambda side: ", ".join(time_text(side["times"][f"{key}_ns"]) for key in keys)
 
 
 def _median(side: Mapping[str, Any]) -> str:
-    if not side["times"]:
-        return ""
     text, interval = time_text(side["times"]["p50_ns"]), side["times"]["median"]
     if interval:
         text += f" ({interval['level']:.0%}: {time_text(interval['low'])} to {time_text(interval['high'])})"
     return text
 
 
-def _percentiles(side: Mapping[str, Any]) -> str:
-    return ", ".join(_time(f"p{number}_ns")(side) for number in (10, 90, 99)) if side["times"] else ""
-
-
-def _extremes(side: Mapping[str, Any]) -> str:
-    return ", ".join(_time(key)(side) for key in ("min_ns", "max_ns")) if side["times"] else ""
-
-
-def _moments(side: Mapping[str, Any]) -> str:
-    return ", ".join(_time(key)(side) for key in ("mean_ns", "stdev_ns")) if side["times"] else ""
-
-
 def _spread(side: Mapping[str, Any]) -> str:
     found = side["histogram"]
-    return f"{time_text(found['low_ns'])} {bars(found['counts'])} {time_text(found['high_ns'])}" if found else ""
+    return f"{time_text(found['low_ns'])} {bars(found['counts'])} {time_text(found['high_ns'])}"
 
 
 def _course(side: Mapping[str, Any]) -> str:
-    if not side["times"]:
-        return ""
     drift = side["times"]["drift"]
     told = "" if drift is None else "no drift"
     if drift and drift["marked"]:
@@ -111,30 +95,14 @@ def _course(side: Mapping[str, Any]) -> str:
 
 def _outliers(side: Mapping[str, Any]) -> str:
     times = side["times"]
-    if not times:
-        return ""
-    above = f"{times['outliers']} of {times['iterations']}"
-    return f"{above}, above {time_text(times['outlier_above_ns'])}"
+    return f"{times['outliers']} of {times['iterations']}, above {time_text(times['outlier_above_ns'])}"
 
 
-def _rate(side: Mapping[str, Any]) -> str:
-    return f"{side['iterations_per_s']:.4g} a second" if side["times"] else ""
+def _known(key: str, text: Callable[[float], str]) -> _Cell:
+    return lambda side: "unknown" if side[key] is None else text(side[key])
 
 
-def _memory(side: Mapping[str, Any]) -> str:
-    if not side["times"]:
-        return ""
-    peak = side["peak_memory_bytes"]
-    return f"{peak / 1e6:.1f} MB" if peak is not None else "unknown"
-
-
-def _parallelism(side: Mapping[str, Any]) -> str:
-    if not side["times"]:
-        return ""
-    return f"{side['parallelism']:.2f} cores" if side["parallelism"] is not None else "unknown"
-
-
-def _stages(*names: str) -> Callable[[Mapping[str, Any]], str]:
+def _stages(*names: str) -> _Cell:
     def told(side: Mapping[str, Any]) -> str:
         spent = [(name, side["timings"][f"{name}_s"]) for name in names]
         texts = [f"{name.replace('_', ' ')} {time_text(s * 1e9)}" for name, s in spent if s is not None]
@@ -143,21 +111,22 @@ def _stages(*names: str) -> Callable[[Mapping[str, Any]], str]:
     return told
 
 
-_ROWS: tuple[_Row, ...] = (
-    ("", lambda side: f"{side['label']}: {side['name']}" if side["name"][:2] in ("A-", "B-") else ""),
-    ("p50", _median),
-    ("p10, p90, p99", _percentiles),
-    ("min, max", _extremes),
-    ("mean, stdev", _moments),
-    ("spread to p99", _spread),
-    ("course", _course),
-    ("outliers", _outliers),
-    ("ran on", lambda side: placement_text(side["placement"] or ())),
-    ("iterations", _rate),
-    ("peak memory", _memory),
-    ("parallelism", _parallelism),
-    ("on the board", _stages("first_run", "warmup", "steady")),
-    ("on the host", _stages("import", "compile", "push", "load", "fetch")),
+# Label, whether there is nothing to show where nothing was timed, and the text.
+_ROWS: tuple[tuple[str, bool, _Cell], ...] = (
+    ("", False, lambda side: f"{side['label']}: {side['name']}" if side["name"][:2] in ("A-", "B-") else ""),
+    ("p50", True, _median),
+    ("p10, p90, p99", True, _times("p10", "p90", "p99")),
+    ("min, max", True, _times("min", "max")),
+    ("mean, stdev", True, _times("mean", "stdev")),
+    ("spread to p99", True, _spread),
+    ("course", True, _course),
+    ("outliers", True, _outliers),
+    ("ran on", False, lambda side: placement_text(side["placement"] or ())),
+    ("iterations", True, lambda side: f"{side['iterations_per_s']:.4g} a second"),
+    ("peak memory", True, _known("peak_memory_bytes", lambda peak: f"{peak / 1e6:.1f} MB")),
+    ("parallelism", True, _known("parallelism", lambda cores: f"{cores:.2f} cores")),
+    ("on the board", False, _stages("first_run", "warmup", "steady")),
+    ("on the host", False, _stages("import", "compile", "push", "load", "fetch")),
 )
 
 

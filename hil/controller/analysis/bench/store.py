@@ -222,7 +222,6 @@ def under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nano
 
     Args:
         batches: of one side, those that were measured at the same time one after another.
-        copies: how many that were.
 
     Returns:
         Starts and durations, int64 [n] nanoseconds in the order of time, and iterations a second of all together.

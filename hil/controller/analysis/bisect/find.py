@@ -394,7 +394,6 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
 
     Args:
         case: ended, compared within the dtypes' default tolerances.
-        rtol, atol: the tolerance that is meant.
         by_chance: names of tensors that random numbers go into.
     """
     outcome = case.outcome or Outcome.SKIP

@@ -70,7 +70,6 @@ class LayerFinding:
 
     Attributes:
         name, op, nodes, depth: of the :class:`~hil.controller.analysis.layers.Layer`.
-        tensors: names of the model's tensors that it makes.
         isolated: compiled alone and fed with what the reference computed; None where that was not asked for.
         cumulative: its tensors in one run of the whole model; None where that was not asked for.
     """
@@ -98,8 +97,6 @@ class Bisection:
     Attributes:
         model: the file whose reference is taken for right.
         artifact_model: the file that was compiled: the same, unless the user named another.
-        board, hw_type, runtime, flow: what ran it: the board as results call it, its hardware type, the runtime, and
-            the flow or "".
         whole: the model as it is, without its intermediates as outputs; None where only isolated was asked for.
         exposed: the model with its intermediates as outputs, as a whole: its outcome says whether it could run.
         folder: where models, tensors and logs of wrong layers were kept; "" where they were not.

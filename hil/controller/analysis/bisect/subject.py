@@ -5,23 +5,28 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.compare.tolerance import fitted, refuse_vacuous
 from hil.controller.analysis.layers import Activations, Layer, activations, layers_of
+from hil.controller.models.compiling import CachedCall, call_isolated
 from hil.controller.models.conversions import as_onnx
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_name
-from hil.errors import ImportFailed, StageTimeout, UsageError
+from hil.errors import ImportFailed, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _HINT = "--artifact-model takes the same network as MODEL with other weights: the file that the compiler received"
 
@@ -69,10 +74,7 @@ def expose(
     tensors: Sequence[TensorSpec],
     *,
     only: bool = False,
-    cache: Cache,
-    isolated: Isolated,
-    timeout: float | None,
-    log: Path,
+    **how: Unpack[CachedCall],
 ) -> Path:
     """Make an ONNX model that returns these tensors of it after its own outputs.
 
@@ -92,17 +94,11 @@ def expose(
     def make(folder: Path) -> None:
         files = {name: str(path.absolute()) for name, path in model.files.items() if path != model.path}
         arguments = {"model": str(model.path.absolute()), "files": files, "tensors": specs, "only": only}
-        try:
-            isolated.call(write, {**arguments, "folder": str(folder)}, timeout=timeout, log=log)
-        except IsolatedTimeout as error:
-            raise StageTimeout(
-                f"exposing intermediates {error.message}", stage="import", detail=error.detail
-            ) from error
-        except (IsolatedCrash, IsolatedFailure) as error:
-            text = f"the intermediates of {model.path.name} cannot be made outputs: {error.message}"
-            raise ImportFailed(text, stage="import", detail=error.detail) from error
+        failed = f"the intermediates of {model.path.name} cannot be made outputs"
+        with naming_errors("import", "exposing intermediates", partial(ImportFailed, stage="import"), failed):
+            call_isolated(write, {**arguments, "folder": str(folder)}, how)
 
-    entry, _ = cache.get_or_make(key, {"model": model.name, "outputs": len(specs)}, make)
+    entry, _ = how["cache"].get_or_make(key, {"model": model.name, "outputs": len(specs)}, make)
     return entry / _NAME
 
 
@@ -164,10 +160,8 @@ class Subject:
     Attributes:
         model: the one whose reference is taken for right.
         compiled: the one that programs are made of: the same, or one of the same layers with other weights.
-        options: the user's, a flow's own filled in.
         layers: of ``model``, in topological order.
         twins: of ``compiled``, one for each of ``layers``.
-        activations: what the reference computed for every tensor.
         by_chance: names of the tensors that random numbers go into: no two runs of the whole model agree on them.
     """
 
@@ -202,7 +196,6 @@ def open_subject(
         path: an ONNX model, or what converts to ONNX: it is that which is compiled and taken apart.
         options: how it is run; a flow's runtime, compiler, flags and tolerance go where it says nothing.
         artifact_model: the file to compile in its place, or None.
-        group: how nodes make layers: see :func:`hil.controller.analysis.layers.layers_of`.
 
     Raises:
         UsageError: it is no ONNX model, does not take these inputs, or the other model is another network.

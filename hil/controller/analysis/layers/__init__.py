@@ -20,7 +20,7 @@ from hil.controller.analysis.layers.values import (
 )
 from hil.controller.models.conversions import as_onnx
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.isolated import Isolated, naming_errors
 from hil.controller.storage.packages import version
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec
@@ -192,12 +192,8 @@ class _Extractor:
             **request,
         }
         what = f"taking {model.path.name} apart"
-        try:
+        with naming_errors("import", what, functools.partial(ImportFailed, stage="import"), what):
             return self.isolated.call(function, arguments, timeout=TIMEOUT_S, log=self.log)
-        except IsolatedTimeout as error:
-            raise StageTimeout(f"{what} {error.message}", stage="import", detail=error.detail) from error
-        except (IsolatedCrash, IsolatedFailure) as error:
-            raise ImportFailed(f"{what}: {error.message}", stage="import", detail=error.detail) from error
 
     def _observed(self, inputs: Mapping[str, Array] | None) -> dict[str, Any]:
         """Return tensor -> [dtype, shape] as observed in runs; a dimension that differed between them is None."""

@@ -234,7 +234,6 @@ class Group:
     """The nodes of a layer by number, in order.
 
     Attributes:
-        nodes: all of them.
         own: nodes whose results the layer gives to others; the rest are copies of nodes that other layers have too.
     """
 

@@ -207,8 +207,6 @@ class Graph:
         observed: tensor -> [dtype, shape] as observed in runs, with None for a dimension that differed.
 
     Attributes:
-        nodes: every node, in the model's order.
-        inputs, outputs: of the model.
         live: numbers of the nodes that depend on inputs (or on chance) and are needed for outputs.
         producer: value -> number of the node that makes it.
         users: value -> numbers of the live nodes that use it.

@@ -9,14 +9,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.models.conversions import as_onnx
 from hil.controller.models.inputs import random_tensor
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.packages import version
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import INDEX, save_tensors
@@ -24,7 +25,10 @@ from hil.core.digest import digest_of
 from hil.core.npy import load_npy, save_npy
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of, to_bytes
-from hil.errors import ReferenceFailed, StageTimeout, UsageError
+from hil.errors import ReferenceFailed, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MODES = ("real", "random")
 # The references, in order of preference.
@@ -110,20 +114,12 @@ _ABOUT, _INPUTS, _VALUES = "activations.json", "inputs", "values"
 def activations(
     model: Model,
     inputs: Mapping[str, Array],
-    *,
-    cache: Cache,
-    isolated: Isolated,
-    recompute: bool,
-    timeout: float | None,
-    log: Path,
+    **work: Unpack[Work],
 ) -> Activations:
     """Compute every tensor inside a model with a CPU reference, or take them from the cache.
 
     ONNX Runtime computes them without optimisations, so that no value is fused away; if it cannot, ONNX's own evaluator
     does.
-
-    Args:
-        model: an ONNX model, or one that :func:`hil.controller.models.conversions.as_onnx` converts.
 
     Raises:
         UsageError: the model is not ONNX and cannot be converted.
@@ -132,7 +128,7 @@ def activations(
         StageTimeout: a limit was reached.
         StorageError: the values cannot be stored.
     """
-    model = as_onnx(model, cache=cache, isolated=isolated, log=log)
+    model = as_onnx(model, cache=work["cache"], isolated=work["isolated"], log=work["log"])
     sources = {name: f"{name} {version(package)}" for name, package in _ORACLES.items()}
     key = Cache.key(
         "activations",
@@ -155,11 +151,9 @@ def activations(
                 "outputs": str(folder / _VALUES),
             }
             try:
-                own = isolated.call(run, arguments, timeout=timeout, log=log)
-            except IsolatedTimeout as error:
-                text = f"computing the values inside {model.path.name} {error.message}"
-                raise StageTimeout(text, stage="refer", detail=error.detail) from error
-            except (ReferenceFailed, IsolatedCrash, IsolatedFailure) as error:
+                with naming_errors("refer", f"computing the values inside {model.path.name}", ReferenceFailed, ""):
+                    own = call_isolated(run, arguments, work)
+            except ReferenceFailed as error:
                 refused.append([name, error.message])
                 continue
             about = {"source": sources[name], "outputs": own, "refused": refused}
@@ -172,7 +166,7 @@ def activations(
             hint="check the inputs' values, and whether `hil run` finds a reference for the whole model",
         )
 
-    entry, _ = cache.get_or_make(key, {"model": model.name, "values": "all"}, make, recompute)
+    entry, _ = work["cache"].get_or_make(key, {"model": model.name, "values": "all"}, make, work["recompute"])
     return Activations(entry)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from hil.controller.analysis.profile.sites import Site, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.devices.board_client import ProfilePass
+from hil.controller.models.compiling import IsolatedCall
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
 from hil.controller.pipeline.case import Case
@@ -77,87 +79,81 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: RunCo
     return notes
 
 
+@dataclass(frozen=True)
 class _Reader:
     """Reads the files of the runtime's profiler."""
 
-    def __init__(
-        self,
-        case: Case,
-        taken: ProfilePass,
-        raw: Path,
-        scratch: Path,
-        run: str,
-        board: str,
-        shop: RunContext,
-        notes: list[str],
-    ) -> None:
-        self._case = case
-        self._taken = taken
-        self._raw = raw
-        self._scratch = scratch
-        self._run, self._board = run, board
-        self._shop = shop
-        self._notes = notes
-        log = case.folder / "logs" / "profile.log"
-        self._isolated: dict[str, Any] = {"isolated": shop.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
-        self._passed: dict[str, Any] = {
-            "warmup": taken.warmup,
-            "iterations": taken.iterations,
-            "clock": taken.clock_pairs,
-        }
+    case: Case
+    taken: ProfilePass
+    raw: Path
+    scratch: Path
+    run: str
+    board: str
+    shop: RunContext
+    notes: list[str]
+
+    @property
+    def how(self) -> IsolatedCall:
+        log = self.case.folder / "logs" / "profile.log"
+        return {"isolated": self.shop.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
+
+    @property
+    def passed(self) -> dict[str, Any]:
+        taken = self.taken
+        return {"warmup": taken.warmup, "iterations": taken.iterations, "clock": taken.clock_pairs}
 
     def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
         """Return the operations; append the counters in the runtime's files to ``samples``."""
-        if IREE_FILE in self._taken.files:
+        if IREE_FILE in self.taken.files:
             return self._iree(samples)
-        if ONNXRUNTIME_FILE in self._taken.files:
+        if ONNXRUNTIME_FILE in self.taken.files:
             return self._onnxruntime()
-        names = ", ".join(self._taken.files) or "nothing"
-        self._notes.append(f"no profile of the operations: hil cannot read what the runtime wrote ({names})")
+        names = ", ".join(self.taken.files) or "nothing"
+        self.notes.append(f"no profile of the operations: hil cannot read what the runtime wrote ({names})")
         return iter(())
 
     def _iree(self, samples: list[Sample]) -> Iterator[OpRow]:
         events = self._or_note(
             "no profile of the operations",
-            lambda: read_ireeprof(self._raw / IREE_FILE, folder=self._scratch, **self._isolated, **self._passed),
+            lambda: read_ireeprof(self.raw / IREE_FILE, folder=self.scratch, **self.how, **self.passed),
         )
         if events is None:
             return iter(())
-        self._notes += events.notes
+        self.notes.extend(events.notes)
         sites = self._or_note("the operations are not joined to the model's nodes", self._sites) or Sites((), {})
-        self._notes += sites.notes
+        self.notes.extend(sites.notes)
         samples += events.memory()
-        return iree_rows(events, sites, run=self._run, board=self._board, notes=self._notes)
+        return iree_rows(events, sites, run=self.run, board=self.board, notes=self.notes)
 
     def _onnxruntime(self) -> Iterator[OpRow]:
-        if self._case.model is None:
+        if self.case.model is None:
             return iter(())
-        shop, log = self._shop, self._isolated["log"]
-        model = as_onnx(self._case.model, cache=shop.cache, isolated=shop.isolated, log=log)
+        shop = self.shop
+        model = as_onnx(self.case.model, cache=shop.cache, isolated=shop.isolated, log=self.how["log"])
         events = self._or_note(
             "no profile of the operations",
-            lambda: read_onnxruntime(self._raw / ONNXRUNTIME_FILE, model, **self._isolated, **self._passed),
+            lambda: read_onnxruntime(self.raw / ONNXRUNTIME_FILE, model, **self.how, **self.passed),
         )
         if events is None:
             return iter(())
-        self._notes += events.notes
-        return onnxruntime_rows(events, self._estimates(model), run=self._run, board=self._board)
+        self.notes.extend(events.notes)
+        return onnxruntime_rows(events, self._estimates(model), run=self.run, board=self.board)
 
     def _sites(self) -> Sites | None:
-        case, shop = self._case, self._shop
+        case, shop = self.case, self.shop
         if case.model is None or case.artifact is None:
             return None
-        return dispatch_sites(case.model, case.artifact, cache=shop.cache, **self._isolated)
+        return dispatch_sites(case.model, case.artifact, cache=shop.cache, **self.how)
 
     def _estimates(self, model: Model) -> Estimates:
-        make = functools.partial(estimate, model, cache=self._shop.cache, **self._isolated)
+        make = functools.partial(estimate, model, cache=self.shop.cache, **self.how)
         return self._or_note("no estimates", make) or Estimates()
 
     def _or_note(self, without: str, make: Callable[[], Made]) -> Made | None:
         try:
             return make()
         except HilError as error:
-            self._notes.append(f"{without}: {error.message}")
+            self.notes.append(f"{without}: {error.message}")
             return None
 
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.controller.analysis.profile.estimate import Estimate, Estimates, estimate
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, join_list
 from hil.controller.analysis.profile.sites import Sites, sites_of
 from hil.controller.backends.compilers.iree import as_iree_takes
 from hil.controller.backends.compilers.iree_program import recipe_of
-from hil.controller.models.compiling import compiling
+from hil.controller.models.compiling import CachedCall, call_isolated, compiling
 from hil.controller.models.conversions import as_onnx
-from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
 from hil.core.clock import now_ns
 from hil.core.processes import module_command
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Span
 from hil.errors import StorageError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _PASSES = ("phase", "depth", "pass", "wall_ms", "cpu_ms", "share_of_phase")
 _DISPATCHES = (
@@ -68,10 +69,7 @@ def profile_compile(
     runtime: str,
     flags: Sequence[str],
     folder: Path,
-    cache: Cache,
-    isolated: Isolated,
-    timeout: float | None,
-    log: Path,
+    **how: Unpack[CachedCall],
 ) -> CompileProfile:
     """Compile a model again, without the cache, and write where the time went to a folder.
 
@@ -88,30 +86,20 @@ def profile_compile(
     if model.format == "vmfb" or runtime not in ("iree", "onnxruntime"):
         what = "a model that came compiled" if model.format == "vmfb" else f"a model for {runtime}"
         raise UsageError(f"{what} ({model.format}) is not compiled by IREE, so there is nothing to profile")
-    given = model
-    settings: dict[str, Any] = {"cache": cache, "isolated": isolated, "timeout": timeout, "log": log}
     if runtime == "iree":
-        taken = as_iree_takes(model, flags, **settings)
-        model, own_flags = taken.model, taken.flags
+        taken = as_iree_takes(model, flags, **how, recompute=False)
+        built = taken.model
+        with compiling():
+            recipe = {"format": built.format, "dims": dict(built.dims), "flags": recipe_of(built, taken.flags).flags}
+            found = call_isolated(compile_iree, {"model": str(built.path.absolute()), **recipe}, how)
+        sites = sites_of(model, flags, **how)
+        dispatches, notes = _dispatch_rows(sites, found["sources"]), sites.notes
     else:
-        model = as_onnx(model, cache=cache, isolated=isolated, log=log)
-    arguments: dict[str, Any] = {"model": str(model.path.absolute())}
-    function: Callable[..., dict[str, Any]] = load_onnxruntime
-    notes: list[str] = []
-    if runtime == "iree":
-        function = compile_iree
-        arguments |= {"format": model.format, "dims": dict(model.dims), "flags": recipe_of(model, own_flags).flags}
-    else:
-        notes.append(f"{runtime} compiles nothing: its phases are those of creating a session on this machine")
-    with compiling():
-        found = isolated.call(function, arguments, timeout=timeout, log=log)
-    if runtime == "iree":
-        sites = sites_of(given, flags, **settings)
-        dispatches = _dispatch_rows(sites, found["sources"])
-        notes += sites.notes
-    else:
-        of_nodes = estimate(model, cache=cache, isolated=isolated, timeout=timeout, log=log)
-        dispatches = _node_rows(of_nodes)
+        built = as_onnx(model, cache=how["cache"], isolated=how["isolated"], log=how["log"])
+        with compiling():
+            found = call_isolated(load_onnxruntime, {"model": str(built.path.absolute())}, how)
+        dispatches = _node_rows(estimate(built, **how))
+        notes = [f"{runtime} compiles nothing: its phases are those of creating a session on this machine"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / PASSES, _PASSES, _pass_rows(found["phases"]))

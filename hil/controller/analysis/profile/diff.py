@@ -92,13 +92,10 @@ class ProfileDiff:
     """The comparison of two profiles.
 
     Attributes:
-        a, b: their names.
         confidence: of all intervals together.
         margin: 0.05 ignores changes below 5 %; for operations it is widened by the profiler's overhead.
-        a_times, b_times: of their runs, timed and profiled.
         timed: the timed runs, which decide; its interval holds by itself with the requested confidence.
         incomparable: why the profiled times of the two cannot be compared; "" if they can.
-        total: of all operations' times in an iteration.
         ops: the operations, the largest change first; if incomparable, the largest share.
     """
 

@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hil.controller.models.compiling import CachedCall, call_isolated
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
+from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.packages import version
 from hil.core.results import Model
-from hil.errors import ImportFailed, StageTimeout
+from hil.errors import ImportFailed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Operations per byte at which computing takes as long as moving. A core with one or two vector multiply-adds a cycle
 # computes 8 to 64 float32 operations while memory delivers 1 to 6 bytes: about ten, within a factor of two, on a
@@ -202,11 +206,8 @@ class Estimates:
         return ", ".join(self.values[name][0] if name in self.values else "?" for name in names)
 
 
-def estimate(model: Model, *, cache: Cache, isolated: Isolated, timeout: float | None, log: Path) -> Estimates:
+def estimate(model: Model, **how: Unpack[CachedCall]) -> Estimates:
     """Estimate an ONNX model's nodes; the result is empty for other models.
-
-    Args:
-        model: the model; ``model.dims`` gives its symbolic dimensions.
 
     Raises:
         ImportFailed, StageTimeout: the model cannot be read.
@@ -216,16 +217,12 @@ def estimate(model: Model, *, cache: Cache, isolated: Isolated, timeout: float |
 
     def make(folder: Path) -> None:
         arguments = {"model": str(model.path.absolute()), "dims": dict(model.dims)}
-        try:
-            found = isolated.call(read, arguments, timeout=timeout, log=log)
-        except IsolatedTimeout as error:
-            raise StageTimeout(f"reading the model's shapes {error.message}", detail=error.detail) from error
-        except IsolatedError as error:
-            raise ImportFailed(f"the model's shapes cannot be read: {error.message}", detail=error.detail) from error
+        with naming_errors("", "reading the model's shapes", ImportFailed, "the model's shapes cannot be read"):
+            found = call_isolated(read, arguments, how)
         (folder / _FILE).write_text(json.dumps(found))
 
     parts = {"model": model.digest, "dims": dict(model.dims), "onnx": version("onnx"), "version": _VERSION}
-    entry, _ = cache.get_or_make(Cache.key("shapes", **parts), {"model": model.name, "what": "its shapes"}, make)
+    entry, _ = how["cache"].get_or_make(Cache.key("shapes", **parts), {"model": model.name, "what": "its shapes"}, make)
     document = json.loads((entry / _FILE).read_bytes())
     nodes = {node[0]: Node(*node) for node in document["nodes"]}
     values = {name: (text, size) for name, (text, size) in document["values"].items()}

@@ -7,25 +7,28 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
+from hil.controller.models.compiling import IsolatedCall, call_isolated
+from hil.controller.storage.isolated import naming_errors
 from hil.core.clock import by_pairs
 from hil.core.timeline import Sample
-from hil.errors import RunFailed, StageTimeout, UsageError
+from hil.errors import RunFailed, UsageError
 from hil.formats.iree_command import own_tool
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DISPATCH = "dispatch"
 _BATCH = 1 << 14
 
 EVENTS = "events.bin"
 MEMORY = "memory.bin"
-# The number that IREE writes for an unknown value.
-NONE = 0xFFFFFFFF
 # A row per event, and one per change of the memory in use: a tenth of the size of IREE's lines of JSON.
 EVENT = np.dtype(
     [
@@ -35,20 +38,14 @@ EVENT = np.dtype(
         ("bytes", "<i8"),
         ("submission", "<i8"),
         ("queue", "<i8"),
-        ("executable", "<i8"),
         ("command", "<u4"),
-        ("function", "<u4"),
         ("tiles", "<i4"),
         ("op", "<i4"),
         ("key", "<i4"),
-        ("workgroups", "<u4", (3,)),
     ]
 )
 MEMORY_SAMPLE = np.dtype([("at", "<i8"), ("reserved", "<i8")])
-
 SETUP = -1
-
-_BATCH = 1 << 14
 
 
 class IreeEvent(NamedTuple):
@@ -61,11 +58,8 @@ class IreeEvent(NamedTuple):
         start_ns, duration_ns: on the board's clock.
         submission: number within the iteration, from 0; a submission is what is put into the queue at once.
         ordinal: number among the dispatches of the submission, from 0; None for other operations.
-        command: number in the command buffer, barriers counted; None if the driver does not report it.
-        executable, function: numbers in the program; None for other operations.
         tiles: number of its workgroups; None if the driver does not report it.
         tile_time_ns: sum over the tiles.
-        workgroups: their numbers in x, y and z.
         bytes: allocated, filled or copied; else 0.
     """
 
@@ -76,27 +70,21 @@ class IreeEvent(NamedTuple):
     duration_ns: int
     submission: int
     ordinal: int | None
-    command: int | None
-    executable: int | None
-    function: int | None
     tiles: int | None
     tile_time_ns: int | None
-    workgroups: tuple[int, int, int]
     bytes: int
 
 
 @dataclass(frozen=True)
 class IreeEvents:
-    """A profile of IREE. Its events lie in files, 88 bytes each, and are read at each pass.
+    """A profile of IREE. Its events lie in files, 64 bytes each, and are read at each pass.
 
     Attributes:
-        folder: of the files.
         names: the strings that ``op`` and ``key`` of an event number.
         order: [events] of int64: the events by start.
         iteration: [events] of int64: of each event.
         submission: [events] of int64: number within the iteration.
         ordinal: [events] of int64: number among the dispatches of the submission, or -1.
-        iterations: number of runs.
         clock: pairs of (profile's time, board's time), ns.
         notes: what is uncertain or missing, a line each.
     """
@@ -122,7 +110,7 @@ class IreeEvents:
             batch = self.order[first : first + _BATCH]
             where = (array[batch].tolist() for array in (self.iteration, self.submission, self.ordinal))
             for row, iteration, submission, ordinal in zip(rows[batch].tolist(), *where, strict=True):
-                yield self._event(row, iteration, submission, ordinal, is_dispatch=row[10] == dispatch)
+                yield self._event(row, iteration, submission, ordinal, is_dispatch=row[8] == dispatch)
 
     def submitted(self) -> tuple[list[list[tuple[str, ...]]], list[int]]:
         """Return the names of the dispatches of each submission of an iteration, in order.
@@ -160,7 +148,7 @@ class IreeEvents:
     def _event(
         self, row: tuple[Any, ...], iteration: int, submission: int, ordinal: int, *, is_dispatch: bool
     ) -> IreeEvent:
-        start, duration, tile_time, size, _, _, executable, command, function, tiles, op, key, groups = row
+        start, duration, tile_time, size, _, _, _, tiles, op, key = row
         begin = by_pairs(start, self.clock)
         has_tiles = is_dispatch and tiles > 0
         return IreeEvent(
@@ -171,12 +159,8 @@ class IreeEvents:
             by_pairs(start + duration, self.clock) - begin,
             submission,
             ordinal if is_dispatch else None,
-            command if command != NONE else None,
-            executable if is_dispatch else None,
-            function if is_dispatch else None,
             tiles if has_tiles else None,
             tile_time if has_tiles else None,
-            tuple(groups),
             size,
         )
 
@@ -185,12 +169,10 @@ def read_ireeprof(
     path: Path,
     *,
     folder: Path,
-    isolated: Isolated,
-    timeout: float | None,
-    log: Path,
     warmup: int = 0,
     iterations: int | None = None,
     clock: Sequence[tuple[int, int]] = (),
+    **how: Unpack[IsolatedCall],
 ) -> IreeEvents:
     """Read a ``.ireeprof`` file.
 
@@ -210,19 +192,10 @@ def read_ireeprof(
         raise UsageError("iree-profile is not installed", hint="pip install iree-base-runtime")
     if not path.is_file():
         raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")
-    try:
-        exported = isolated.call(
-            export,
-            {"path": str(path.absolute()), "tool": str(tool), "folder": str(folder.absolute())},
-            timeout=timeout,
-            log=log,
-        )
-    except IsolatedTimeout as error:
-        raise StageTimeout(f"reading IREE's profile {error.message}", detail=error.detail) from error
-    except IsolatedError as error:
-        raise RunFailed(
-            f"IREE's profile {path.name} cannot be read: {error.message}", detail=error.detail, hint="it is damaged"
-        ) from error
+    damaged, failed = partial(RunFailed, hint="it is damaged"), f"IREE's profile {path.name} cannot be read"
+    with naming_errors("", "reading IREE's profile", damaged, failed):
+        arguments = {"path": str(path.absolute()), "tool": str(tool), "folder": str(folder.absolute())}
+        exported = call_isolated(export, arguments, how)
     rows = mapped_rows(folder / EVENTS, EVENT)
     if not len(rows):
         raise RunFailed(
@@ -416,11 +389,8 @@ def _row(record: Mapping[str, Any], names: dict[str, int]) -> tuple[Any, ...]:
         record["payload_length"],
         record["submission_id"],
         record["physical_device_ordinal"] << 16 | record["queue_ordinal"],
-        record["executable_id"],
         record["command_index"],
-        record["function_ordinal"],
         record["tile_count"],
         names.setdefault(record["op"], len(names)),
         names.setdefault(record["key"] or "", len(names)),
-        tuple(record["workgroup_count"]),
     )

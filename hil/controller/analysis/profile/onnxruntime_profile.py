@@ -8,18 +8,22 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.controller.analysis.layers.graph import prepared, reads
+from hil.controller.models.compiling import IsolatedCall, call_isolated
 from hil.controller.models.importers.onnx import nodes_of
-from hil.controller.storage.isolated import Isolated, IsolatedError, IsolatedTimeout
+from hil.controller.storage.isolated import naming_errors
 from hil.core.clock import by_pairs
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec
-from hil.errors import RunFailed, StageTimeout, UsageError
+from hil.errors import ImportFailed, RunFailed, UsageError
 from hil.formats.iree_values import mlir_type
 from hil.formats.ort_values import dtype_of_type
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _KERNEL = "_kernel_time"
 _EVENT = {"name": str, "cat": str, "ts": int, "dur": int, "args": dict}
@@ -45,7 +49,6 @@ class KernelEvent:
 
     Attributes:
         op_type: the kernel's operator, possibly a fused one such as ``FusedConv``.
-        provider: the execution provider.
         nodes: the model's nodes that it computes, or whose results it copies to another layout.
         computes: whether it computes them.
         start_ns, duration_ns: on the board's clock; ONNX Runtime reports whole microseconds.
@@ -174,13 +177,11 @@ def read_onnxruntime(
     path: Path,
     model: Model,
     *,
-    isolated: Isolated,
-    timeout: float | None,
-    log: Path,
     optimized: Path | None = None,
     warmup: int = 0,
     iterations: int | None = None,
     clock: Sequence[tuple[int, int]] = (),
+    **how: Unpack[IsolatedCall],
 ) -> OnnxRuntimeEvents:
     """Read a profile.
 
@@ -211,25 +212,22 @@ def read_onnxruntime(
     notes = []
     if not _is_whole(path) or (iterations is not None and len(windows) < iterations):
         notes.append(f"ONNX Runtime's profile is cut off: {len(windows)} runs of it are whole")
-    nodes = _kernel_nodes(model, isolated=isolated, timeout=timeout, log=log, optimized=optimized)
+    nodes = _kernel_nodes(model, optimized, how)
     notes += [nodes.note] if nodes.note else []
     return OnnxRuntimeEvents(path, nodes, warmup, len(windows), windows, tuple(clock), tuple(notes))
 
 
-def _kernel_nodes(
-    model: Model, *, isolated: Isolated, timeout: float | None, log: Path, optimized: Path | None
-) -> KernelNodes:
+def _kernel_nodes(model: Model, optimized: Path | None, how: IsolatedCall) -> KernelNodes:
     arguments = {
         "model": str(model.path.absolute()),
         "dims": dict(model.dims),
         "optimized": str(optimized.absolute()) if optimized else None,
     }
     try:
-        found = isolated.call(kernel_nodes, arguments, timeout=timeout, log=log)
-    except IsolatedTimeout as error:
-        raise StageTimeout(f"finding the kernels' nodes {error.message}", detail=error.detail) from error
-    except IsolatedError as error:
-        return KernelNodes({}, {}, (), f"the model's nodes cannot be read: {error.message}")
+        with naming_errors("", "finding the kernels' nodes", ImportFailed, "the model's nodes cannot be read"):
+            found = call_isolated(kernel_nodes, arguments, how)
+    except ImportFailed as error:
+        return KernelNodes({}, {}, (), error.message)
     return KernelNodes(found["kernels"], found["named"], found["top"], found["note"])
 
 

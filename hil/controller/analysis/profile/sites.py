@@ -9,18 +9,20 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.controller.analysis.profile.estimate import dispatch_estimate
 from hil.controller.backends.compilers.iree import as_iree_takes
 from hil.controller.backends.compilers.iree_program import recipe_of
-from hil.controller.models.compiling import compiling
+from hil.controller.models.compiling import CachedCall, call_isolated, compiling
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _FILE = "sites.json"
 # Increase this when `build` returns something else for the same program.
@@ -158,9 +160,7 @@ def _union(sites: Iterable[Site]) -> Site:
     return dataclasses.replace(listed[0], nodes=tuple(nodes))
 
 
-def dispatch_sites(
-    model: Model, artifact: Artifact, *, cache: Cache, isolated: Isolated, timeout: float | None, log: Path
-) -> Sites:
+def dispatch_sites(model: Model, artifact: Artifact, **how: Unpack[CachedCall]) -> Sites:
     """Find the sites of a program by compiling its model again, half way.
 
     Args:
@@ -175,40 +175,34 @@ def dispatch_sites(
         raise UsageError(f"a program for {artifact.runtime} has no dispatches of IREE's")
     if artifact.function != model.function:
         return Sites((), {}, ("the nodes of dispatches are unknown for a program of several models",))
-    return sites_of(model, artifact.flags, cache=cache, isolated=isolated, timeout=timeout, log=log)
+    return sites_of(model, artifact.flags, **how)
 
 
-def sites_of(
-    model: Model, flags: Sequence[str], *, cache: Cache, isolated: Isolated, timeout: float | None, log: Path
-) -> Sites:
+def sites_of(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> Sites:
     """Return the sites of a model's program, compiled with these flags; see :func:`dispatch_sites`."""
     if model.format == "vmfb":
         return Sites((), {}, ("the nodes of dispatches are unknown for a program that came compiled",))
-    taken = as_iree_takes(model, flags, cache=cache, isolated=isolated, recompute=False, timeout=timeout, log=log)
+    taken = as_iree_takes(model, flags, **how, recompute=False)
     model = taken.model
     recipe = recipe_of(model, taken.flags)
     op_types = model.files.get(OP_TYPES)
 
     def make(folder: Path) -> None:
         what = "the dispatches' nodes"
+        arguments = {
+            "model": str(model.path.absolute()),
+            "format": model.format,
+            "dims": dict(model.dims),
+            "op_types": str(op_types.absolute()) if op_types else None,
+            "flags": list(recipe.flags),
+            "log": str(how["log"].absolute()),
+        }
         with compiling(f"finding {what}", died=what, failed=what):
-            found = isolated.call(
-                build,
-                {
-                    "model": str(model.path.absolute()),
-                    "format": model.format,
-                    "dims": dict(model.dims),
-                    "op_types": str(op_types.absolute()) if op_types else None,
-                    "flags": list(recipe.flags),
-                    "log": str(log.absolute()),
-                },
-                timeout=timeout,
-                log=log,
-            )
+            found = call_isolated(build, arguments, how)
         (folder / _FILE).write_text(json.dumps(found))
 
     key = Cache.key("sites", program=recipe.key, version=_VERSION)
-    entry, _ = cache.get_or_make(key, {**recipe.meta, "what": "its dispatches' nodes"}, make)
+    entry, _ = how["cache"].get_or_make(key, {**recipe.meta, "what": "its dispatches' nodes"}, make)
     document = json.loads((entry / _FILE).read_bytes())
     regions = tuple(
         Region(region["loop"], tuple(Site(key, tuple(nodes), *rest) for key, nodes, *rest in region["sites"]))

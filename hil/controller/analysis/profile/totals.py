@@ -134,11 +134,7 @@ def run_times(profile: Profile) -> RunTimes:
 
 
 def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
-    """Return the rows of the iteration with the median duration, by start; an empty list without rows.
-
-    Args:
-        rows: of a profile; they are read twice.
-    """
+    """Return the rows of the iteration with the median duration, by start; none without rows. Reads them twice."""
     found = sorted(_iterations(rows).items(), key=lambda item: item[1][1] - item[1][0])
     wanted = found[len(found) // 2][0] if found else None
     return sorted((row for row in rows if row.iteration == wanted), key=lambda row: row.start_ns)

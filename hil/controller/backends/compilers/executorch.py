@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers.none import take_as_it_is
-from hil.controller.models.compiling import CompileOrder, compiling, keeping_log, make_debug_folder
+from hil.controller.models.compiling import CompileOrder, call_isolated, compiling, keeping_log, make_debug_folder
 from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version
@@ -66,7 +66,7 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         }
         failed = f"ExecuTorch cannot lower {model.path.name}"
         with keeping_log(log, folder / LOG), compiling("lowering", died="ExecuTorch's compiler died", failed=failed):
-            notes = order["isolated"].call(build, arguments, timeout=order["timeout"], log=log)
+            notes = call_isolated(build, arguments, order)
         (folder / NOTES).write_text(json.dumps(notes))
 
     began = time.monotonic()

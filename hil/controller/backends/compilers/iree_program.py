@@ -15,7 +15,15 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.compiling import Work, compiling, keeping_log, make_debug_folder, native_compiler, run_logged
+from hil.controller.models.compiling import (
+    Work,
+    call_isolated,
+    compiling,
+    keeping_log,
+    make_debug_folder,
+    native_compiler,
+    run_logged,
+)
 from hil.controller.models.importers.mlir import functions_in, parse
 from hil.controller.storage.cache import META, Cache, digests_in
 from hil.controller.storage.packages import version
@@ -101,7 +109,7 @@ def compile_program(model: Model, flags: Sequence[str], debug_ir: Path | None, w
             "log": str(log.absolute()),
         }
         with keeping_log(log, folder / LOG), compiling():
-            work["isolated"].call(build, arguments, timeout=work["timeout"], log=log)
+            call_isolated(build, arguments, work)
 
     began = time.monotonic()
     key = recipe.key if debug_ir is not None else cache.shared.get(recipe.key, recipe.key)
@@ -227,7 +235,6 @@ def build(
         declaration: the function's signature to store in the program (ONNX), or None.
         parameters: an archive of large weights that came with the model (MLIR), or None.
         debug_ir: where the imported module is written as text, or None.
-        log: the file that standard error goes to.
 
     Raises:
         UsageError: the compiler knows no such flag.

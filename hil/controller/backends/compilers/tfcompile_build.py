@@ -106,7 +106,6 @@ def link(program: str, signature: str, objects: Sequence[str], target: str, libr
 
     Args:
         program: the folder that :func:`compile_graph` wrote.
-        signature: what the library says of itself.
         target: as Zig calls it.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hil.controller.backends.references.expected import expected_result
 from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
-from hil.controller.models.compiling import Work
+from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.packages import pick, registered
@@ -99,7 +99,7 @@ def _by(run: Callable[..., None], *fields: str, **settings: str) -> Compute:
         files = {"model": str(model.path.absolute()), "inputs": str(inputs), "outputs": str(outputs)}
         values = ((field, getattr(model, field)) for field in fields)
         more = {field: dict(value) if isinstance(value, Mapping) else value for field, value in values}
-        work["isolated"].call(run, {**files, **more, **settings}, timeout=work["timeout"], log=work["log"])
+        call_isolated(run, {**files, **more, **settings}, work)
 
     return compute
 
@@ -157,9 +157,8 @@ def refer(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[W
         with temporary_folder("hil-reference-") as given:
             save_tensors(Path(given), inputs)
             who = f"the reference {name}"
-            errors = {"crash": ReferenceFailed, "failure": ReferenceFailed}
             try:
-                with naming_errors("refer", who, died=f"{who} died", failed=f"{who} failed", **errors):
+                with naming_errors("refer", who, ReferenceFailed, f"{who} failed", died=f"{who} died"):
                     reference.compute(model, Path(given), folder, **work)
             except (CompileFailed, CompileCrashed) as error:
                 raise ReferenceFailed(f"{who}: {error.message}", detail=error.detail) from error

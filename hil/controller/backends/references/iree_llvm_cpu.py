@@ -10,7 +10,7 @@ import numpy as np
 
 from hil.controller.backends.compilers.iree_program import PARAMETERS, compile_program
 from hil.controller.backends.compilers.onnx_to_mlir import PARAMETER_SCOPE
-from hil.controller.models.compiling import Work
+from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.storage.packages import version
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.storage.texts import first_line
@@ -42,19 +42,15 @@ def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> 
 
     artifact = compile_program(model, _FLAGS, None, {**work, "recompute": False})
     parameters = artifact.files.get(PARAMETERS)
-    work["isolated"].call(
-        run,
-        {
-            "program": str(artifact.files[artifact.main]),
-            "parameters": str(parameters) if parameters else None,
-            "function": artifact.function,
-            "outputs_of_model": [[spec.name, spec.dtype] for spec in model.outputs] if model.outputs else None,
-            "inputs": str(inputs),
-            "outputs": str(outputs),
-        },
-        timeout=work["timeout"],
-        log=work["log"],
-    )
+    arguments = {
+        "program": str(artifact.files[artifact.main]),
+        "parameters": str(parameters) if parameters else None,
+        "function": artifact.function,
+        "outputs_of_model": [[spec.name, spec.dtype] for spec in model.outputs] if model.outputs else None,
+        "inputs": str(inputs),
+        "outputs": str(outputs),
+    }
+    call_isolated(run, arguments, work)
 
 
 def run(

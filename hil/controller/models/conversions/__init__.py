@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.models.compiling import Work, compiling
+from hil.controller.models.compiling import Work, call_isolated, compiling
 from hil.controller.models.conversions import tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.storage.cache import Cache, digests_in
@@ -108,9 +108,8 @@ def convert(model: Model, want: str, **work: Unpack[Work]) -> tuple[Model, str]:
         arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
         with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
-            work["isolated"].call(
-                conversion.convert, arguments, timeout=work["timeout"] or CONVERT_TIMEOUT_S, log=work["log"]
-            )
+            work["timeout"] = work["timeout"] or CONVERT_TIMEOUT_S
+            call_isolated(conversion.convert, arguments, work)
 
     meta = {"model": model.name, "converted by": by}
     entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])

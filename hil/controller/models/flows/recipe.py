@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import MappingProxyType
@@ -17,19 +18,13 @@ from hil.controller.models.flows.onnx_recipes import to_float16
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import calibration_samples, digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import (
-    IsolatedCrash,
-    IsolatedFailure,
-    IsolatedFunction,
-    IsolatedTimeout,
-    function_name,
-)
+from hil.controller.storage.isolated import IsolatedFunction, function_name, naming_errors
 from hil.controller.storage.packages import pick, registered, version
 from hil.controller.storage.tensor_files import save_tensors
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
-from hil.errors import ImportFailed, StageTimeout, UsageError, did_you_mean
+from hil.errors import ImportFailed, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hil.controller.storage.run_context import RunContext
@@ -210,12 +205,13 @@ def apply_recipe(
 
 def _call(recipe: Recipe, name: str, model: Model, arguments: dict[str, Any], shop: RunContext, log: Path) -> Any:
     what = f"the recipe {name} cannot be applied to {model.path.name}"
-    try:
-        return shop.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
-    except IsolatedTimeout as error:
-        raise StageTimeout(f"the recipe {name} {error.message}", stage="import", detail=error.detail) from error
-    except (ImportFailed, IsolatedCrash, IsolatedFailure) as error:
-        raise ImportFailed(f"{what}: {error.message}", stage="import", hint=error.hint, detail=error.detail) from error
+    with naming_errors("import", f"the recipe {name}", partial(ImportFailed, stage="import"), what):
+        try:
+            return shop.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
+        except ImportFailed as error:
+            error.args = (f"{what}: {error.message}",)
+            error.located(stage="import")
+            raise
 
 
 def _version(package: str) -> str:

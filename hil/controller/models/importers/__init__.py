@@ -218,9 +218,7 @@ def _describe(
             log = Path(stack.enter_context(temporary_folder("hil-import-"))) / "import.log"
             pool = isolated or stack.enter_context(Isolated(1))
             arguments = {"path": str(path.absolute()), "function": function, "dims": dict(dims)}
-            bad = f"cannot read {path.name}"
-            errors: dict[str, Any] = {"crash": ImportFailed, "died": bad, "failure": ImportFailed, "failed": bad}
-            with naming_errors("import", f"reading {path.name}", **errors):
+            with naming_errors("import", f"reading {path.name}", ImportFailed, f"cannot read {path.name}"):
                 said: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
             return said
 

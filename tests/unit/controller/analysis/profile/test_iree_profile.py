@@ -12,7 +12,7 @@ from support.profiles import Profiled, profile_iree
 
 from hil.controller.analysis.profile.iree_profile import (
     EVENT,
-    NONE,
+    EVENTS,
     SETUP,
     IreeEvents,
     by_repetition,
@@ -27,6 +27,8 @@ from hil.controller.storage.isolated import Isolated
 from hil.errors import RunFailed, StageTimeout
 
 RUNS = 5
+# The number that IREE writes for an unknown value.
+NONE = 0xFFFFFFFF
 
 DISPATCH, ALLOCA = 0, 1
 
@@ -76,10 +78,10 @@ def test_events_come_in_the_order_of_their_start_with_what_the_driver_tells(read
         assert event.duration_ns >= 0
         if event.op != "dispatch":
             assert event.key == ""
-            assert event.ordinal is event.tiles is event.function is None
+            assert event.ordinal is event.tiles is None
             continue
-        assert event.command is not None
-        assert event.tiles == event.workgroups[0] * event.workgroups[1] * event.workgroups[2]
+        assert event.tiles is not None
+        assert event.tiles > 0
         assert event.tile_time_ns is not None
         assert event.tile_time_ns > 0
     allocated = {event.bytes for event in events if event.op == "alloca"}
@@ -157,7 +159,7 @@ def test_a_driver_that_tells_no_commands_gives_the_same_dispatches(
     folder.mkdir()
     sync = profile_iree(digits.model.path, folder, settings, device="local-sync", runs=RUNS)
     events = read(sync.profile, iterations=RUNS)
-    assert all(event.command is None for event in events.events())
+    assert (mapped_rows(events.folder / EVENTS, EVENT)["command"] == NONE).all()
     other = events.submitted()
     assert [keys for keys in other[0][0] if keys] == [keys for keys in own[0][0] if keys]
 
