@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.farm_options import UNITS
+from hil.controller.cli.farm_options import UNITS, connected
 from hil.controller.cli.options import json_option
+from hil.controller.cli.screen import answer
 from hil.controller.farm.messages import Role
 
 
@@ -47,35 +48,27 @@ def token() -> None:
 @json_option
 def add(user: str, role: str, project: str, expires: float, note: str, as_json: bool) -> None:
     """Make a token for USER. It is shown this once, and kept nowhere."""
-    from hil.controller.cli.screen import print_json
-
-    with _farm() as farm:
+    with connected() as farm:
         made = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
-    if as_json:
-        print_json({"schema": 1, "token": made["token"], "user": user, "role": role, "project": project})
-        return
-    click.echo(made["token"])
-    click.echo("it is shown this once: give it to whoever it is for, as HIL_FARM_TOKEN", err=True)
+    answer(as_json, {"token": made["token"], "user": user, "role": role, "project": project}, made["token"])
+    if not as_json:
+        click.echo("it is shown this once: give it to whoever it is for, as HIL_FARM_TOKEN", err=True)
 
 
 @token.command("list", epilog="Example: hil farm token list --json")
 @json_option
 def list_tokens(as_json: bool) -> None:
     """List the tokens: whose they are and what they may do, not what they are."""
-    from hil.controller.cli.screen import print_json
-
-    with _farm() as farm:
+    with connected() as farm:
         rows = farm.ask("tokens")
-    if as_json:
-        print_json({"schema": 1, "tokens": rows})
-        return
-    click.echo(f"{'NUMBER':>6}  {'USER':16}  {'ROLE':10}  STATE")
+    lines = [f"{'NUMBER':>6}  {'USER':16}  {'ROLE':10}  STATE"]
     for row in rows:
         state = "good" if row["good"] else "revoked" if row["revoked_at"] else "expired"
         until = f"until {_time(row['expires_at'])}" if row["expires_at"] else ""
         project = f"({row['project']})" if row["project"] else ""
         told = (f"{row['id']:>6}", f"{row['user']:16}", f"{row['role']:10}", f"{state:8}", project, until, row["note"])
-        click.echo("  ".join(part for part in told if part))
+        lines.append("  ".join(filter(None, told)))
+    answer(as_json, {"tokens": rows}, *lines)
 
 
 @token.command(epilog="Example: hil farm token revoke 7")
@@ -83,14 +76,9 @@ def list_tokens(as_json: bool) -> None:
 @json_option
 def revoke(number: int, as_json: bool) -> None:
     """End a token, by its NUMBER in the list: within seconds nobody is let in with it."""
-    from hil.controller.cli.screen import print_json
-
-    with _farm() as farm:
+    with connected() as farm:
         user = farm.do("revoke", id=number)["user"]
-    if as_json:
-        print_json({"schema": 1, "revoked": number, "user": user})
-    else:
-        click.echo(f"token {number} of {user} is good no more")
+    answer(as_json, {"revoked": number, "user": user}, f"token {number} of {user} is good no more")
 
 
 @click.command(epilog="Example: hil farm audit --limit 20")
@@ -98,18 +86,14 @@ def revoke(number: int, as_json: bool) -> None:
 @json_option
 def audit(limit: int, as_json: bool) -> None:
     """List who changed what, and what was refused, the newest last."""
-    from hil.controller.cli.screen import print_json
-
-    with _farm() as farm:
+    with connected() as farm:
         rows = farm.ask("audit", limit=limit)
-    if as_json:
-        print_json({"schema": 1, "audit": rows})
-        return
-    click.echo(f"{'TIME':19}  {'USER':12}  WHAT AND FROM WHERE")
+    lines = [f"{'TIME':19}  {'USER':12}  WHAT AND FROM WHERE"]
     for row in rows:
         what = f"{row['action']} {row['object']}".strip()
         refused = "" if row["allowed"] else f"  REFUSED: {row['detail'].get('reason', '')}"
-        click.echo(f"{_time(row['at'])}  {row['user'] or '?':12}  {what}  {row['peer']}{refused}")
+        lines.append(f"{_time(row['at'])}  {row['user'] or '?':12}  {what}  {row['peer']}{refused}")
+    answer(as_json, {"audit": rows}, *lines)
 
 
 @click.command(epilog="Example: hil farm gc --dry-run")
@@ -120,15 +104,11 @@ def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
     """Delete jobs that ended long ago with all that belongs to them, boards that no host has presented for as long, and
     files that nothing needs any more.
     """
-    from hil.controller.cli.screen import print_json
-
-    with _farm() as farm:
+    with connected() as farm:
         told = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
-    if as_json:
-        print_json({"schema": 1, "dry_run": dry_run, **told})
-        return
     counts = ", ".join(f"{count} {what}" for what, count in told["counts"].items() if count) or "nothing"
-    click.echo(f"{'would delete' if dry_run else 'deleted'} {counts}, {told['bytes']:,} bytes")
+    text = f"{'would delete' if dry_run else 'deleted'} {counts}, {told['bytes']:,} bytes"
+    answer(as_json, {"dry_run": dry_run, **told}, text)
 
 
 @click.command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
@@ -137,15 +117,11 @@ def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
 @json_option
 def drain(board: str, reason: str, as_json: bool) -> None:
     """Let nothing new begin on BOARD; what runs there may end."""
-    from hil.controller.cli.screen import print_json
-
-    with _farm() as farm:
+    with connected() as farm:
         farm.do("drain", name=board, reason=reason)
         state = _state(farm, board)
-    if as_json:
-        print_json({"schema": 1, "board": board, "state": state})
-    else:
-        click.echo(f"{board} is {'drained' if state == 'maintenance' else 'draining: a job still runs on it'}")
+    text = "drained" if state == "maintenance" else "draining: a job still runs on it"
+    answer(as_json, {"board": board, "state": state}, f"{board} is {text}")
 
 
 @click.command(epilog="Example: hil farm resume rpi5-3")
@@ -153,15 +129,10 @@ def drain(board: str, reason: str, as_json: bool) -> None:
 @json_option
 def resume(board: str, as_json: bool) -> None:
     """Give BOARD to jobs again; one that is in quarantine is checked first, at once."""
-    from hil.controller.cli.screen import print_json
-
-    with _farm() as farm:
+    with connected() as farm:
         farm.do("resume", name=board)
         state = _state(farm, board)
-    if as_json:
-        print_json({"schema": 1, "board": board, "state": state})
-    else:
-        click.echo(f"{board} is {state}")
+    answer(as_json, {"board": board, "state": state}, f"{board} is {state}")
 
 
 @click.command(epilog="Example: hil farm forget rpi5-3")
@@ -171,22 +142,10 @@ def forget(board: str, as_json: bool) -> None:
     """Leave out BOARD, which no host presents any more; jobs that only it would have done end. Presented again, it is
     a new board.
     """
-    from hil.controller.cli.screen import print_json
-
-    with _farm() as farm:
+    with connected() as farm:
         ended = farm.do("forget", name=board)["ended"]
-    if as_json:
-        print_json({"schema": 1, "board": board, "ended": ended})
-    else:
-        waited = f"; job {', '.join(ended)} waited for it and ended" if ended else ""
-        click.echo(f"{board} is forgotten{waited}")
-
-
-def _farm() -> Any:
-    from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.paths import farm_address
-
-    return FarmClient(farm_address())
+    waited = f"; job {', '.join(ended)} waited for it and ended" if ended else ""
+    answer(as_json, {"board": board, "ended": ended}, f"{board} is forgotten{waited}")
 
 
 def _state(farm: Any, board: str) -> str:

@@ -18,6 +18,7 @@ import click
 
 from hil.controller.cli.farm_options import UNITS, priority_option, project_option, select_option
 from hil.controller.cli.options import json_option, seconds
+from hil.controller.cli.screen import answer
 from hil.controller.farm.messages import Priority
 from hil.core.processes import wait_or_kill
 from hil.core.scratch import temporary_folder
@@ -68,7 +69,6 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
     Without CMD the path of a board config is printed, for --board, and the board is yours until Ctrl-C. The exit code
     is CMD's, or 4 when the lease ended before it did: then CMD is ended. With CMD stdout is CMD's alone, --json or not.
     """
-    from hil.controller.cli.screen import print_json
     from hil.controller.farm.lease_session import LeaseSession, lease_order
     from hil.controller.farm.paths import farm_address
 
@@ -94,7 +94,7 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
         with contextlib.suppress(KeyboardInterrupt):
             if as_json:
                 told = {"board": held.card.name, "job": held.grant.job, "lease": held.grant.lease}
-                print_json({"schema": 1, **told, "config": str(config), "for_s": for_s})
+                answer(True, {**told, "config": str(config), "for_s": for_s})
                 # Whoever reads it wants it while the lease lasts.
                 sys.stdout.flush()
             else:

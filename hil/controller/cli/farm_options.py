@@ -1,10 +1,15 @@
-"""Options that several verbs of the farm share, and the units of time that they take."""
+"""What several verbs of the farm share: options, the units of time that they take, and the connection."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 from hil.controller.farm.messages import Priority
+
+if TYPE_CHECKING:
+    from hil.controller.farm.client import FarmClient
 
 # In seconds.
 UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -22,3 +27,11 @@ priority_option = click.option(
 project_option = click.option(
     "--project", default="", metavar="P", help="Whom it is counted for (default: the token's)."
 )
+
+
+def connected() -> FarmClient:
+    """Return a client of the farm that the environment names, else of this machine's own."""
+    from hil.controller.farm.client import FarmClient
+    from hil.controller.farm.paths import farm_address
+
+    return FarmClient(farm_address())

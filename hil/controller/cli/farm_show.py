@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.farm_options import connected
 from hil.controller.cli.farm_watch import watch
 from hil.controller.cli.options import json_option
+from hil.controller.cli.screen import answer
 from hil.controller.farm.messages import JobState
 
 if TYPE_CHECKING:
@@ -45,13 +47,11 @@ Examples:
 @json_option
 def status(job: str | None, states: tuple[str, ...], user: str, limit: int, as_json: bool) -> None:
     """Show the boards, the queue and the newest jobs; or one JOB, or all jobs of a submission."""
-    from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.paths import farm_address
     from hil.errors import UsageError
 
     if job and (states or user):
         raise UsageError("--state and --user choose from all jobs, and a job is named")
-    with FarmClient(farm_address()) as farm:
+    with connected() as farm:
         if job:
             _show_job(farm, job, as_json)
             return
@@ -75,10 +75,9 @@ def _merged(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[di
 
 def _show_status(stats: dict[str, Any], rows: list[dict[str, Any]], known: list[dict[str, Any]], as_json: bool) -> None:
     from hil.controller.cli.farm_tables import console, jobs_table, line, show, summary, utc_now
-    from hil.controller.cli.screen import print_json
 
     if as_json:
-        print_json({"schema": 1, "stats": stats, "jobs": rows})
+        answer(True, {"stats": stats, "jobs": rows})
         return
     parts = summary(stats, sum(bool(board["job"]) for board in known))
     jobs: list[RenderableType] = [line(""), jobs_table(rows, utc_now(), console().width)] if rows else []
@@ -88,20 +87,18 @@ def _show_status(stats: dict[str, Any], rows: list[dict[str, Any]], known: list[
 def _show_job(farm: Any, name: str, as_json: bool) -> None:
     """One job with its attempts, or the jobs of a submission that has several."""
     from hil.controller.cli.farm_tables import console, jobs_table, show, utc_now
-    from hil.controller.cli.screen import print_json
     from hil.controller.farm.messages import parse_job
 
     submission, number = parse_job(name)
     rows = farm.ask("jobs", submission=submission, limit=_MOST) if number is None else []
     if len(rows) < 2:
         job = farm.ask("job", name=name)
-        if as_json:
-            print_json({"schema": 1, "job": job})
-        else:
+        answer(as_json, {"job": job})
+        if not as_json:
             _print_job(job)
         return
     if as_json:
-        print_json({"schema": 1, "submission": submission, "jobs": rows})
+        answer(True, {"submission": submission, "jobs": rows})
     else:
         show(jobs_table(rows, utc_now(), console().width))
 
@@ -130,18 +127,15 @@ def _print_job(job: dict[str, Any]) -> None:
 def boards(text: str, wide: bool, as_json: bool) -> None:
     """List the boards: how they are and why, what runs on them, and their labels."""
     from hil.controller.cli.farm_tables import boards_table, console, plain, said_labels, show, utc_now
-    from hil.controller.cli.screen import print_json
     from hil.controller.farm import selector
-    from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.paths import farm_address
 
     wanted = selector.parse(text)
-    with FarmClient(farm_address()) as farm:
+    with connected() as farm:
         rows = farm.ask("boards")
     labels = {row["name"]: row["labels"] for row in rows}
     found = [row for row in rows if wanted.matches(labels[row["name"]])]
     if as_json:
-        print_json({"schema": 1, "boards": found})
+        answer(True, {"boards": found})
     elif found:
         show(boards_table(found, utc_now(), console().width, labels=not wide))
         for row in found if wide else ():
@@ -162,14 +156,11 @@ def top(as_json: bool) -> None:
     A user's board time is what counts for sharing: time long ago counts less.
     """
     from hil.controller.cli.farm_tables import console, latency, line, show, summary, users_table
-    from hil.controller.cli.screen import print_json
-    from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.paths import farm_address
 
-    with FarmClient(farm_address()) as farm:
+    with connected() as farm:
         stats = farm.ask("stats")
     if as_json:
-        print_json({"schema": 1, "stats": stats})
+        answer(True, {"stats": stats})
         return
     users: list[RenderableType] = [line(""), users_table(stats["users"], console().width)] if stats["users"] else []
     show(*summary(stats), latency(stats), *users)
@@ -183,14 +174,11 @@ def top(as_json: bool) -> None:
 def events(board: str, job: str, limit: int, as_json: bool) -> None:
     """List what happened to boards and jobs, and why."""
     from hil.controller.cli.farm_tables import console, events_table, show
-    from hil.controller.cli.screen import print_json
-    from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.paths import farm_address
 
-    with FarmClient(farm_address()) as farm:
+    with connected() as farm:
         rows = farm.ask("events", board=board, job=job, limit=limit)
     if as_json:
-        print_json({"schema": 1, "events": rows})
+        answer(True, {"events": rows})
     elif rows:
         show(events_table(rows, console().width))
     else:

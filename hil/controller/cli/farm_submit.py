@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.farm_options import priority_option, project_option, select_option
+from hil.controller.cli.farm_options import connected, priority_option, project_option, select_option
 from hil.controller.cli.options import (
+    FILE,
     flow_option,
     input_options,
     iteration_options,
@@ -20,12 +21,12 @@ from hil.controller.cli.options import (
     seconds,
     tolerance_options,
 )
+from hil.controller.cli.screen import answer
 from hil.controller.cli.suite import case_options
 from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.options import CaseSettings, Job, specs_of
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
-_FILE = click.Path(path_type=Path)
 schedule_options = options(
     select_option,
     click.option("--board", default="", metavar="NAME", help="This very board of the farm."),
@@ -53,7 +54,7 @@ _bundle_options = options(
     click.option(
         "--method", "methods", multiple=True, metavar="M", help="Of a bundle: only this entry point. Repeats."
     ),
-    click.option("--key", type=_FILE, metavar="PUB", help="Of a bundle: refuse it unless one of these keys signed it."),
+    click.option("--key", type=FILE, metavar="PUB", help="Of a bundle: refuse it unless one of these keys signed it."),
 )
 _suite_options = options(
     click.option("--suite", "as_suite", is_flag=True, help="A model's file is a suite: also every layer of it."),
@@ -93,7 +94,7 @@ Examples:
 @iteration_options
 @run_option("timeout", "--run-timeout")
 @run_option("no_fallback")
-@click.option("--flagfile", type=_FILE, metavar="FILE", help="An iree-run-module flag file.")
+@click.option("--flagfile", type=FILE, metavar="FILE", help="An iree-run-module flag file.")
 @run_option("recompute")
 @_bundle_options
 @_suite_options
@@ -105,9 +106,6 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     once: this machine may be switched off then.
     """
     from hil.controller.cli.farm_wait import wait_for
-    from hil.controller.cli.screen import print_json
-    from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.paths import farm_address
     from hil.controller.farm.submitting import kind_of
     from hil.controller.farm.submitting import submit as send
 
@@ -118,7 +116,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     how = {name: settings.pop(name) for name in _SCHEDULE}
     if how["timeout_s"] <= 0:
         raise UsageError("--timeout must be above 0")
-    with FarmClient(farm_address()) as farm:
+    with connected() as farm:
         load = _load(farm, kind, words, how, settings)
         if not load.specs:
             click.echo(f"hil: nothing to run: {words[0]} has no cases that the options choose", err=True)
@@ -127,11 +125,12 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
         if wait:
             logs = kind is not Kind.SUITE
             return wait_for(farm, done.submission, done.jobs, logs=logs, as_json=as_json)
-    if as_json:
-        print_json({"schema": 1, "submission": done.submission, "jobs": done.jobs, "uploaded_bytes": done.sent})
-    else:
-        count = f" ({len(done.jobs)} jobs)" if len(done.jobs) > 1 else ""
-        click.echo(f"{load.title} is job {done.submission}{count}: hil farm logs {done.submission} -f")
+    count = f" ({len(done.jobs)} jobs)" if len(done.jobs) > 1 else ""
+    answer(
+        as_json,
+        {"submission": done.submission, "jobs": done.jobs, "uploaded_bytes": done.sent},
+        f"{load.title} is job {done.submission}{count}: hil farm logs {done.submission} -f",
+    )
     return 0
 
 

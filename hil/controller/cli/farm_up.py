@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hil.controller.cli.options import json_option
+from hil.controller.cli.screen import answer
 from hil.core.processes import module_command
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -75,10 +78,7 @@ def _say(text: str) -> None:
 
 def _detached(home: Path, wishes: Any, as_json: bool) -> int:
     """In a process of its own; waited for until it serves and has looked at its boards."""
-    import os
-
-    from hil.controller.cli.screen import print_json
-    from hil.controller.farm.local_farm import LOGS, prepare_home, sheet_of
+    from hil.controller.farm.local_farm import LOGS, ask, prepare_home, sheet_of
     from hil.controller.farm.paths import DB_VARIABLE
 
     prepare_home(home)
@@ -99,7 +99,7 @@ def _detached(home: Path, wishes: Any, as_json: bool) -> int:
                 said = log.read_bytes()[begun:].decode(errors="replace").rstrip()
                 if as_json:
                     error = {"kind": "FarmError", "message": "the farm did not start", "detail": said}
-                    print_json({"schema": 1, "error": error, "exit_code": code or 1})
+                    answer(True, {"error": error, "exit_code": code or 1})
                 click.echo(said, err=True)
                 return code or 1
             sheet = sheet_of(home) or {}
@@ -111,38 +111,22 @@ def _detached(home: Path, wishes: Any, as_json: bool) -> int:
         process.terminate()
         process.wait()
         raise
-    boards = _counted(home)
-    if as_json:
-        print_json({"schema": 1, **sheet, "home": str(home), "boards": boards})
-    else:
-        told = ", ".join(f"{count} {state}" for state, count in sorted(boards.items()))
-        click.echo(f"the farm serves at {sheet['address']}, boards: {told or 'none'}")
-        if not sheet["ready"]:
-            hint = f"see hil farm events, and {home / LOGS / 'host.log'}"
-            click.echo(f"not all of its {wishes.count} boards have answered yet: {hint}", err=True)
+    boards = Counter(board["state"] for board in ask(home, "boards"))
+    told = ", ".join(f"{count} {state}" for state, count in sorted(boards.items())) or "none"
+    document = {**sheet, "home": str(home), "boards": dict(boards)}
+    answer(as_json, document, f"the farm serves at {sheet['address']}, boards: {told}")
+    if not (as_json or sheet["ready"]):
+        hint = f"see hil farm events, and {home / LOGS / 'host.log'}"
+        click.echo(f"not all of its {wishes.count} boards have answered yet: {hint}", err=True)
     return 0
-
-
-def _counted(home: Path) -> dict[str, int]:
-    """State -> how many boards."""
-    from collections import Counter
-
-    from hil.controller.farm.local_farm import ask
-
-    return dict(Counter(board["state"] for board in ask(home, "boards")))
 
 
 @click.command(epilog="Example: hil farm down")
 @json_option
-def down(as_json: bool) -> int:
+def down(as_json: bool) -> None:
     """End the farm of HIL_FARM_HOME that runs on this machine; its jobs go on when it is up again."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.farm.local_farm import end_farm
     from hil.controller.farm.paths import farm_home
 
     ended = end_farm(farm_home())
-    if as_json:
-        print_json({"schema": 1, "ended": ended})
-    else:
-        click.echo("the farm is down" if ended else "no farm is up here")
-    return 0
+    answer(as_json, {"ended": ended}, "the farm is down" if ended else "no farm is up here")

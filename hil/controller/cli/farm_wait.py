@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.screen import answer
 from hil.controller.farm.messages import JobState
 from hil.errors import FarmUnreachable, NoSuchBoard
 
@@ -25,10 +26,6 @@ def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bo
     """Follow jobs until they end and show what they came to; their exit code.
 
     Args:
-        farm: the connection.
-        submission: whose jobs they are.
-        jobs: their names.
-        logs: show what they print.
         as_json: as one document, and nothing else.
 
     Raises:
@@ -53,9 +50,6 @@ def follow(farm: FarmClient, jobs: Sequence[str], *, print_line: Callable[[str],
     """Show where jobs are, and what they print, until all have ended; with a bar where there are several.
 
     Args:
-        farm: the connection.
-        jobs: their names.
-        print_line: takes each line.
         logs: also what they print; without it, of the jobs that go well only the end is told, or the bar.
 
     Raises:
@@ -128,11 +122,10 @@ def _on_stderr(line: str) -> None:
 
 def show(farm: FarmClient, name: str, ended: Sequence[EndedJob], *, out: Path | None, as_json: bool) -> int:
     """Show what jobs came to, fetching it where it is a suite or where ``out`` says so; their exit code."""
-    from hil.controller.cli.screen import print_json
     from hil.controller.farm.results import exit_code, fetch_run, fetch_suite, is_suite
 
     code = exit_code(ended)
-    document: dict[str, Any] = {"schema": 1, "name": name}
+    document: dict[str, Any] = {"name": name}
     rows = [{"name": one.name, **one.result.to_json()} for one in ended]
     if is_suite(ended):
         run = fetch_suite(farm, ended, out)
@@ -144,9 +137,8 @@ def show(farm: FarmClient, name: str, ended: Sequence[EndedJob], *, out: Path | 
             folder = out if len(ended) == 1 else out / one.name
             fetch_run(farm, one, folder)
         document["folder"] = str(out)
-    if as_json:
-        print_json({**document, "jobs": rows, "exit_code": code})
-    else:
+    answer(as_json, {**document, "jobs": rows, "exit_code": code})
+    if not as_json:
         _print(ended, document, out)
     return code
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.farm_options import connected
 from hil.controller.farm.messages import BoardState, JobState
 
 if TYPE_CHECKING:
@@ -45,10 +46,8 @@ def watch(every_s: float, as_json: bool) -> int:
     Where stdout is no terminal, each event is a line, as it happens.
     """
     from hil.controller.cli.farm_tables import console
-    from hil.controller.farm.client import FarmClient
-    from hil.controller.farm.paths import farm_address
 
-    with FarmClient(farm_address()) as farm:
+    with connected() as farm:
         try:
             if console().is_terminal and not as_json:
                 _live(farm, every_s)
@@ -132,11 +131,7 @@ def _lines(farm: FarmClient, every_s: float, as_json: bool) -> None:
 
 
 class Told:
-    """The events that were told, by their numbers. One that was written together with later ones may come after them.
-
-    Args:
-        numbers: those at the beginning.
-    """
+    """Tells events by their numbers, each once. One that was written with later ones may come after them."""
 
     def __init__(self, numbers: set[int]) -> None:
         self._numbers, self._lowest = numbers, min(numbers, default=0)

@@ -99,7 +99,6 @@ def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
 
     Args:
         job: as `hil run` has it, without a flag file (see :func:`unfolded`).
-        model: its one model, as it was read.
 
     Raises:
         UsageError: a file that it names cannot be read.
@@ -122,7 +121,6 @@ def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | No
 
     Args:
         job: as `hil bundle run` has it; its one model is the bundle.
-        runtime: what the bundle's program is for.
         methods: those to run; none are all.
         key: a file of keys, one of which must have signed it.
 
@@ -155,10 +153,6 @@ def affinity(*parts: str) -> str:
 
 def job_of(options: Mapping[str, Any], folder: Path) -> Job:
     """The job that a spec's options tell, on the host that has its files.
-
-    Args:
-        options: of a spec of kind run or bundle.
-        folder: where its files are.
 
     Raises:
         UsageError: they are none, or name a file that did not come with the job.
@@ -201,10 +195,6 @@ def inside(folder: Path, path: str) -> Path:
 
 def request_of(options: Mapping[str, Any], folder: Path) -> Request:
     """The suite's part that a spec's options tell, on the host that has its files.
-
-    Args:
-        options: of a spec of kind suite.
-        folder: where its files are.
 
     Raises:
         UsageError: they are none, or name a file that did not come with the job.

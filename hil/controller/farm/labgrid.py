@@ -54,7 +54,6 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
     What the config says itself stays. One of a board that is no labgrid place is given back as it is.
 
     Args:
-        config: the board's.
         holder: who acquires it: the farm's host, by a name that no other one has. A place that this holder has already
             (it was killed) is taken over.
 
@@ -84,13 +83,7 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
 
 @dataclass(frozen=True)
 class Place:
-    """A place of a labgrid coordinator, through ``labgrid-client``.
-
-    Args:
-        labgrid: which one.
-        holder: who acquires it.
-        board: the board's name, for errors.
-    """
+    """A place of a labgrid coordinator, through ``labgrid-client``."""
 
     labgrid: Labgrid
     holder: str

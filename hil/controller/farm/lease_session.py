@@ -55,10 +55,6 @@ class LeaseSession:
     A stream to the farm stands for it; where that breaks, it is taken up again at any gateway. :meth:`close` may be
     called at any time, by any thread.
 
-    Args:
-        address: the farm.
-        order: of a lease.
-
     Raises:
         FarmUnreachable: no gateway answers.
     """
@@ -321,10 +317,7 @@ def lease_order(
     """The order of a lease.
 
     Args:
-        selector: what the board must be; "" is any.
         purpose: what for, as others see it.
-        for_s: for how long at most.
-        priority: class.
         project: whom it is counted for, beside the user; "" is the token's.
     """
     purpose = purpose[:_LONGEST_PURPOSE]
@@ -337,8 +330,6 @@ class GrantedLease:
     """What was granted.
 
     Attributes:
-        grant: the lease.
-        card: the board.
         key: shows that the lease is ours.
     """
 
@@ -351,8 +342,6 @@ def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     """The board config, as TOML, of a board that is leased.
 
     Args:
-        card: the board's.
-        grant: the lease.
         address: the agent's, for whoever reads the config.
 
     Raises:

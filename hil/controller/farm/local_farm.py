@@ -120,13 +120,9 @@ class UpOptions:
     """What `hil farm up` was asked for; every field has the option of its name.
 
     Attributes:
-        sims: how many simulated boards.
-        boards: names or files of board configs.
-        site: where the boards are.
         db: URL of a PostgreSQL; "" is an embedded one.
         listen: ``HOST:PORT`` for users and hosts elsewhere; "" is none.
         tls_cert, tls_key: PEM files for that.
-        metrics: ``HOST:PORT`` for Prometheus; "" is none.
     """
 
     sims: int = 0
@@ -161,12 +157,6 @@ class UpOptions:
 
 class LocalFarm:
     """The farm of a home. A context manager: inside it serves, afterwards nothing of it is left but its data.
-
-    Args:
-        home: its folder.
-        wishes: what is asked for.
-        say: told what goes on.
-        over: set when it is to end.
 
     Raises:
         FarmError: one of this home is up already, or it does not start.

@@ -125,7 +125,6 @@ class JobSpec(Document):
     """What one job is to do.
 
     Attributes:
-        kind: what it does on the board.
         options: of the library call: fields of :class:`hil.controller.pipeline.options.Job` (run, bundle; ``models``
             are paths in ``files``), of :class:`hil.controller.workloads.suites.request.Request` (suite), ``purpose``
             (lease). ``needs`` names the runtime that the board's agent must have, where that is known.
@@ -150,8 +149,6 @@ class Submission:
         title: for people: the model's or suite's name.
         specs: the jobs; job N of submission S is called ``S.N``, and ``S`` where there is only one.
         selector: what a board must be (:mod:`.selector`); "" is any.
-        board: the name of the only board that will do; "" is any.
-        priority: class.
         timeout_s: most seconds that a job may have a board, each time.
         max_attempts: how often a job may be tried where the infrastructure fails.
         project: whom it is counted for, beside the user; "" is the token's project.
@@ -207,14 +204,9 @@ class Grant:
     Attributes:
         lease: its number.
         job: the job's name (``17`` or ``17.3``).
-        job_id: the job's number in the database.
-        board: the board's name.
         fence: what sessions on the board must be opened with.
         ttl_s: the lease ends when nothing is heard of its host for so long.
         timeout_s: the lease ends after so long in any case.
-        attempt: number of this attempt, from 1.
-        spec: what to do.
-        user: who submitted the job.
         trace: W3C ``traceparent`` of the submission's span, "" for none.
     """
 
@@ -240,7 +232,6 @@ class BoardCard(Document):
         site, host: where it is; the host's name is its machine's, made unique by its folder.
         labels: from the config and discovered; values are texts, numbers and truths; a list is a set of texts.
         config: the board's config as TOML, without what only its host can use (files of keys).
-        hw_type: kind of hardware.
         fence: the highest that the board has seen.
         powered: whether its host can switch its power.
         direct: the agent's address for processes on the same machine, "" for none.

@@ -28,7 +28,6 @@ class FarmAddress:
 
     Attributes:
         gateways: addresses (``unix:PATH``, ``HOST:PORT``), of which any will do.
-        token: the bearer's.
         ca: PEM file of the authority that signed the gateways' certificates; None is no TLS, for Unix sockets and
             loopback alone.
     """

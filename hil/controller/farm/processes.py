@@ -40,10 +40,7 @@ class SupervisedProcess:
 
     Args:
         name: for people, and of its files.
-        command: what to start.
-        environment: for it.
         folder: where its log goes, and a note of which process it is.
-        say: told when it died.
     """
 
     def __init__(
@@ -174,8 +171,6 @@ class ForkedProcess:
     """A process that is to run.
 
     Attributes:
-        name: for people.
-        main: what it does.
         log: where it prints, where that is not where its parent does.
         rank: when all are stopped, those of a lower rank are stopped, and gone, before.
     """
@@ -194,8 +189,6 @@ class PreforkSupervisor:
     """Runs children until it is told to stop, each again when it ends. To be used in the main thread.
 
     Args:
-        children: them.
-        say: told of those that died.
         stop_s: how long they are given to end.
     """
 

@@ -25,13 +25,7 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True)
 class EndedJob:
-    """A job that has ended.
-
-    Attributes:
-        name: the job's.
-        spec: what it was to do.
-        result: how it ended.
-    """
+    """A job that has ended."""
 
     name: str
     spec: JobSpec
@@ -81,8 +75,6 @@ def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -
     """One suite run of all parts, with its reports and what its cases kept.
 
     Args:
-        farm: the connection.
-        ended: the parts.
         out: the run's folder; None makes one below ``hil-suites``.
 
     Raises:
@@ -131,7 +123,6 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     The cases of a part that came to no record are lost, for the part's reason; those of a cancelled one are missing.
 
     Args:
-        parts: all of the submission's.
         folder: the run's, which must not hold one already. What the cases kept is not fetched.
 
     Raises:

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind, Priority, Submission
+from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind, Submission
 from hil.errors import UsageError
 from hil.protocol import wire
 from hil.protocol.v1 import farm_pb2 as pb
@@ -76,7 +77,6 @@ def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[s
     """Return an open document that is a JSON object.
 
     Args:
-        message: the document.
         what: how errors call it.
         storable: refuse NaN, NUL and halves of surrogate pairs, which the farm's database cannot hold.
 
@@ -105,6 +105,11 @@ def _check_encodable(value: Any) -> None:
         raise ValueError("it holds a NUL character")
 
 
+def _same(source: Any, message: type[Message], *others: str) -> dict[str, Any]:
+    """Read the fields that a document and its message share; of ``others`` name or type differ."""
+    return {name: getattr(source, name) for name in message.DESCRIPTOR.fields_by_name if name not in others}
+
+
 def spec_message(spec: JobSpec) -> pb.JobSpec:
     """Return a job's spec as a message."""
     with _converting("job"):
@@ -130,17 +135,9 @@ def submission_message(submission: Submission) -> pb.Submission:
         UsageError: a value does not fit its field.
     """
     with _converting("submission"):
-        return pb.Submission(
-            title=submission.title,
-            specs=[spec_message(spec) for spec in submission.specs],
-            selector=submission.selector,
-            board=submission.board,
-            priority=submission.priority.value,
-            timeout_s=submission.timeout_s,
-            max_attempts=submission.max_attempts,
-            project=submission.project,
-            key=submission.key,
-        )
+        same = _same(submission, pb.Submission, "specs", "priority")
+        specs = map(spec_message, submission.specs)
+        return pb.Submission(**same, specs=specs, priority=submission.priority.value)
 
 
 def submission_of(message: pb.Submission) -> Submission:
@@ -149,19 +146,9 @@ def submission_of(message: pb.Submission) -> Submission:
     Raises:
         UsageError: there is no such kind of job or priority.
     """
-    specs = tuple(spec_of(spec) for spec in message.specs)
+    specs = tuple(map(spec_of, message.specs))
     with _converting("submission"):
-        return Submission(
-            title=message.title,
-            specs=specs,
-            selector=message.selector,
-            board=message.board,
-            priority=Priority(message.priority),
-            timeout_s=message.timeout_s,
-            max_attempts=message.max_attempts,
-            project=message.project,
-            key=message.key,
-        )
+        return Submission(**_same(message, pb.Submission, "specs"), specs=specs)
 
 
 def result_message(result: JobResult) -> pb.JobResult:
@@ -173,13 +160,11 @@ def result_message(result: JobResult) -> pb.JobResult:
     begin_ns, end_ns = result.board_ns
     with _converting("result"):
         return pb.JobResult(
-            exit_code=result.exit_code,
+            **_same(result, pb.JobResult, "outcome", "reason", "record", "files", "board_begin_ns", "board_end_ns"),
             outcome=_encodable(result.outcome),
             reason=_encodable(result.reason),
-            infrastructure=result.infrastructure,
             record=json_message(dict(result.record)),
             files={_encodable(path): name for path, name in result.files.items()},
-            timings=result.timings,
             board_begin_ns=begin_ns,
             board_end_ns=end_ns,
         )
@@ -196,10 +181,7 @@ def result_of(message: pb.JobResult) -> JobResult:
         UsageError: the record is no JSON object.
     """
     return JobResult(
-        exit_code=message.exit_code,
-        outcome=message.outcome,
-        reason=message.reason,
-        infrastructure=message.infrastructure,
+        **_same(message, pb.JobResult, "record", "files", "timings", "board_begin_ns", "board_end_ns"),
         record=json_object(message.record, "the record", storable=False),
         files=dict(message.files),
         timings=dict(message.timings),
@@ -209,19 +191,7 @@ def result_of(message: pb.JobResult) -> JobResult:
 
 def grant_message(grant: Grant) -> pb.Grant:
     """Return a grant as a message."""
-    return pb.Grant(
-        lease=grant.lease,
-        job=grant.job,
-        job_id=grant.job_id,
-        board=grant.board,
-        fence=grant.fence,
-        ttl_s=grant.ttl_s,
-        timeout_s=grant.timeout_s,
-        attempt=grant.attempt,
-        spec=spec_message(grant.spec),
-        user=grant.user,
-        trace=grant.trace,
-    )
+    return pb.Grant(**_same(grant, pb.Grant, "spec"), spec=spec_message(grant.spec))
 
 
 def grant_of(message: pb.Grant) -> Grant:
@@ -230,19 +200,7 @@ def grant_of(message: pb.Grant) -> Grant:
     Raises:
         UsageError: its job is of no kind that this release knows.
     """
-    return Grant(
-        lease=message.lease,
-        job=message.job,
-        job_id=message.job_id,
-        board=message.board,
-        fence=message.fence,
-        ttl_s=message.ttl_s,
-        timeout_s=message.timeout_s,
-        attempt=message.attempt,
-        spec=spec_of(message.spec),
-        user=message.user,
-        trace=message.trace,
-    )
+    return Grant(**_same(message, pb.Grant, "spec"), spec=spec_of(message.spec))
 
 
 def card_message(card: BoardCard) -> pb.BoardCard:
@@ -252,29 +210,16 @@ def card_message(card: BoardCard) -> pb.BoardCard:
         UsageError: a label is no text, number, truth or list of texts, or a value does not fit its field.
     """
     with _converting("board's card"):
-        return pb.BoardCard(
-            name=card.name,
-            site=card.site,
-            host=card.host,
-            labels={name: _label_message(name, value) for name, value in card.labels.items()},
-            config=card.config,
-            hw_type=card.hw_type,
-            fence=card.fence,
-            powered=card.powered,
-            direct=card.direct,
-            machine=card.machine,
-        )
+        labels = {name: _label_message(name, value) for name, value in card.labels.items()}
+        return pb.BoardCard(**_same(card, pb.BoardCard, "labels"), labels=labels)
 
 
 def _label_message(name: str, value: Any) -> pb.Label:
-    if isinstance(value, bool):
-        return pb.Label(truth=value)
-    if isinstance(value, int):
-        return pb.Label(whole=value)
-    if isinstance(value, float):
-        return pb.Label(number=value)
-    if isinstance(value, str):
-        return pb.Label(text=value)
+    # A truth is a whole number too: the first that fits counts.
+    for kind, field in ((bool, "truth"), (int, "whole"), (float, "number"), (str, "text")):
+        if isinstance(value, kind):
+            one: dict[str, Any] = {field: value}
+            return pb.Label(**one)
     if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
         return pb.Label(texts=pb.Texts(texts=value))
     raise ValueError(f"label {name[:50]!r} is no text, number, truth or list of texts: {str(value)[:50]!r}")
@@ -282,18 +227,8 @@ def _label_message(name: str, value: Any) -> pb.Label:
 
 def card_of(message: pb.BoardCard) -> BoardCard:
     """Return the board's card that a message holds."""
-    return BoardCard(
-        name=message.name,
-        site=message.site,
-        host=message.host,
-        labels={name: _label_of(label) for name, label in message.labels.items()},
-        config=message.config,
-        hw_type=message.hw_type,
-        fence=message.fence,
-        powered=message.powered,
-        direct=message.direct,
-        machine=message.machine,
-    )
+    labels = {name: _label_of(label) for name, label in message.labels.items()}
+    return BoardCard(**_same(message, pb.BoardCard, "labels"), labels=labels)
 
 
 def _label_of(label: pb.Label) -> Any:

@@ -46,7 +46,6 @@ class Term:
     """One condition on one label.
 
     Attributes:
-        label: its name.
         op: ``exists``, ``=``, ``in``, ``>=``, ``<=``, ``>`` or ``<``.
         values: what it is compared with: none, one, or for ``in`` several.
         negated: whether it must not hold.
@@ -143,12 +142,7 @@ class Either:
 
 @dataclass(frozen=True)
 class Selector:
-    """What a board must be. As text it reads the same whatever spelling it was typed in.
-
-    Attributes:
-        tree: its conditions.
-        text: what was typed.
-    """
+    """What a board must be. As text it reads the same whatever spelling it was typed in."""
 
     tree: Tree
     text: str = field(default="", compare=False)
@@ -275,7 +269,6 @@ class Token:
     Attributes:
         kind: ``quoted``, ``mark`` (punctuation and keywords) or ``word``.
         text: what it says, without quotes.
-        at: where it begins.
     """
 
     kind: str
@@ -285,9 +278,6 @@ class Token:
 
 class Reader:
     """A selector's tokens, one after another.
-
-    Args:
-        text: the selector.
 
     Raises:
         UsageError: a piece of it is no token.
@@ -394,11 +384,7 @@ _SAID = 4
 
 
 class Wanted:
-    """The values that a selector asks for, of which one will do; looked up, for a label may have many elements too.
-
-    Args:
-        values: as they were typed.
-    """
+    """The values that a selector asks for, of which one will do; looked up, for a label may have many elements too."""
 
     def __init__(self, values: Sequence[str]) -> None:
         self._texts = frozenset(values)

@@ -40,8 +40,6 @@ class Workload:
     """What an order consists of.
 
     Attributes:
-        title: for people.
-        specs: the jobs.
         uploads: digest -> file.
     """
 
@@ -55,8 +53,6 @@ class Submitted:
     """An order that the farm has.
 
     Attributes:
-        submission: its number.
-        jobs: their names.
         sent: bytes that had to be uploaded.
     """
 
@@ -69,7 +65,6 @@ def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
     """What the arguments of `hil farm submit` are.
 
     Args:
-        words: models, bundles, or one suite.
         suite: whether it was said that they are one.
 
     Raises:
@@ -162,10 +157,7 @@ def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callab
     """Upload what the farm lacks, and queue the jobs.
 
     Args:
-        farm: the connection.
-        load: what to run.
         how: further fields of :class:`~hil.controller.farm.messages.Order`.
-        say: told of what takes long.
 
     Raises:
         NoSuchBoard: no board of the farm can ever match, or it does not answer.
@@ -193,7 +185,6 @@ def split(cases: Sequence[CaseSpec], parts: int) -> list[tuple[CaseSpec, ...]]:
     model that has more cases than a part should is cut.
 
     Args:
-        cases: in the suite's order.
         parts: how many to aim at.
     """
     if not cases:
@@ -229,8 +220,6 @@ class SuitePlan:
     """A suite as jobs.
 
     Attributes:
-        title: the suite's and the flow's names.
-        specs: a job each.
         parcel: the files that all of them need.
     """
 

@@ -40,7 +40,6 @@ def span(name: str, parent: str = "", **attributes: Any) -> Iterator[Span]:
     """A stage, from now until the context ends; an error that leaves it is noted and goes on.
 
     Args:
-        name: the stage's.
         parent: W3C ``traceparent`` of the span that it belongs to, "" begins a trace.
         attributes: texts, numbers and truths that are told of it.
     """

@@ -44,7 +44,6 @@ class AttachedWorker:
     """A board's worker at this gateway: its stream's outgoing side.
 
     Attributes:
-        board, worker: which.
         owner: whether it owns the board, rather than standing by.
         leases: those that it says it works on, true or not.
         beaten: whether a beat of it waits to be written down.

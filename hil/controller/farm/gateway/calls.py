@@ -281,11 +281,7 @@ class Unauthenticated(errors.AccessRefused):
 
 
 class Access:
-    """Checks who calls.
-
-    Args:
-        db: where the tokens are.
-    """
+    """Checks who calls."""
 
     def __init__(self, db: Database) -> None:
         self._db = db

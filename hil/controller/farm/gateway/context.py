@@ -24,16 +24,10 @@ class GatewayContext:
     """The parts of one gateway.
 
     Attributes:
-        db, engine: the database, and the queue in it.
-        settings: what the farm is run by.
-        store: files.
-        access: who may do what.
-        pubsub: what changes.
         dispatch: the boards that are attended here, and what is sent to them.
         heartbeats: what the database is told of their workers.
         log_buffer: what jobs print, on its way to the database.
         tunnels: connections to agents of leased boards.
-        metrics: for Prometheus.
         advertise: where hosts reach this very gateway, "" for where they attend.
         tasks: what runs beside the call that began it.
     """

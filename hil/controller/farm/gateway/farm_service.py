@@ -126,16 +126,7 @@ class AdminActions:
         }
 
     async def do(self, action: str, request: Any, call: Call) -> Any:
-        """Do an action.
-
-        Args:
-            action: its name in ``DoRequest``.
-            request: the message of that field.
-            call: who does it.
-
-        Returns:
-            What there is to tell, as JSON values.
-        """
+        """Do an action."""
         context, arguments = self._context, _fields(request)
         async with context.db.transaction() as tx:
             answer = await self._known[action](tx, request, call)
@@ -250,9 +241,6 @@ class JobFollower:
     """One follower of some jobs.
 
     Args:
-        parts: the gateway's.
-        call: the stream to it.
-        logs: whether it is told what the jobs print.
         after: the last line of the logs that it has seen.
     """
 

@@ -55,13 +55,11 @@ class GatewayConfig:
     """How a gateway runs.
 
     Attributes:
-        db: URL of the farm's database.
         listen: ``unix:PATH`` and ``HOST:PORT`` (port 0: any free one), one or more.
         artifacts: folder or URL of the store of files.
         tls_cert, tls_key: the server's, PEM files; needed beyond loopback.
         metrics: ``HOST:PORT`` where Prometheus asks, "" for nowhere.
         advertise: where hosts reach this very gateway, where several stand behind one address.
-        settings: what the farm is run by.
         patience_s: how long a database that is away is waited for at the start.
     """
 

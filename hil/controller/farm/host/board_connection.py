@@ -34,11 +34,6 @@ _HOLD_S = 3.0
 class BoardConnection:
     """The way to one board.
 
-    Args:
-        post: which.
-        site: its host's.
-        say: told what goes on where it takes long.
-
     Attributes:
         config: the board's; with what labgrid has of it, where it is labgrid's.
         info: what its agent said last; empty while nothing is known.
@@ -128,7 +123,6 @@ class BoardConnection:
 
         Args:
             failures: how many checks failed one after another.
-            say: told what is done.
 
         Raises:
             BoardError: whatever was done, it does not.
@@ -244,7 +238,6 @@ def labels_of(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:
     version), ``simulated``, and ``agentless`` where programs are run by command.
 
     Args:
-        config: the board's.
         info: what Describe said; empty where nobody answers.
     """
     machine = info.get("machine", {})

@@ -54,11 +54,6 @@ class StreamListener(Protocol):
 class GatewayStream:
     """Presents a board to the farm, beats, and passes on what comes, until it is closed.
 
-    Args:
-        farm: where; any gateway will do.
-        worker: tells this worker from any other one.
-        attendant: is told what comes.
-
     Attributes:
         owner: whether the board is ours, and not another host's for whom we stand by.
     """

@@ -58,15 +58,10 @@ def serve(
     """Serve boards to a farm until SIGTERM or Ctrl-C.
 
     Args:
-        farm: which.
         home: the farm's folder on this machine; the host's own is below it.
         name: the host's, which no other one of the farm may have; "" is the machine's, with something that tells it
             from others that are called so.
-        site: where it is.
         boards: names or files of configs; none are all here that have an address, unless there are simulators.
-        simulators: how many boards to simulate.
-        faults: of the simulated boards.
-        say: told what goes on.
 
     Raises:
         UsageError: a board cannot be served, or the name is none.

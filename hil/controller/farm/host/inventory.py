@@ -33,8 +33,6 @@ class HostInfo:
 
     Attributes:
         host: its name, which no other host of the farm has.
-        site: where it is.
-        farm: how the farm is reached.
         folder: of this host alone: files of jobs, stores of simulators, logs.
         sockets: a folder with a short path, since those of Unix sockets must be.
         boards: how many there are: they share the machine.
@@ -59,7 +57,6 @@ class BoardEntry:
 
     Attributes:
         name: the board's, in the whole farm.
-        config: its config's file.
         folder: of this board alone.
         simulator: arguments of `python -m hil.sim`, where the host starts the board itself.
         typed: whether the config needs no word of the user's, whoever alters it.
@@ -158,10 +155,7 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
     labgrid's: its place is held already, by whoever has the board.
 
     Args:
-        config: the board's.
         address: where its host reaches the agent; "" is the config's own.
-        fence: the lease's.
-        lease: which one it is, for results.
     """
     connection = replace(config.connection, address=address or config.connection.address, fence=fence, lease=lease)
     return replace(config, connection=connection, power=Power(), labgrid=Labgrid())

@@ -81,9 +81,7 @@ class JobAttempt:
         grant: what was granted; its ``trace`` is the attempt's span.
         board: by the lease's fence.
         folder: an empty folder of its own.
-        print: told of progress.
         isolated: a pool of workers that outlives it.
-        timings: filled in as it goes.
     """
 
     grant: Grant
@@ -96,10 +94,6 @@ class JobAttempt:
     def run(self, files: Files, farm: Callable[[], FarmClient]) -> JobResult:
         """Do the job, and store what it wrote; the result lacks what only its caller knows. A farm that is away for now
         is waited for.
-
-        Args:
-            files: what the host has fetched.
-            farm: a connection to the farm.
 
         Raises:
             UsageError: the job itself is wrong.
@@ -209,12 +203,8 @@ def check_health(
     """Do a health job on a board that answers: if hil has a program for its runtime, run it; the answer must be right.
 
     Args:
-        runtime: the board's.
         kept: the host's folder, where the program stays.
         board: by the lease's fence.
-        folder: an empty one.
-        say: told of progress.
-        isolated: a pool of workers.
     """
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.run_job import run_job
@@ -254,7 +244,6 @@ class Files:
     """What a host fetched from the farm's store; its workers share it.
 
     Args:
-        folder: where.
         most_bytes: those that were used least lately go when there are more.
     """
 

@@ -29,8 +29,6 @@ class LeaseRunner:
     """Does what a board is given; in the main thread.
 
     Args:
-        way: to the board.
-        farm: a connection for files and results, when it is asked for.
         workers: how many processes may compile at a time.
 
     Attributes:

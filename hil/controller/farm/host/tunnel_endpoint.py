@@ -38,7 +38,6 @@ class TunnelEndpoint:
     """The connections of one lease, until it is over.
 
     Args:
-        lease: its number.
         address: where the holder's calls are served: ``unix:PATH``.
         say: told of connections that could not be made.
     """
@@ -106,12 +105,7 @@ class LeaseGuard(grpc.GenericRpcHandler):
     """Serves the agent to a lease's holder until it is closed.
 
     Args:
-        target: the agent.
-        fence: the lease's.
         path: the Unix socket to serve on; only this user can open it.
-
-    Attributes:
-        address: ``unix:PATH``.
 
     Raises:
         UsageError: it cannot listen there, or a TLS file of the target cannot be read.

@@ -48,12 +48,7 @@ _STOPPED = "the board's host was stopped"
 
 
 class Worker:
-    """Serves one board until it is told to stop (SIGTERM). To be made in the main thread.
-
-    Args:
-        post: the board.
-        site: its host's.
-    """
+    """Serves one board until it is told to stop (SIGTERM). To be made in the main thread."""
 
     def __init__(self, post: BoardEntry, site: HostInfo) -> None:
         self.post, self.site = post, site
@@ -265,7 +260,6 @@ class CancellableTask:
 
         Args:
             key: tells it from any other one, before and after.
-            work: it.
 
         Returns:
             What the work did; None where it was ended, and :attr:`why` says for what reason.

@@ -37,7 +37,6 @@ class Event:
     """Something that happened to a board.
 
     Attributes:
-        what: which thing.
         reason: more of it, in words.
         checked: of ATTENDED: whether it was seen to be healthy not long ago, and nothing happened to it since.
     """
@@ -52,7 +51,6 @@ class Change:
     """What becomes of the board.
 
     Attributes:
-        state: its state now.
         failures: failed checks in a row.
         check_in_s: check it after so long (0: as soon as it is free); None: nothing is to be checked.
         reason: why, in words, for its row and its event.
@@ -73,14 +71,7 @@ _USUAL = FarmSettings()
 
 
 def after(state: BoardState, failures: int, event: Event, settings: FarmSettings = _USUAL) -> Change:
-    """The board's state after an event.
-
-    Args:
-        state: its state before: online, suspect, quarantined or offline.
-        failures: failed checks in a row before.
-        event: what happened.
-        settings: how long a quarantine takes.
-    """
+    """The board's state after an event."""
     what, why = event.what, event.reason
     if what is EventKind.LOST:
         return Change(BoardState.OFFLINE, failures, None, why or "its host is not heard of")

@@ -44,12 +44,9 @@ class Waiting:
     """A queued job.
 
     Attributes:
-        id: its number.
         user, project: whom it is counted for.
-        priority: its class.
         waits_s: how long it has been queued.
         selector: what a board must be (:mod:`.selector`); "" is any.
-        board: the only board that will do; "" is any.
         avoid: boards that it must not be given.
         affinity: what a board may be warm for; "" is nothing.
         kind: what it does; health jobs are apart.
@@ -72,7 +69,6 @@ class Free:
     """A board that has no job.
 
     Attributes:
-        name: its name.
         labels: what selectors see.
         warm: the affinities of what lies on it.
         health_only: whether it must be checked before anything else.
@@ -103,8 +99,6 @@ def assign(
     """Give free boards to waiting jobs.
 
     Args:
-        waiting: the jobs, in any order.
-        free: the boards, in any order.
         use: of each user and project that has or had boards.
         aging_s: a job counts as one class higher each time it has waited for so long.
 
@@ -281,11 +275,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Final:
-    """The job is over.
-
-    Attributes:
-        result: its result.
-    """
+    """The job is over."""
 
     result: JobResult
 
@@ -296,10 +286,7 @@ def after_attempt(
     """What becomes of a job after an attempt.
 
     Args:
-        result: how the attempt ended.
-        kind: what the job does. A health job is never repeated: that its board failed is what it says.
         attempts: the attempts so far, this one too.
-        max_attempts: how many there may be.
         held: of a lease: whether its holder had the board already, so that another would be a surprise.
     """
     if not result.infrastructure or kind is Kind.HEALTH or held:
@@ -315,14 +302,11 @@ class BoardRow:
     """A board, as far as matching goes.
 
     Attributes:
-        name: its name.
         labels: with its name, site, host and kind of hardware among them.
-        state: how it is.
         held: whether nothing new may begin on it.
         attended: whether its worker is heard of.
         busy: whether a lease on it is not over.
         unchecked: whether nothing is known of its health for long.
-        warm: what it is warm for.
     """
 
     name: str

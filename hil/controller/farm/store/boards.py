@@ -65,9 +65,6 @@ async def attend(
 ) -> AttendReply:
     """A worker presents its board: it owns the board from now on, unless another is still heard of.
 
-    Args:
-        leases: those that it works on.
-
     Raises:
         UsageError: the card makes no sense, or what the farm has kept of the board's fence does not.
     """

@@ -62,7 +62,6 @@ class Database:
         """Connect.
 
         Args:
-            url: the database's.
             patience_s: a transaction that waits for a connection gives up where nobody was given one for so long.
 
         Raises:
@@ -217,7 +216,6 @@ class Part:
     """One part's schema.
 
     Attributes:
-        name: whose.
         steps: SQL by name, from the first to the last.
         whole: SQL that does what all of them do, for a new database; "" where there is none.
         sign: a table that is there only where some of it is done.
@@ -233,7 +231,6 @@ async def migrate(url: str, parts: tuple[Part, ...] | None = None) -> list[str]:
     """Bring a database's schema up to date; returns the names of what was done. One at a time does it.
 
     Args:
-        url: the database's.
         parts: what there is to do; None is all that this program knows.
 
     Raises:

@@ -59,7 +59,6 @@ class LeaseQueue:
     """The queue, as a gateway uses it: one of procrastinate's workers. Opened and closed by its owner.
 
     Args:
-        database: where the queue is.
         beat_s: how often the gateway says that it is there.
     """
 

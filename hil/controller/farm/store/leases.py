@@ -107,7 +107,6 @@ class LeaseStatus:
     """What a lease's holder is told.
 
     Attributes:
-        card: the board.
         key: shows that one holds it.
         direct: the agent's address for whoever is on the board's host.
         started: whether the board's session is open.

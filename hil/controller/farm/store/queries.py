@@ -45,10 +45,7 @@ async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSet
     """Answer a question.
 
     Args:
-        tx: the transaction.
         what: the question: a field of ``AskRequest``.
-        arguments: the fields of its message.
-        settings: the farm's.
 
     Raises:
         UsageError: there is no such job, or an argument is impossible.

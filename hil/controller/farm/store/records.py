@@ -54,13 +54,8 @@ class JobRow:
     """A job, with what its submission says of it.
 
     Attributes:
-        id, name: in the database, and for people.
-        submission: its submission.
-        kind: what it does.
-        state: where it is.
         attempts: leases that it had.
         max_attempts: leases that it may have.
-        user, project: whom it is counted for.
         pinned: the board that it must have, "" for any.
         affinity: what a board is warm for once it ran this.
         avoid: boards where it failed for the infrastructure's sake.

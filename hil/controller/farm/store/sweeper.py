@@ -128,7 +128,6 @@ class Cleaned:
     """What was deleted, or would be.
 
     Attributes:
-        counts: rows by table.
         bytes: of the artifacts.
         artifacts: digests of the files that nothing refers to any more.
     """
@@ -145,10 +144,8 @@ async def gc(
     files that nothing refers to (at most 2000 of them: to be called again).
 
     Args:
-        keep_s: how long things are kept.
         delete: takes files from the store. It is called in the transaction: who wants one of them meanwhile waits,
             and is then told that it is lacking.
-        dry_run: only count.
     """
     async with tx.transaction(force_rollback=dry_run):
         # The files may take their time.
