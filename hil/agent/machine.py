@@ -12,15 +12,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+from hil.core import cpuinfo
 from hil.core.clock import now_ns
-from hil.core.cpuinfo import cpu_info
 from hil.protocol.v1 import agent_pb2 as pb
 
 _ROOT = Path("/")
-_CPU = "sys/devices/system/cpu"
-_THERMAL = "sys/class/thermal"
-# A Raspberry Pi's firmware lowers the clock by itself; only this file tells.
-_FIRMWARE = "sys/devices/platform/soc*/soc*firmware/get_throttled"
+# A Raspberry Pi's firmware lowers the clock by itself; only get_throttled tells.
+_WATCHED = (
+    "sys/devices/system/cpu/cpufreq/policy*/scaling_cur_freq",
+    "sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq",
+    "sys/devices/system/cpu/cpufreq/policy*/scaling_governor",
+    "sys/class/thermal/*/type",
+    "sys/class/thermal/thermal_zone*/temp",
+    "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count",
+    "sys/devices/platform/soc*/soc*firmware/get_throttled",
+    "sys/class/thermal/cooling_device*/cur_state",
+    "proc/meminfo",
+)
 _MOST_BYTES = 1 << 16
 _CORE = re.compile(rb"^cpu(\d+) (.*)$", re.M)
 _AVAILABLE = re.compile(rb"^MemAvailable:\s*(\d+) kB", re.M)
@@ -34,7 +42,7 @@ _TIMES = slice(0, 8)
 def machine() -> pb.Machine:
     """CPU, memory and system. What the machine does not show stays empty."""
     arch = platform.machine()
-    cpu = cpu_info(arch, _text(Path("/proc/cpuinfo")), _bytes(Path("/proc/self/auxv")))
+    cpu = cpuinfo.cpu_info(arch, _text(Path("/proc/cpuinfo")), _bytes(Path("/proc/self/auxv")))
     return pb.Machine(
         hostname=platform.node(),
         system=platform.system(),
@@ -65,61 +73,17 @@ def board_id() -> str:
 
 
 def readings(root: Path = _ROOT) -> list[pb.Reading]:
-    """What may change while a program runs, as far as the machine shows it.
-
-    ``cpuN frequency``, ``cpuN highest frequency`` (that it is allowed now) and ``cpuN governor``, for the first core of
-    each group that shares a clock; ``ZONE (TYPE)`` in degrees; ``free memory``; and of throttling ``throttle events``
-    since the boot, ``firmware throttling`` (a Raspberry Pi's bits), and ``cooling_deviceN (TYPE)``, the steps by which
-    the CPU is slowed to cool it.
-    """
-    return [*_frequencies(root), *_temperatures(root), *_throttling(root), *_memory(root)]
-
-
-def _frequencies(root: Path) -> Iterator[pb.Reading]:
-    for policy in sorted((root / _CPU / "cpufreq").glob("policy*"), key=_number):
-        name = f"cpu{_number(policy)}"
-        for file, meaning in (("scaling_cur_freq", "frequency"), ("scaling_max_freq", "highest frequency")):
-            if (kilohertz := _value(policy / file)) is not None:
-                yield pb.Reading(name=f"{name} {meaning}", value=kilohertz / 1000, unit="MHz")
-        if governor := _text(policy / "scaling_governor"):
-            yield pb.Reading(name=f"{name} governor", text=governor)
-
-
-def _temperatures(root: Path) -> Iterator[pb.Reading]:
-    for zone in sorted((root / _THERMAL).glob("thermal_zone*"), key=_number):
-        if (millidegrees := _value(zone / "temp")) is not None:
-            yield pb.Reading(name=f"{zone.name} ({_text(zone / 'type')})", value=millidegrees / 1000, unit="degC")
-
-
-def _throttling(root: Path) -> Iterator[pb.Reading]:
-    counts = [_value(file) for file in (root / _CPU).glob("cpu[0-9]*/thermal_throttle/*_throttle_count")]
-    known = [count for count in counts if count is not None]
-    if known:
-        yield pb.Reading(name="throttle events", value=sum(known))
-    for firmware in root.glob(_FIRMWARE):
-        if bits := _text(firmware):
-            yield pb.Reading(name="firmware throttling", text=bits)
-    for device in sorted((root / _THERMAL).glob("cooling_device*"), key=_number):
-        kind = _text(device / "type")
-        if ("cpufreq" in kind or kind == "Processor") and (step := _value(device / "cur_state")) is not None:
-            yield pb.Reading(name=f"{device.name} ({kind})", value=step)
-
-
-def _memory(root: Path) -> Iterator[pb.Reading]:
-    for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            yield pb.Reading(name="free memory", value=int(line.split()[1]) / 1024, unit="MiB")
+    """What may change while a program runs, as :func:`hil.core.cpuinfo.readings` names it."""
+    files = [file for pattern in _WATCHED for file in sorted(root.glob(pattern), key=_numbers)]
+    return [pb.Reading(**found) for found in cpuinfo.readings({str(file): _text(file) for file in files})]
 
 
 def _number(path: Path) -> int:
     return int("".join(filter(str.isdigit, path.name)) or 0)
 
 
-def _value(path: Path) -> float | None:
-    try:
-        return float(_text(path))
-    except ValueError:  # nothing, or a driver's "<unknown>"
-        return None
+def _numbers(path: Path) -> list[int]:
+    return [int(digits) for digits in re.findall("[0-9]+", str(path))]
 
 
 def _text(path: Path) -> str:
@@ -154,7 +118,9 @@ class Counters:
         self._frequencies = {
             f"cpu{_number(one)} frequency": one / "scaling_cur_freq" for one in _by_number(cpu, "policy")
         }
-        self._zones = {f"{one.name} ({_type(one)})": one / "temp" for one in _by_number(thermal, "thermal_zone")}
+        self._zones = {
+            f"{one.name} ({_text(one / 'type')})": one / "temp" for one in _by_number(thermal, "thermal_zone")
+        }
         self._busy: dict[int, tuple[int, int]] = {}
         self._stalled: dict[str, tuple[float, int]] = {}
 
@@ -237,10 +203,3 @@ class Counters:
 
 def _by_number(folder: Path, kind: str) -> list[Path]:
     return sorted(folder.glob(f"{kind}*"), key=_number)
-
-
-def _type(zone: Path) -> str:
-    try:
-        return (zone / "type").read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

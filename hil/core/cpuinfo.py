@@ -1,10 +1,15 @@
-"""What /proc/cpuinfo and the kernel's auxiliary vector say of a CPU; read on a board by its agent, or over a shell."""
+"""What Linux's files say of a CPU, and of how a machine does; read on a board by its agent, or over a shell."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import posixpath
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 # Architecture as uname -m says it -> the line of /proc/cpuinfo that holds its features; each family has one of its own.
 _FEATURES_LINE = {"x86_64": "flags", "i686": "flags", "aarch64": "Features", "armv7l": "Features", "riscv64": "isa"}
@@ -75,3 +80,56 @@ def _hwcap_features(auxv: bytes) -> Iterator[str]:
         for number, name in enumerate(names):
             if bits >> number & 1:
                 yield name
+
+
+# File -> the reading's name, by what its number is divided, and the unit then; and the files that say a text.
+_NUMBERS: dict[str, tuple[str, float, str]] = {
+    "scaling_cur_freq": ("{core} frequency", 1000, "MHz"),
+    "scaling_max_freq": ("{core} highest frequency", 1000, "MHz"),
+    "temp": ("{device} ({kind})", 1000, "degC"),
+    "cur_state": ("{device} ({kind})", 1, ""),
+    "meminfo": ("free memory", 1024, "MiB"),
+}
+_TEXTS = {"scaling_governor": "{core} governor", "get_throttled": "firmware throttling"}
+_AVAILABLE = re.compile(r"^MemAvailable:\s*([0-9]{1,15}) kB", re.M)
+
+
+def readings(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """What may change while a program runs, as far as a machine shows it: the fields of a ``Reading``.
+
+    ``cpuN frequency``, ``cpuN highest frequency`` (that it is allowed now) and ``cpuN governor``, for the first core of
+    each group that shares a clock; ``ZONE (TYPE)`` in degrees; ``free memory``; and of throttling ``throttle events``
+    since the boot, ``firmware throttling`` (a Raspberry Pi's bits), and ``cooling_deviceN (TYPE)``, the steps by which
+    the CPU is slowed to cool it.
+
+    Args:
+        files: path -> content; of a sensor the ``type`` beside it too.
+    """
+    throttled: list[float] = []
+    for file, content in files.items():
+        folder, name = posixpath.split(file)
+        device, text = posixpath.basename(folder), content.strip()
+        kind = files.get(f"{folder}/type", "").strip()
+        words = {"core": device.replace("policy", "cpu"), "device": device, "kind": kind}
+        if name == "cur_state" and not ("cpufreq" in kind or kind == "Processor"):
+            continue
+        if name in _TEXTS and text:
+            yield {"name": _TEXTS[name].format(**words), "text": text}
+        with contextlib.suppress(ValueError):  # nothing, or a driver's "<unknown>"
+            if name in _NUMBERS:
+                title, divisor, unit = _NUMBERS[name]
+                if name == "meminfo":
+                    text = "".join(_AVAILABLE.findall(text))
+                found = {"name": title.format(**words), "value": _finite(text) / divisor, "unit": unit}
+                yield {key: value for key, value in found.items() if value != ""}
+            elif name.endswith("_throttle_count"):
+                throttled.append(_finite(text))
+    if throttled:
+        yield {"name": "throttle events", "value": sum(throttled)}
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no measurement")
+    return number

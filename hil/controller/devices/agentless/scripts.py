@@ -6,17 +6,15 @@ of the script, so nothing that comes from a model, a file name or a config is ev
 
 from __future__ import annotations
 
-import contextlib
-import math
 import posixpath
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from hil.core.cpuinfo import cpu_info
+from hil.core import cpuinfo
 from hil.core.processes import signal_name
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 
@@ -280,8 +278,8 @@ def _whole(text: str) -> int:
 def machine(parts: Mapping[str, str]) -> dict[str, Any]:
     """CPU, memory and system, from what :func:`probe` printed; no entry where it printed nothing."""
     arch = parts.get("arch", "")
-    cpuinfo = parts.get("cpuinfo", "")
-    cpu = cpu_info(arch, cpuinfo, _bytes(parts.get("auxv", "")))
+    shown = parts.get("cpuinfo", "")
+    cpu = cpuinfo.cpu_info(arch, shown, _bytes(parts.get("auxv", "")))
     memory = _MEMORY.search(parts.get("meminfo", ""))
     found: dict[str, Any] = {
         "hostname": parts.get("hostname", ""),
@@ -292,7 +290,7 @@ def machine(parts: Mapping[str, str]) -> dict[str, Any]:
         "cpu_model": cpu.model,
         "cpu_features": list(cpu.features),
         "cpu_parts": list(cpu.parts),
-        "cores": len(_CORE.findall(cpuinfo)),
+        "cores": len(_CORE.findall(shown)),
         "memory_bytes": str(int(memory[1]) * 1024) if memory else "",
         "boot_id": parts.get("boot_id", ""),
     }
@@ -310,45 +308,7 @@ def _bytes(dump: str) -> bytes:
 def readings(text: str) -> list[dict[str, Any]]:
     """What may change while a program runs, named as the agent names it, from lines of ``FILE:VALUE``."""
     values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return [
-        {key: value for key, value in {"name": name, **found}.items() if value != ""}
-        for name, found in _readings({file: values[file].strip() for file in sorted(values, key=_natural)})
-    ]
-
-
-def _readings(values: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    throttled: list[float] = []
-    for file, text in values.items():
-        folder, name = posixpath.split(file)
-        device = posixpath.basename(folder)
-        kind = values.get(f"{folder}/type", "")
-        core = device.replace("policy", "cpu")
-        with contextlib.suppress(ValueError, IndexError, OverflowError):  # a driver's "<unknown>"
-            if name == "scaling_cur_freq":
-                yield f"{core} frequency", {"value": _number(text) / 1000, "unit": "MHz"}
-            elif name == "scaling_max_freq":
-                yield f"{core} highest frequency", {"value": _number(text) / 1000, "unit": "MHz"}
-            elif name == "scaling_governor":
-                yield f"{core} governor", {"text": text}
-            elif name == "temp":
-                yield f"{device} ({kind})", {"value": _number(text) / 1000, "unit": "degC"}
-            elif name == "get_throttled":
-                yield "firmware throttling", {"text": text}
-            elif name == "cur_state" and ("cpufreq" in kind or kind == "Processor"):
-                yield f"{device} ({kind})", {"value": _number(text)}
-            elif name.endswith("_throttle_count"):
-                throttled.append(_number(text))
-            elif name == "meminfo":
-                yield "free memory", {"value": _number(text.split()[1]) / 1024, "unit": "MiB"}
-    if throttled:
-        yield "throttle events", {"value": sum(throttled)}
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is no measurement")
-    return number
+    return list(cpuinfo.readings({file: values[file] for file in sorted(values, key=_natural)}))
 
 
 def _natural(text: str) -> list[Any]:
