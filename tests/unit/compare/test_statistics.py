@@ -50,12 +50,15 @@ def test_the_worst_of_several_outputs():
 # Reads a field from stdin, adds it after the table's last one, and shows what becomes of it. One suite's case is of
 # before: its record lacks the new statistic.
 ADDED = """
-import io, json, sys
+import ast, io, json, sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from support.mutants import Mutated
-last = "        brief=\\"{:.3g} dB\\",\\n    )\\n"
+text = Path("hil/compare/stats.py").read_text()
+(table,) = (one for one in ast.parse(text).body if isinstance(one, ast.ClassDef) and one.name == "Statistics")
+field = [one for one in table.body if isinstance(one, ast.AnnAssign)][-1]
+last = "".join(text.splitlines(keepends=True)[field.lineno - 1 : field.end_lineno])
 sys.meta_path.insert(0, Mutated("hil.compare.stats", [(last, last + sys.stdin.read())]))
 import numpy as np
 from rich.console import Console
@@ -94,7 +97,7 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_statistic_added_by_the_guide_is_in_every_verdict(added: dict[str, Any]):
     keys = list(added["record"])
     assert added["record"]["rel_l2"] == pytest.approx(0.5 / 5)
-    assert keys.index("rel_l2") == keys.index("sqnr_db") + 1 == keys.index("first_index") - 1
+    assert keys.index("rel_l2") == keys.index(STATISTICS[-1].key) + 1 == keys.index("first_index") - 1
 
 
 def test_a_statistic_added_by_the_guide_is_on_the_terminal_if_there_is_room(added: dict[str, Any]):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hil.errors import UsageError
+from hil.sim import faults
 from hil.sim.faults import Charges, parse
 
 
@@ -72,3 +73,9 @@ def test_a_fault_strikes_as_often_as_it_is_charged(tmp_path):
     charges.arm([twice, always])
     assert [charges.should_fire(twice) for _ in range(4)] == [True, True, False, False]
     assert all(charges.should_fire(always) for _ in range(10))
+
+
+def test_every_fault_has_its_line_in_the_modules_table():
+    rows = (faults.__doc__ or "").split("\n\n")[2].splitlines()
+    lines = [row.split("``")[1] for row in rows if row.startswith("``")]
+    assert lines == list(faults._KEYS)
