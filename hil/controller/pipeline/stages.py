@@ -22,13 +22,14 @@ from hil.controller.backends.references import expected_result, measure_noise, r
 from hil.controller.backends.references.noise import largest_noise
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import choose
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Job, Options
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core import clock
@@ -74,6 +75,18 @@ def check_options(options: Options, choice: BoardChoice) -> None:
         raise errors.UsageError(
             f"board {choice.name} has no runtime {runtime!r}", hint=f"one of {', '.join(choice.config.devices)}"
         )
+
+
+def choice_of(job: Job) -> BoardChoice:
+    """The board that a job is for.
+
+    Raises:
+        UsageError: there is none, or it cannot do what is asked for.
+    """
+    keys = {name: getattr(job, name) for name in ("identity", "known_hosts", "accept_new_host_key")}
+    choice = choose(job.board, job.hw_type, **keys)
+    check_options(job.options(), choice)
+    return choice
 
 
 def _import(case: Case, tools: Tools) -> Iterator[Case]:

@@ -13,11 +13,12 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.options import Job, Options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, check_seal, safe_name
-from hil.controller.workloads.stored_run import choice_of, run_cases
+from hil.controller.workloads.stored_run import run_cases
 from hil.core.text import jsonable, numbered
 from hil.errors import HilError, UsageError
 

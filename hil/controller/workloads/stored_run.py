@@ -8,34 +8,16 @@ from typing import Any
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import choose
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.stages import STAGES, check_options
+from hil.controller.pipeline.stages import STAGES
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import GO_ON, Run
 from hil.core.results import Stage
 from hil.errors import StorageError, UsageError
-
-
-def choice_of(job: Job) -> BoardChoice:
-    """The board that a job names.
-
-    Raises:
-        UsageError: there is no such board, or it cannot run what the job asks for.
-    """
-    choice = choose(
-        job.board,
-        job.hw_type,
-        identity=job.identity,
-        known_hosts=job.known_hosts,
-        accept_new_host_key=job.accept_new_host_key,
-    )
-    check_options(job.options(), choice)
-    return choice
 
 
 def run_cases(

@@ -26,14 +26,14 @@ from hil.controller.analysis.bench.store import (
 )
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target, with_target
-from hil.controller.devices.board_resolver import choose, is_address
+from hil.controller.devices.board_resolver import is_address
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.stages import STAGES, check_options
+from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import Progress, RunContext
@@ -70,18 +70,6 @@ def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
             hint="name the board: --board",
         )
     return replace(stored, identity=None, known_hosts=None, accept_new_host_key=False)
-
-
-def choice_of(job: Job) -> BoardChoice:
-    """The board that a job is for.
-
-    Raises:
-        UsageError: there is none, or it cannot do what is asked for.
-    """
-    keys = {name: getattr(job, name) for name in ("identity", "known_hosts", "accept_new_host_key")}
-    choice = choose(job.board, job.hw_type, **keys)
-    check_options(job.options(), choice)
-    return choice
 
 
 def compiled(case: Case, job: Job, choice: BoardChoice, boards: Boards, runner: Runner) -> Case:

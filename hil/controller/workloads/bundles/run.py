@@ -10,12 +10,13 @@ from hil.bundles.cases import untested
 from hil.bundles.signature import sealed
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.stages import choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import RunStore, safe_name
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle
-from hil.controller.workloads.stored_run import choice_of, run_cases
+from hil.controller.workloads.stored_run import run_cases
 from hil.core.scratch import temporary_folder
 from hil.core.text import jsonable, numbered
 from hil.errors import EXIT_NOTHING_RAN
