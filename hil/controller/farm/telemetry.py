@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-_NAME = "hil.farm"
+NAME = "hil.farm"
 
 
 class Span:
@@ -88,7 +88,7 @@ def _context(parent: str) -> Any:
 
 def _tracer() -> Any:
     provider = _provider()
-    return None if provider is None else provider.get_tracer(_NAME)
+    return None if provider is None else provider.get_tracer(NAME)
 
 
 @functools.cache
@@ -106,12 +106,11 @@ def _provider() -> Any:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         return None
-    provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", _NAME)}))
+    provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", NAME)}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
 
 
-NAME = "hil.farm"
 _OWN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 

@@ -214,7 +214,6 @@ class Dispatch:
             self.give(grants)
 
 
-_LOG = logging.getLogger("hil.farm.gateway")
 _GATHER_S = 0.25
 # Leases that their board's worker should know of by now, and does not.
 _UNHEARD = """

@@ -219,7 +219,6 @@ async def _for_ever(name: str, run: Callable[[], Any]) -> None:
         await asyncio.sleep(_GRACE_S)
 
 
-_LOG = logging.getLogger("hil.farm.gateway")
 _TICK_S = 1.0
 # The leases that this transaction ended because somebody was silent.
 _EXPIRED = """
