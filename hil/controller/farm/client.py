@@ -20,6 +20,7 @@ import grpc
 import tenacity
 
 from hil import errors
+from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.controller.devices.local_socket import LocalSocket, NotCarried
 from hil.controller.farm.messages import JobResult, Submission
 from hil.controller.farm.paths import FarmAddress
@@ -83,7 +84,8 @@ class FarmClient:
             except grpc.FutureTimeoutError:
                 wire.close_channel(channel)
                 continue
-            self._channel, self.gateway, self._stub = channel, gateway, FarmStub(channel)
+            self._channel, self.gateway = channel, gateway
+            self._stub = FarmStub(InterruptibleChannel(channel))
             return
         raise errors.FarmUnreachable(
             f"no gateway of the farm answers at {', '.join(self.address.gateways)}",

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
-import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -39,7 +38,7 @@ def methods(service: str) -> Iterable[tuple[str, str, str, Any, Any]]:
 class FarmStub:
     """The gateway's methods over a channel, each under its name: ``stub.Submit(pb.SubmitRequest())``."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: object) -> None:
         for service in SERVICES:
             for name, path, kind, asked, answered in methods(service):
                 make = getattr(channel, kind)

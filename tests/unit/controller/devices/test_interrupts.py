@@ -5,18 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import grpc
 import pytest
+from support.interrupting import interrupted_at
 
-from hil.controller.devices import interrupts
 from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.protocol import wire
 
@@ -70,36 +67,6 @@ def in_the_background(channel: InterruptibleChannel) -> None:
     call = channel.unary_unary("/test/Echo").future(b"x", timeout=WITHIN_S)
     assert call.result(WITHIN_S) == b"x"
     assert not call.is_active()
-
-
-def _ends(frame: FrameType | None) -> bool:
-    """Whether an object is being taken away: what is raised there, Python drops."""
-    while frame is not None and frame.f_code.co_name != "__del__":
-        frame = frame.f_back
-    return frame is not None
-
-
-def interrupted_at(number: int, function: Callable[[], None]) -> tuple[bool, bool]:
-    """Call a function; Ctrl-C comes at so manyth a step in gRPC. Returns whether it came, and whether it was raised."""
-    steps = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal steps
-        if event == "line" and frame.f_code.co_filename not in (interrupts.__file__, __file__) and not _ends(frame):
-            steps += 1
-            if steps == number:
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        function()
-    except KeyboardInterrupt:
-        return True, True
-    finally:
-        sys.settrace(None)
-    return steps >= number, False
 
 
 @pytest.mark.parametrize("call", [echo, stream, in_the_background])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent import futures
 
 import grpc
 import pytest
+from support.interrupting import interrupted_at
 
 from hil import errors
 from hil.controller.farm import client as farm_client
@@ -17,7 +19,7 @@ from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import json_message, methods
 from hil.core.digest import digest_file
 from hil.errors import UsageError
-from hil.protocol import wire_errors
+from hil.protocol import wire, wire_errors
 from hil.protocol.v1 import farm_pb2 as pb
 
 ORDER = Submission("digits", (JobSpec(Kind.RUN),))
@@ -115,6 +117,22 @@ def test_another_gateway_answers_where_the_first_is_gone(gateway):
         assert farm.ask("boards") == "first"
         first.stop()
         assert farm.ask("boards") == "second"
+
+
+def test_ctrl_c_at_any_step_of_a_call_ends_it_and_the_next_one_works(gateway):
+    server = gateway(Ask=lambda request, context: pb.Answer(answer=json_message("there")))
+    with client(server.address) as farm:
+        tried = 0
+        for number in itertools.count(1, 7):
+            came, raised = interrupted_at(number, lambda: farm.ask("boards"))
+            assert raised is came
+            if not came:
+                break
+            tried += 1
+            assert farm.ask("boards") == "there"
+        assert tried > 10
+        started = time.monotonic()
+    assert time.monotonic() - started < wire.CLOSE_S, "the channel could not be closed"
 
 
 def test_what_nobody_answers_is_said_with_what_to_do():

@@ -1,0 +1,42 @@
+"""Ctrl-C at a chosen step of a call."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from hil.controller.devices import interrupts
+
+
+def _ends(frame: FrameType | None) -> bool:
+    """Whether an object is being taken away: what is raised there, Python drops."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def interrupted_at(number: int, function: Callable[[], None]) -> tuple[bool, bool]:
+    """Call a function of a test; Ctrl-C comes at so manyth a line of what it calls: whether it came, and was raised."""
+    steps = 0
+    passed_over = (interrupts.__file__, function.__code__.co_filename)
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal steps
+        if event == "line" and frame.f_code.co_filename not in passed_over and not _ends(frame):
+            steps += 1
+            if steps == number:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True, True
+    finally:
+        sys.settrace(None)
+    return steps >= number, False
