@@ -157,14 +157,14 @@ def _read() -> dict[str, dict[str, str]]:
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise UsageError(f"others may write to {path}, which says what you trust", hint="look at it, then remove it")
     try:
-        folders = json.loads(text)["folders"]
+        folders: dict[str, dict[str, str]] = json.loads(text)["folders"]
         if not all(isinstance(digest, str) for files in folders.values() for digest in files.values()):
             raise TypeError("a digest is no text")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} is damaged: {error}", hint="remove it, and trust again what you trust: hil board trust DIR"
         ) from error
-    return folders  # type: ignore[no-any-return]
+    return folders
 
 
 def _write(folders: Mapping[str, Mapping[str, str]]) -> None:

@@ -92,7 +92,8 @@ class Hold:
                 if kind == "opened":
                     answers.check_opened(reply.opened, opening.fence)
                     self._guard.within(SILENCE_S)
-                    return reply.opened  # type: ignore[no-any-return]
+                    given: pb.SessionOpened = reply.opened
+                    return given
                 if kind != "waiting":
                     raise answers.broken("a session begins with something else than that it is open")
                 told = answers.waiting_text(reply.waiting)
@@ -320,7 +321,8 @@ class AgentConnection:
             )
         with self._seam():
             answers.check_description(reply)
-        return reply  # type: ignore[no-any-return]
+        described: pb.DescribeReply = reply
+        return described
 
     def _ask(self, timeout: float) -> pb.DescribeReply:
         deadline = time.monotonic() + timeout
@@ -350,7 +352,8 @@ class AgentConnection:
                 self._pings(1, patience)
                 patience = SILENCE_S
                 with contextlib.suppress(grpc.FutureTimeoutError):
-                    return call.result(_LOOK_S)  # type: ignore[no-any-return]
+                    reply: pb.DescribeReply = call.result(_LOOK_S)
+                    return reply
         finally:
             call.cancel()
 

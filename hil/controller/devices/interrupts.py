@@ -6,7 +6,8 @@ held, or end the thread that serves all calls of a channel. Then closing the cha
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # signal's own functions make enums of handlers, by way of exceptions
+# signal's own functions make enums of handlers, by way of exceptions; typeshed does not know the module below them.
+import _signal  # type: ignore[import-not-found]
 import _thread
 import signal
 import threading

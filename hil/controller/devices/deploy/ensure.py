@@ -110,9 +110,9 @@ def install(
         done = shell.run(command, stdin=Path(stream.name), timeout=timeout, check=False, progress=count)
     for line in reversed(done.text.splitlines()):
         with contextlib.suppress(ValueError, RecursionError):
-            answer = json.loads(line)
+            answer: dict[str, Any] = json.loads(line)
             if _is_answer(answer):
-                return answer  # type: ignore[no-any-return]
+                return answer
     raise BoardError(
         f"putting the agent on the board failed with exit code {done.code}",
         hint="the board's own words are below",

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import fabric  # type: ignore[import-untyped]
+import fabric
 import paramiko
 import tenacity
 from paramiko.auth_strategy import (

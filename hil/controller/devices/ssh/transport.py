@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import fabric  # type: ignore[import-untyped]
+import fabric
 import paramiko
 from paramiko.auth_strategy import AuthSource, InMemoryPrivateKey, OnDiskPrivateKey
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_OPEN

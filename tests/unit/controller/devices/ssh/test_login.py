@@ -126,7 +126,7 @@ def login(**settings: Any) -> Login:
 
 def log_in(server: Server, **settings: Any) -> list[str]:
     """What let us in: each source that worked, in words."""
-    tried = login(**settings).authenticate(server)  # type: ignore[arg-type]
+    tried = login(**settings).authenticate(server)
     return [str(one.source) for one in tried if not isinstance(one.result, Exception)]
 
 
@@ -151,7 +151,7 @@ def test_the_key_that_was_asked_for_comes_first(home: Path, person: Person) -> N
 
 def test_who_has_nothing_is_let_in_where_the_board_lets_everybody_in(person: Person) -> None:
     server = Server()
-    tried = login().authenticate(server)  # type: ignore[arg-type]
+    tried = login().authenticate(server)
     assert len(tried) == 1 and server.tried == ["none"] and person.asked == []
 
 
@@ -204,7 +204,7 @@ def test_a_key_whose_passphrase_nobody_types_is_named_in_the_error(home: Path, p
     key(path, "open sesame")
     ways = login(identity=path)
     with pytest.raises(AuthFailure) as caught:
-        ways.authenticate(Server("publickey"))  # type: ignore[arg-type]
+        ways.authenticate(Server("publickey"))
     error = ways.refused(caught.value.result, "me@pi", hung_up=False)
     assert f"{path} has a passphrase that nobody typed" in error.hint and "ssh-add" in error.hint
 
@@ -214,7 +214,7 @@ def test_the_error_says_what_was_tried(home: Path, person: Person) -> None:
     key(path)
     ways = login(password="set")
     with pytest.raises(AuthFailure) as caught:
-        ways.authenticate(Server("publickey"))  # type: ignore[arg-type]
+        ways.authenticate(Server("publickey"))
     error = ways.refused(caught.value.result, "me@pi", hung_up=False)
     assert error.message == f"me@pi did not let us in; tried: the key {path}"
     assert "ssh-copy-id me@pi" in error.hint
@@ -223,7 +223,7 @@ def test_the_error_says_what_was_tried(home: Path, person: Person) -> None:
 def test_who_has_no_key_is_told_how_to_name_one(person: Person) -> None:
     ways = login()
     with pytest.raises(AuthFailure) as caught:
-        ways.authenticate(Server("publickey"))  # type: ignore[arg-type]
+        ways.authenticate(Server("publickey"))
     error = ways.refused(caught.value.result, "me@pi", hung_up=False)
     assert "nothing: no usable key, and no password" in error.message and "--identity FILE" in error.hint
 
@@ -232,7 +232,7 @@ def test_one_way_that_is_not_enough_is_told(home: Path, person: Person) -> None:
     fingerprint = key(home / "k")
     ways = login(identity=home / "k")
     with pytest.raises(AuthFailure) as caught:
-        ways.authenticate(Server("publickey", "password", keys=(fingerprint,)))  # type: ignore[arg-type]
+        ways.authenticate(Server("publickey", "password", keys=(fingerprint,)))
     assert "one way to log in is not enough" in ways.refused(caught.value.result, "me@pi", hung_up=False).message
 
 
@@ -242,7 +242,7 @@ def test_nothing_more_is_tried_on_a_server_that_hung_up(home: Path, person: Pers
     server = Server("publickey", hangs_up_after=1)
     ways = login(identities=(home / "a", home / "b"))
     with pytest.raises(AuthFailure) as caught:
-        ways.authenticate(server)  # type: ignore[arg-type]
+        ways.authenticate(server)
     assert server.tried == ["publickey"]
     assert "hung up before it let us in" in ways.refused(caught.value.result, "me@pi", hung_up=True).message
 
@@ -276,7 +276,7 @@ def test_a_key_that_others_can_read_is_not_for_sshs_own_client(home: Path, perso
     fingerprint = key(path)
     path.chmod(0o644)
     assert "permissions 0644" in exposure(path)
-    tried = login(identity=path).authenticate(Server("publickey", keys=(fingerprint,)))  # type: ignore[arg-type]
+    tried = login(identity=path).authenticate(Server("publickey", keys=(fingerprint,)))
     assert not tried[-1].source.plain
     path.chmod(0o600)
     assert exposure(path) == "" and exposure(home / "nothing") == ""
