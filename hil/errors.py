@@ -160,14 +160,10 @@ class StageTimeout(StageError):
 
 
 class RanElsewhere(StageError):
-    """The program ran on another device than it was told to.
-
-    Attributes:
-        result: what it gave there, a :class:`hil.core.results.RunResult`; None where that is not known.
-    """
+    """The program ran on another device than it was told to."""
 
     outcome = "FALLBACK"
-    result: Any = None
+    result: Any = None  # what it gave there, a :class:`hil.core.results.RunResult`; None where that is not known
 
 
 class ReferenceFailed(StageError):

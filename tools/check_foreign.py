@@ -53,21 +53,13 @@ _SHOWN = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """What the two said of a flag file.
+    """What the two said of a flag file."""
 
-    Attributes:
-        id: the test's name and the form.
-        tool: SUCCESS, FAILED, refused or died.
-        hil: the same words, or another outcome of hil's.
-        reason: why hil said so.
-        like_input: an output of integers that is expected is equal to an input.
-    """
-
-    id: str
-    tool: str
-    hil: str
-    reason: str
-    like_input: bool = False
+    id: str  # the test's name and the form
+    tool: str  # SUCCESS, FAILED, refused or died
+    hil: str  # the same words, or another outcome of hil's
+    reason: str  # why hil said so
+    like_input: bool = False  # an output of integers that is expected is equal to an input
 
     @property
     def equal(self) -> bool:

@@ -53,21 +53,16 @@ class Output:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run, or a profiling pass, gave.
+    """What a run, or a profiling pass, gave."""
 
-    Attributes:
-        outputs: in the order in which they lie in the arena; none overlaps another.
-        start_ns, end_ns: one an iteration; none of a profiling pass.
-        placement: None where nothing new is known.
-    """
-
-    outputs: tuple[Output, ...]
+    outputs: tuple[Output, ...]  # in the order in which they lie in the arena; none overlaps another
+    # start_ns, end_ns: one an iteration; none of a profiling pass.
     start_ns: list[int]
     end_ns: list[int]
     warmup_ns: int
     cpu_ns: int
     peak_bytes: int
-    placement: Placement | None = None
+    placement: Placement | None = None  # None where nothing new is known
 
     @property
     def size(self) -> int:

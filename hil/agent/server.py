@@ -51,36 +51,24 @@ _UNREAD = 16
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """How an agent runs.
+    """How an agent runs."""
 
-    Attributes:
-        listen: ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one).
-        store: folder of blobs, programs, the fence and the journal.
-        build: what was deployed, for Describe.
-        quota_bytes: most that blobs may take; 0 is no limit.
-        memory_limit: most that a program may take, in bytes; 0 is the machine's own.
-        tls_key, tls_cert: the server's, PEM files; needed beyond loopback.
-        tls_client_ca: with it, clients must show a certificate of this authority (mutual TLS).
-        trusted_keys: with them, only programs of bundles that one of these ed25519 keys has signed are loaded.
-        runtimes: name -> ``module:Class``.
-        runtime_options: handed to every runtime in its worker.
-        simulated: what of this board is simulated, for Describe.
-    """
-
-    listen: str
-    store: Path
+    listen: str  # ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one)
+    store: Path  # folder of blobs, programs, the fence and the journal
     name: str = ""
-    build: str = ""
-    quota_bytes: int = 0
-    memory_limit: int = 0
+    build: str = ""  # what was deployed, for Describe
+    quota_bytes: int = 0  # most that blobs may take; 0 is no limit
+    memory_limit: int = 0  # most that a program may take, in bytes; 0 is the machine's own
     token: str = ""
+    # tls_key, tls_cert: the server's, PEM files; needed beyond loopback.
     tls_key: Path | None = None
     tls_cert: Path | None = None
-    tls_client_ca: Path | None = None
+    tls_client_ca: Path | None = None  # with it, clients must show a certificate of this authority (mutual TLS)
+    # with them, only programs of bundles that one of these ed25519 keys has signed are loaded.
     trusted_keys: tuple[bytes, ...] = ()
-    runtimes: dict[str, str] = field(default_factory=runtimes.known)
-    runtime_options: dict[str, Any] = field(default_factory=dict)
-    simulated: list[str] = field(default_factory=list)
+    runtimes: dict[str, str] = field(default_factory=runtimes.known)  # name -> ``module:Class``
+    runtime_options: dict[str, Any] = field(default_factory=dict)  # handed to every runtime in its worker
+    simulated: list[str] = field(default_factory=list)  # what of this board is simulated, for Describe
     make_store: Callable[[Path, int], BlobStore] = BlobStore
 
 

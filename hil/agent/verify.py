@@ -35,25 +35,17 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What a case came to.
-
-    Attributes:
-        device_ns: how long it ran, by the board's clock; None where it did not come to its end.
-        verdict: beside what was expected; None where there was nothing to compare.
-        error: what ended it instead.
-        placement: where it ran; None where the runtime does not tell.
-        elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
-    """
+    """What a case came to."""
 
     method: str
     case: str
     outcome: Outcome
     reason: str
-    device_ns: int | None = None
-    verdict: Verdict | None = None
-    error: HilError | None = None
-    placement: Placement | None = None
-    elsewhere: str = ""
+    device_ns: int | None = None  # how long it ran, by the board's clock; None where it did not come to its end
+    verdict: Verdict | None = None  # beside what was expected; None where there was nothing to compare
+    error: HilError | None = None  # what ended it instead
+    placement: Placement | None = None  # where it ran; None where the runtime does not tell
+    elsewhere: str = ""  # a note on what ran on another device than it was told to; "" where nothing did
 
 
 def verify_bundle(

@@ -32,18 +32,13 @@ __all__ = ["Bundle", "Method", "MethodTestCase", "MethodTestSuite", "Program", "
 
 @dataclass(frozen=True)
 class Bundle:
-    """A program, its methods and their test cases. Make one with :meth:`create`, read one with :meth:`open`.
-
-    Attributes:
-        methods: every entry point that the bundle knows, those without cases too.
-        made: how it was made, as JSON: model, target, versions of tools. For the record: nothing goes by it.
-        head: header and manifest; of one that was opened they are the file's own.
-    """
+    """A program, its methods and their test cases. Make one with :meth:`create`, read one with :meth:`open`."""
 
     program: Program
-    methods: tuple[Method, ...]
+    methods: tuple[Method, ...]  # every entry point that the bundle knows, those without cases too
+    # how it was made, as JSON: model, target, versions of tools. For the record: nothing goes by it.
     made: Mapping[str, Any]
-    head: Head
+    head: Head  # header and manifest; of one that was opened they are the file's own
     _blobs: Mapping[str, memoryview] = field(repr=False, default_factory=dict)
 
     @classmethod

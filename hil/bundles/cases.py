@@ -25,24 +25,18 @@ class Signature:
 
 @dataclass(frozen=True)
 class MethodTestCase:
-    """One execution of a method: what goes in and what must come out.
+    """One execution of a method: what goes in and what must come out."""
 
-    Attributes:
-        inputs: every input, by name or in order: arrays, or Python numbers where the method takes a scalar. Nothing is
-            ever converted: dtype and shape must be the method's.
-        expected_outputs: every output, likewise.
-        rtol, atol: ``|a-b| <= atol + rtol*|b|``; None is the dtype's default.
-        name: what reports call it; "" is its number.
-        source: who says what is expected, with version: ``onnxruntime 1.31.1``.
-        noise: output name -> how far rounding alone moves what is expected, for outputs where that decides.
-    """
-
+    # every input, by name or in order: arrays, or Python numbers where the method takes a scalar. Nothing is ever
+    # converted: dtype and shape must be the method's.
     inputs: Values
-    expected_outputs: Values
+    expected_outputs: Values  # every output, likewise
+    # rtol, atol: ``|a-b| <= atol + rtol*|b|``; None is the dtype's default.
     rtol: float | None = None
     atol: float | None = None
-    name: str = ""
-    source: str = ""
+    name: str = ""  # what reports call it; "" is its number
+    source: str = ""  # who says what is expected, with version: ``onnxruntime 1.31.1``
+    # output name -> how far rounding alone moves what is expected, for outputs where that decides.
     noise: Mapping[str, Noise] = field(default_factory=dict)
 
 
@@ -69,14 +63,10 @@ class BundledCase:
 
 @dataclass(frozen=True)
 class Program:
-    """What a runtime loads and how it was made.
-
-    Attributes:
-        main: name of the file that the runtime opens.
-    """
+    """What a runtime loads and how it was made."""
 
     runtime: str
-    main: str
+    main: str  # name of the file that the runtime opens
     files: Mapping[str, memoryview]
     compiler: str
     flags: tuple[str, ...] = ()

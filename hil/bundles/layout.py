@@ -43,15 +43,11 @@ _BROKEN = "get the file again, or make it again: hil bundle create"
 
 @dataclass(frozen=True)
 class Head:
-    """Header and manifest.
+    """Header and manifest."""
 
-    Attributes:
-        size: of the whole file, in bytes.
-        public_key, signature: of ed25519, 32 and 64 bytes; b"" where it is not signed. Nobody has checked them.
-    """
-
-    size: int
+    size: int  # of the whole file, in bytes
     manifest: bytes
+    # public_key, signature: of ed25519, 32 and 64 bytes; b"" where it is not signed. Nobody has checked them.
     public_key: bytes = b""
     signature: bytes = b""
 

@@ -31,29 +31,21 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Statistic:
-    """A row of the table of statistics: what it is called and shown as, and how it is computed.
-
-    Attributes:
-        meaning: what it is, with its formula, in Markdown; `a` is the board's value, `b` the reference's.
-        unit: of the value; "" for a number without one.
-        worst: of several outputs' values, which one is the worst: ``max`` or ``min``.
-        column: whether it is a column of the terminal's table: ``always``, ``wide`` if there is room for it (the last
-            such column is left out first), or "" for never.
-        report: whether results.csv and report.html have it; outputs.csv has every statistic.
-        brief: its text in a summary of a few words; "" leaves it out of those.
-    """
+    """A row of the table of statistics: what it is called and shown as, and how it is computed."""
 
     key: str
     title: str
-    meaning: str
+    meaning: str  # what it is, with its formula, in Markdown; `a` is the board's value, `b` the reference's
     value: Callable[[Sums], float | int | None]
-    unit: str = ""
+    unit: str = ""  # of the value; "" for a number without one
     masks: bool = True
-    worst: Callable[..., Any] = max
+    worst: Callable[..., Any] = max  # of several outputs' values, which one is the worst: ``max`` or ``min``
+    # whether it is a column of the terminal's table: ``always``, ``wide`` if there is room for it (the last such column
+    # is left out first), or "" for never.
     column: str = "wide"
-    report: bool = True
+    report: bool = True  # whether results.csv and report.html have it; outputs.csv has every statistic
     digits: int = 3
-    brief: str = ""
+    brief: str = ""  # its text in a summary of a few words; "" leaves it out of those
 
     @property
     def heading(self) -> str:
@@ -166,20 +158,14 @@ def summary(outputs: Iterable[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Stats(Statistics):
-    """What :func:`measure` found.
-
-    Attributes:
-        mismatches: how many are out of tolerance; a NaN or infinity that the other tensor lacks is.
-        nonfinite: how many of the mismatches are such NaN and infinities.
-        zeroed: whether every value is 0 and the reference's are not.
-        first, worst: indices into the flattened tensor (C order) of the first and the worst mismatch.
-    """
+    """What :func:`measure` found."""
 
     elements: int
-    mismatches: int
-    nonfinite: int = 0
+    mismatches: int  # how many are out of tolerance; a NaN or infinity that the other tensor lacks is
+    nonfinite: int = 0  # how many of the mismatches are such NaN and infinities
     masked: int = 0
-    zeroed: bool = False
+    zeroed: bool = False  # whether every value is 0 and the reference's are not
+    # first, worst: indices into the flattened tensor (C order) of the first and the worst mismatch.
     first: int | None = None
     worst: int | None = None
 

@@ -50,19 +50,13 @@ _CONSTANT_EPS = 4.0
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a tensor's values are; infinities, NaN and saturated values (masks) are left out.
+    """How large a tensor's values are; infinities, NaN and saturated values (masks) are left out."""
 
-    Attributes:
-        rms: root of the mean square of those that are not 0; 0 where there is none.
-        spread: the largest value less the smallest; of complex values, the larger of both parts' spreads.
-        least_extreme: the smaller of the magnitudes of the largest and the smallest value.
-        eps: of the dtype; 0 for integers, and for floats of 8 bits or less, of which a step is no rounding noise.
-    """
-
-    rms: float = 0.0
+    rms: float = 0.0  # root of the mean square of those that are not 0; 0 where there is none
     largest: float = 0.0
-    spread: float = 0.0
-    least_extreme: float = 0.0
+    spread: float = 0.0  # the largest value less the smallest; of complex values, the larger of both parts' spreads
+    least_extreme: float = 0.0  # the smaller of the magnitudes of the largest and the smallest value
+    # of the dtype; 0 for integers, and for floats of 8 bits or less, of which a step is no rounding noise.
     eps: float = 0.0
 
 

@@ -36,36 +36,28 @@ _PLACES = ("first_index", "first_values", "worst_index", "worst_values")
 
 @dataclass(frozen=True)
 class OutputComparison(Statistics):
-    """One output beside its reference.
-
-    Attributes:
-        passed: whether it agrees, and wrong answers would not.
-        reason: why not, in a line; "" where it passed.
-        tolerance: within which the values agree; None is exact.
-        blind: whether it agrees, but wrong answers would agree as well.
-        noise: the reference's own, where it was measured.
-        elements, mismatches, nonfinite, masked: counts, as in :class:`hil.compare.stats.Stats`; None, as all
-            statistics, where the shapes differ or no dtype holds the values of both.
-        first_index, first_values: of the first element out of tolerance, and both values there.
-        worst_index, worst_values: the same of the one that is furthest out of tolerance.
-    """
+    """One output beside its reference."""
 
     name: str
-    passed: bool
-    reason: str
+    passed: bool  # whether it agrees, and wrong answers would not
+    reason: str  # why not, in a line; "" where it passed
     dtype: str
     shape: tuple[int, ...]
     reference_dtype: str
     reference_shape: tuple[int, ...]
-    tolerance: Tolerance | None = None
-    blind: bool = False
-    noise: float | None = None
+    tolerance: Tolerance | None = None  # within which the values agree; None is exact
+    blind: bool = False  # whether it agrees, but wrong answers would agree as well
+    noise: float | None = None  # the reference's own, where it was measured
+    # elements, mismatches, nonfinite, masked: counts, as in :class:`hil.compare.stats.Stats`; None, as all statistics,
+    # where the shapes differ or no dtype holds the values of both.
     elements: int | None = None
     mismatches: int | None = None
     nonfinite: int | None = None
     masked: int | None = None
+    # first_index, first_values: of the first element out of tolerance, and both values there.
     first_index: tuple[int, ...] | None = None
     first_values: tuple[Any, Any] | None = None
+    # worst_index, worst_values: the same of the one that is furthest out of tolerance.
     worst_index: tuple[int, ...] | None = None
     worst_values: tuple[Any, Any] | None = None
 
@@ -85,17 +77,13 @@ class OutputComparison(Statistics):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A result beside one reference. True when every output agrees, and wrong ones would not.
+    """A result beside one reference. True when every output agrees, and wrong ones would not."""
 
-    Attributes:
-        outcome: PASS, FAIL, or BLIND where an output agrees that cannot be judged and none differs.
-        reason: why it failed, in a line; when it passed "", or that there was nothing to compare, or what was not
-            judged because the user allowed it.
-    """
-
-    outcome: Outcome
+    outcome: Outcome  # PASS, FAIL, or BLIND where an output agrees that cannot be judged and none differs
     against: str
     outputs: tuple[OutputComparison, ...]
+    # why it failed, in a line; when it passed "", or that there was nothing to compare, or what was not judged because
+    # the user allowed it.
     reason: str = ""
 
     def __bool__(self) -> bool:

@@ -22,30 +22,22 @@ PLACEHOLDER = re.compile(r"\{(\w*)\}")
 
 @dataclass(frozen=True)
 class Connection:
-    """How the board is reached; paths are relative to the config.
+    """How the board is reached; paths are relative to the config."""
 
-    Attributes:
-        address: an agent's ``unix:PATH`` or ``HOST:PORT``, or over SSH ``USER@HOST[:PORT]`` or ``ssh:ALIAS``; "" where
-            ``--board`` gives it, and for a simulator.
-        token_file, ca, cert, key: of an agent that listens on a port: the token's file, and PEM files.
-        identity: private key for SSH; "" leaves it to the ssh agent, the ssh config and the usual keys.
-        known_hosts: file of pinned host keys; "" is the user's own.
-        folder: hil's folder on the board; "" is ``.hil`` in the login's home.
-        fence: sessions are opened with it, so that nobody with a lower one can use the board; 0 is none.
-        lease: of a board that a farm lent: whose and from where, for results; "" is none.
-    """
-
+    # an agent's ``unix:PATH`` or ``HOST:PORT``, or over SSH ``USER@HOST[:PORT]`` or ``ssh:ALIAS``; "" where ``--board``
+    # gives it, and for a simulator.
     address: str = ""
+    # token_file, ca, cert, key: of an agent that listens on a port: the token's file, and PEM files.
     token_file: str = ""
     ca: str = ""
     cert: str = ""
     key: str = ""
-    identity: str = ""
-    known_hosts: str = ""
+    identity: str = ""  # private key for SSH; "" leaves it to the ssh agent, the ssh config and the usual keys
+    known_hosts: str = ""  # file of pinned host keys; "" is the user's own
     accept_new_host_key: bool = False
-    folder: str = ""
-    fence: int = 0
-    lease: str = ""
+    folder: str = ""  # hil's folder on the board; "" is ``.hil`` in the login's home
+    fence: int = 0  # sessions are opened with it, so that nobody with a lower one can use the board; 0 is none
+    lease: str = ""  # of a board that a farm lent: whose and from where, for results; "" is none
 
 
 @dataclass(frozen=True)
@@ -59,17 +51,11 @@ class Simulator:
 
 @dataclass(frozen=True)
 class Labgrid:
-    """A board that labgrid has: the farm's host acquires its place, which tells the SSH address and switches the power.
+    """A board that labgrid has: the farm's host acquires its place, which has the SSH address and the power switch."""
 
-    Attributes:
-        place: its name; "" is no labgrid place.
-        coordinator: ``HOST:PORT``; "" is ``LG_COORDINATOR``, else labgrid's own default.
-        service: which ``NetworkService`` it is, where the place has several.
-    """
-
-    place: str = ""
-    coordinator: str = ""
-    service: str = ""
+    place: str = ""  # its name; "" is no labgrid place
+    coordinator: str = ""  # ``HOST:PORT``; "" is ``LG_COORDINATOR``, else labgrid's own default
+    service: str = ""  # which ``NetworkService`` it is, where the place has several
     client: str = "labgrid-client"
 
 
@@ -92,18 +78,12 @@ class Http:
 
 @dataclass(frozen=True)
 class Power:
-    """The ``[power]`` table.
-
-    Attributes:
-        delay: seconds between off and on, where nothing does a cycle.
-        boot_s: most seconds that the board takes to answer again.
-        timeout_s: most seconds that a hook may take.
-    """
+    """The ``[power]`` table."""
 
     hooks: Mapping[str, Command | Http] = field(default_factory=dict)
-    delay: float = 2.0
-    boot_s: float = 120.0
-    timeout_s: float = 60.0
+    delay: float = 2.0  # seconds between off and on, where nothing does a cycle
+    boot_s: float = 120.0  # most seconds that the board takes to answer again
+    timeout_s: float = 60.0  # most seconds that a hook may take
 
     def can(self, action: str) -> bool:
         """Whether there is a hook for the action; a cycle may be made of off and on."""
@@ -112,32 +92,24 @@ class Power:
 
 @dataclass(frozen=True)
 class RuntimeCommand:
-    """How a board without an agent runs a program.
+    """How a board without an agent runs a program."""
 
-    Attributes:
-        kind: ``agent``: hil's agent runs programs, where the board can have it; ``command``: this command always does.
-        program: the program on the board, by name or path; "" is the ``iree-run-module`` that hil puts there.
-        file: a program on the host, relative to the config, that hil puts there in place of ``program``.
-        flags: its arguments. ``{device}``, ``{module}``, ``{function}`` and ``{folder}`` (the run's own, where it
-            starts) are filled in; a flag that is ``{inputs}``, ``{outputs}`` or ``{parameters}`` becomes one a tensor.
-        input: an input's argument: ``{value}`` is what iree-run-module takes (``2x3xf32=@FILE``, ``@FILE.npy`` or a
-            number), ``{type}`` is ``2x3xf32``, ``{file}`` a file.
-        output: an output's argument: ``{file}`` is the file to write.
-        parameter: the argument for a file of weights: ``{scope}`` and ``{file}``.
-        tensors: how files hold tensors: ``bin`` (elements alone), ``npy``, or ``auto``: what iree-run-module does best.
-        version: what the record calls the runtime's version; "" where it is not known.
-    """
-
+    # ``agent``: hil's agent runs programs, where the board can have it; ``command``: this command always does.
     kind: str = "agent"
-    program: str = ""
-    file: str = ""
+    program: str = ""  # the program on the board, by name or path; "" is the ``iree-run-module`` that hil puts there
+    file: str = ""  # a program on the host, relative to the config, that hil puts there in place of ``program``
+    # its arguments. ``{device}``, ``{module}``, ``{function}`` and ``{folder}`` (the run's own, where it starts) are
+    # filled in; a flag that is ``{inputs}``, ``{outputs}`` or ``{parameters}`` becomes one a tensor.
     flags: tuple[str, ...] = DEFAULT_FLAGS
+    # an input's argument: ``{value}`` is what iree-run-module takes (``2x3xf32=@FILE``, ``@FILE.npy`` or a number),
+    # ``{type}`` is ``2x3xf32``, ``{file}`` a file.
     input: str = "--input={value}"
-    output: str = "--output=@{file}"
-    parameter: str = "--parameters={scope}={file}"
+    output: str = "--output=@{file}"  # an output's argument: ``{file}`` is the file to write
+    parameter: str = "--parameters={scope}={file}"  # the argument for a file of weights: ``{scope}`` and ``{file}``
+    # how files hold tensors: ``bin`` (elements alone), ``npy``, or ``auto``: what iree-run-module does best.
     tensors: str = "auto"
     environment: Mapping[str, str] = field(default_factory=dict)
-    version: str = ""
+    version: str = ""  # what the record calls the runtime's version; "" where it is not known
 
     @property
     def is_ours(self) -> bool:
@@ -151,29 +123,25 @@ class RuntimeCommand:
 
 @dataclass(frozen=True)
 class BoardConfig:
-    """A board config.
-
-    Attributes:
-        hw_type: kind of hardware; ``sim...`` for simulators.
-        compile_flags: compiler -> flags, the target's among them.
-        command: how a program is run where no agent is (the table ``[runtime]``).
-        asks: what of it needs the user's trust, as ``[table] key``.
-    """
+    """A board config."""
 
     name: str
-    hw_type: str
+    hw_type: str  # kind of hardware; ``sim...`` for simulators
     description: str = ""
     runtime: str = "iree"
     devices: Mapping[str, str] = field(default_factory=dict)
+    # compiler -> flags, the target's among them.
     compile_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     labels: Mapping[str, Any] = field(default_factory=dict)
     connection: Connection = Connection()
+    # how a program is run where no agent is (the table ``[runtime]``).
     command: RuntimeCommand = field(default_factory=RuntimeCommand)
     power: Power = field(default_factory=Power)
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     path: Path = Path()
     text: str = field(default="", repr=False, compare=False)
+    # what of it needs the user's trust, as ``[table] key``.
     asks: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     @property

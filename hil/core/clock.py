@@ -51,20 +51,16 @@ class Ping:
 
 @dataclass(frozen=True)
 class ClockFit:
-    """``board_ns = host_ns + offset_ns + drift * (host_ns - at_host_ns)``.
+    """``board_ns = host_ns + offset_ns + drift * (host_ns - at_host_ns)``."""
 
-    Attributes:
-        offset_ns: how far the board's clock is ahead at ``at_host_ns``.
-        error_ns: no stamp from the first ping to the last, or to the time that was asked for, is further off than this,
-            if the clock ran evenly.
-        jumped_ns: 0 where one steady clock explains all pings; else by how much it was put forward between two of them,
-            and all else here holds for the time since.
-    """
-
-    offset_ns: int
+    offset_ns: int  # how far the board's clock is ahead at ``at_host_ns``
     drift: float
     at_host_ns: int
+    # no stamp from the first ping to the last, or to the time that was asked for, is further off than this, if the
+    # clock ran evenly.
     error_ns: int
+    # 0 where one steady clock explains all pings; else by how much it was put forward between two of them, and all else
+    # here holds for the time since.
     jumped_ns: int = 0
 
     def to_host(self, board_ns: int) -> int:

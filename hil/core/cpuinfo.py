@@ -25,17 +25,11 @@ bf16 dgh rng bti""".split()
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """A CPU, as far as it shows itself.
+    """A CPU, as far as it shows itself."""
 
-    Attributes:
-        model: for people; "" where it has none.
-        features: Linux's names of those that every core has.
-        parts: kinds of Arm core, ``IMPLEMENTER:PART`` as ``0x41:0xd03``, in the order of the cores.
-    """
-
-    model: str = ""
-    features: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
+    model: str = ""  # for people; "" where it has none
+    features: tuple[str, ...] = ()  # Linux's names of those that every core has
+    parts: tuple[str, ...] = ()  # kinds of Arm core, ``IMPLEMENTER:PART`` as ``0x41:0xd03``, in the order of the cores
 
 
 def cpu_info(arch: str, cpuinfo: str, auxv: bytes = b"") -> CpuInfo:

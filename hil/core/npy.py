@@ -52,17 +52,12 @@ class Fits(Protocol):
 
 @dataclass(frozen=True)
 class Header:
-    """What a .npy file says of its array.
-
-    Attributes:
-        fortran: the first index changes fastest.
-        bytes: how many bytes the header itself takes.
-    """
+    """What a .npy file says of its array."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    fortran: bool
-    bytes: int
+    fortran: bool  # the first index changes fastest
+    bytes: int  # how many bytes the header itself takes
 
     @property
     def nbytes(self) -> int:

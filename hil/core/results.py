@@ -97,39 +97,27 @@ class Noise:
 
     It is the largest difference that appears when every float input is moved by one unit of its dtype's eps, in any of
     a few runs.
-
-    Attributes:
-        absolute: the largest ``|a-b|``.
-        beyond_rtol: the largest ``|a-b| - rtol*|b|``, with the dtype's default rtol; 0 where rtol allows for all.
-        rms: the root mean square of ``|a-b|``, of the run in which it is largest.
     """
 
-    absolute: float
-    beyond_rtol: float
-    rms: float
+    absolute: float  # the largest ``|a-b|``
+    beyond_rtol: float  # the largest ``|a-b| - rtol*|b|``, with the dtype's default rtol; 0 where rtol allows for all
+    rms: float  # the root mean square of ``|a-b|``, of the run in which it is largest
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What running a program gave, on a board or through a reference.
+    """What running a program gave, on a board or through a reference."""
 
-    Attributes:
-        source: who computed it, with version: ``sim: iree 3.13.0 local-task`` or ``onnxruntime 1.31.1``.
-        outputs: output name -> tensor, in the program's order.
-        iterations_ns: (start, end) of every timed iteration on the device's own monotonic clock; one after the other
-            from 0 where it is known how long each took, but not when.
-        peak_memory_bytes: the worker's peak resident memory, or None where it was not measured.
-        cold: whether the first of the iterations was the program's first run since it was loaded.
-        provenance: board, runtime, agent, clocks, temperatures: whatever is needed to know what was measured.
-        noise: output name -> a reference's own noise, for those where it was measured.
-    """
-
-    source: str
-    outputs: Mapping[str, Array]
+    source: str  # who computed it, with version: ``sim: iree 3.13.0 local-task`` or ``onnxruntime 1.31.1``
+    outputs: Mapping[str, Array]  # output name -> tensor, in the program's order
+    # (start, end) of every timed iteration on the device's own monotonic clock; one after the other from 0 where it is
+    # known how long each took, but not when.
     iterations_ns: tuple[tuple[int, int], ...] = ()
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # the worker's peak resident memory, or None where it was not measured
+    # board, runtime, agent, clocks, temperatures: whatever is needed to know what was measured.
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    cold: bool = False
+    cold: bool = False  # whether the first of the iterations was the program's first run since it was loaded
+    # output name -> a reference's own noise, for those where it was measured.
     noise: Mapping[str, Noise] = field(default_factory=dict)
 
     @property
@@ -148,29 +136,23 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it was read: what stage *import* makes.
-
-    Attributes:
-        format: ``onnx``, ``mlir`` or ``vmfb`` (already compiled).
-        files: every file that belongs to it, name in the program's folder -> path (the model and its external data).
-        digest: of all those files together, ``blake3:...``.
-        inputs, outputs: specs in order; None where only the board can tell (``vmfb``).
-        ranges: input name -> (low, high) where the model itself bounds its input's values.
-        dims: the values the user gave to symbolic dimensions.
-        producer: what wrote the model, opset versions and the like; for the record. ``unseen_state`` names what it
-            keeps from run to run and does not return.
-    """
+    """A model as it was read: what stage *import* makes."""
 
     name: str
-    format: str
+    format: str  # ``onnx``, ``mlir`` or ``vmfb`` (already compiled)
     path: Path
+    # every file that belongs to it, name in the program's folder -> path (the model and its external data).
     files: Mapping[str, Path]
-    digest: str
+    digest: str  # of all those files together, ``blake3:...``
     function: str = ""
+    # inputs, outputs: specs in order; None where only the board can tell (``vmfb``).
     inputs: tuple[TensorSpec, ...] | None = None
     outputs: tuple[TensorSpec, ...] | None = None
+    # input name -> (low, high) where the model itself bounds its input's values.
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    dims: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)  # the values the user gave to symbolic dimensions
+    # what wrote the model, opset versions and the like; for the record. ``unseen_state`` names what it keeps from run
+    # to run and does not return.
     producer: Mapping[str, Any] = field(default_factory=dict)
     cached: bool = False
 
@@ -183,29 +165,22 @@ class Model:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A program that a runtime can load and how it was made: what stage *compile* makes.
+    """A program that a runtime can load and how it was made: what stage *compile* makes."""
 
-    Attributes:
-        runtime: the runtime it is for: ``iree`` or ``onnxruntime``.
-        compiler: name and version, ``none`` where nothing was compiled.
-        flags: the compiler's flags, target included.
-        inputs, outputs: specs where known; the loaded program's own are the truth.
-        seconds: how long compiling took (0 when cached).
-        notes: what the compiler tells of its work, anything that JSON can say; ``text``, a line for people.
-    """
-
-    runtime: str
+    runtime: str  # the runtime it is for: ``iree`` or ``onnxruntime``
     main: str
     files: Mapping[str, Path]
     digests: Mapping[str, str]
     function: str
-    compiler: str
-    flags: tuple[str, ...] = ()
+    compiler: str  # name and version, ``none`` where nothing was compiled
+    flags: tuple[str, ...] = ()  # the compiler's flags, target included
+    # inputs, outputs: specs where known; the loaded program's own are the truth.
     inputs: tuple[TensorSpec, ...] | None = None
     outputs: tuple[TensorSpec, ...] | None = None
     cached: bool = False
-    seconds: float = 0.0
+    seconds: float = 0.0  # how long compiling took (0 when cached)
     log: Path | None = None
+    # what the compiler tells of its work, anything that JSON can say; ``text``, a line for people.
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -220,19 +195,12 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Part:
-    """The nodes of a program that one device, provider or delegate ran.
+    """The nodes of a program that one device, provider or delegate ran."""
 
-    Attributes:
-        device: as the runtime names it: ``CPUExecutionProvider``, ``local-task``, ``XnnpackBackend``.
-        nodes: how many; 0 where the runtime does not tell nodes apart, and this is the whole program.
-        names: which, where the runtime names them; at most :data:`MOST_NAMES`.
-        elsewhere: whether this is another place than the program was told to run in.
-    """
-
-    device: str
-    nodes: int = 0
-    names: tuple[str, ...] = ()
-    elsewhere: bool = False
+    device: str  # as the runtime names it: ``CPUExecutionProvider``, ``local-task``, ``XnnpackBackend``
+    nodes: int = 0  # how many; 0 where the runtime does not tell nodes apart, and this is the whole program
+    names: tuple[str, ...] = ()  # which, where the runtime names them; at most :data:`MOST_NAMES`
+    elsewhere: bool = False  # whether this is another place than the program was told to run in
 
     @classmethod
     def of(cls, device: str, names: Sequence[str], *, elsewhere: bool = False) -> Part:
@@ -254,15 +222,11 @@ Placement = tuple[Part, ...]
 
 @dataclass(frozen=True)
 class RequestedDevice:
-    """The device that a program was told to run on.
-
-    Attributes:
-        binding: whether somebody asked for it: a program of which nothing ran there has failed.
-        is_backend: whether it is a backend that the program was compiled for, of which the runtime does not know.
-    """
+    """The device that a program was told to run on."""
 
     device: str
-    binding: bool
+    binding: bool  # whether somebody asked for it: a program of which nothing ran there has failed
+    # whether it is a backend that the program was compiled for, of which the runtime does not know.
     is_backend: bool = False
 
     @classmethod

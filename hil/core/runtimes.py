@@ -19,53 +19,39 @@ NO_COMPILER = "none"
 
 @dataclass(frozen=True)
 class Wheel:
-    """A distribution that is brought to a board for a runtime.
-
-    Attributes:
-        left_out: patterns of the paths in the wheel that running a program does not need.
-        same_version: only the version that this machine has will do, for a compiler here belongs to it.
-        cpu_build: only a build without CUDA (``1.2.3+cpu``) can be loaded everywhere.
-    """
+    """A distribution that is brought to a board for a runtime."""
 
     name: str
-    left_out: tuple[str, ...] = ()
-    same_version: bool = False
-    cpu_build: bool = False
+    left_out: tuple[str, ...] = ()  # patterns of the paths in the wheel that running a program does not need
+    same_version: bool = False  # only the version that this machine has will do, for a compiler here belongs to it
+    cpu_build: bool = False  # only a build without CUDA (``1.2.3+cpu``) can be loaded everywhere
 
 
 @dataclass(frozen=True)
 class RuntimeInfo:
-    """A runtime: what loads a program on a board and runs it.
-
-    Attributes:
-        agent: its class on the board, a :class:`hil.agent.runtimes.Runtime`.
-        package: what that imports beside hil's own, which may not be installed; "" where there is nothing.
-        light: importing the class and asking it to describe itself imports nothing of that, so the agent does it in its
-            own process and starts none for the runtime until it is used.
-        wheels: what ``hil board deploy --runtime`` brings; none where the agent's own packages are enough.
-        loads: the model format that it loads as it is; "" where all its programs are compiled.
-        only: no other runtime takes models of that format, whatever the board's own runtime is.
-        compiler: the name of what makes its programs: of ``--compiler``, and of a board's ``compile_flags``.
-        compile: that compiler, a :class:`hil.controller.backends.compilers.Compiler`; "" with :data:`NO_COMPILER`.
-        target: the function that makes a :class:`hil.controller.backends.targets.Target` of what a board shows of
-            itself; "" where a program runs on any CPU.
-        targets_host: without flags the compiler makes programs for the machine that it runs on.
-        from_onnx: its programs can be made of ONNX models, such as the tiny one that a board is checked with.
-        simulator: its class on a simulated board, a :class:`hil.sim.runtime.SimRuntime`.
-    """
+    """A runtime: what loads a program on a board and runs it."""
 
     name: str
-    agent: str
-    package: str = ""
+    agent: str  # its class on the board, a :class:`hil.agent.runtimes.Runtime`
+    package: str = ""  # what that imports beside hil's own, which may not be installed; "" where there is nothing
+    # importing the class and asking it to describe itself imports nothing of that, so the agent does it in its own
+    # process and starts none for the runtime until it is used.
     light: bool = True
+    # what ``hil board deploy --runtime`` brings; none where the agent's own packages are enough.
     wheels: tuple[Wheel, ...] = ()
-    loads: str = ""
-    only: bool = False
+    loads: str = ""  # the model format that it loads as it is; "" where all its programs are compiled
+    only: bool = False  # no other runtime takes models of that format, whatever the board's own runtime is
+    # the name of what makes its programs: of ``--compiler``, and of a board's ``compile_flags``.
     compiler: str = NO_COMPILER
+    # that compiler, a :class:`hil.controller.backends.compilers.Compiler`; "" with :data:`NO_COMPILER`.
     compile: str = ""
+    # the function that makes a :class:`hil.controller.backends.targets.Target` of what a board shows of itself; ""
+    # where a program runs on any CPU.
     target: str = ""
-    targets_host: bool = False
+    targets_host: bool = False  # without flags the compiler makes programs for the machine that it runs on
+    # its programs can be made of ONNX models, such as the tiny one that a board is checked with.
     from_onnx: bool = False
+    # its class on a simulated board, a :class:`hil.sim.runtime.SimRuntime`.
     simulator: str = "hil.sim.runtime:SimRuntime"
 
 

@@ -159,42 +159,29 @@ def root_table(data: memoryview) -> Table:
 
 @dataclass(frozen=True)
 class Value:
-    """What a method takes or gives in one place.
+    """What a method takes or gives in one place."""
 
-    Attributes:
-        kind: ``tensor``, ``int``, ``bool``, ``double``, ``none``, ``string`` ...
-        dtype: of a tensor; "" where hil has no such dtype.
-        sizes: of a tensor; the greatest ones where they are dynamic.
-        dynamic: whether a tensor may be smaller than that; which of its dimensions, the file does not say.
-        order: a tensor's dimensions as they lie in memory, the outermost first.
-        constant: the number that an input was exported with, which it must always be given; that of an output which
-            no instruction writes. None for whatever else.
-    """
-
-    kind: str
-    dtype: str = ""
-    sizes: tuple[int, ...] = ()
-    dynamic: bool = False
-    order: tuple[int, ...] = ()
+    kind: str  # ``tensor``, ``int``, ``bool``, ``double``, ``none``, ``string`` ..
+    dtype: str = ""  # of a tensor; "" where hil has no such dtype
+    sizes: tuple[int, ...] = ()  # of a tensor; the greatest ones where they are dynamic
+    dynamic: bool = False  # whether a tensor may be smaller than that; which of its dimensions, the file does not say
+    order: tuple[int, ...] = ()  # a tensor's dimensions as they lie in memory, the outermost first
+    # the number that an input was exported with, which it must always be given; that of an output which no instruction
+    # writes. None for whatever else.
     constant: int | float | bool | None = None
 
 
 @dataclass(frozen=True)
 class Method:
-    """An entry point.
-
-    Attributes:
-        inputs, outputs: in order, those that are no tensors among them.
-        operators: what it calls beside its delegates: ``aten::add.out``.
-        backends: what its delegates were compiled for: ``XnnpackBackend``.
-        calls: (backend, operator) of each call of a delegate or a kernel, in order, one of the two "".
-    """
+    """An entry point."""
 
     name: str
+    # inputs, outputs: in order, those that are no tensors among them.
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    operators: tuple[str, ...]
-    backends: tuple[str, ...]
+    operators: tuple[str, ...]  # what it calls beside its delegates: ``aten::add.out``
+    backends: tuple[str, ...]  # what its delegates were compiled for: ``XnnpackBackend``
+    # (backend, operator) of each call of a delegate or a kernel, in order, one of the two "".
     calls: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -45,17 +45,11 @@ def own_tool(name: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Given:
-    """An input as a tool takes it.
+    """An input as a tool takes it."""
 
-    Attributes:
-        value: what ``--input=`` takes: ``2x3xf32=@FILE``, ``@FILE.npy`` or a number.
-        type: ``2x3xf32``.
-        file: the file's name; "" for a number that is given as text.
-    """
-
-    value: str
-    type: str
-    file: str
+    value: str  # what ``--input=`` takes: ``2x3xf32=@FILE``, ``@FILE.npy`` or a number
+    type: str  # ``2x3xf32``
+    file: str  # the file's name; "" for a number that is given as text
 
 
 def is_number(spec: TensorSpec) -> bool:

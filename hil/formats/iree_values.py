@@ -146,18 +146,12 @@ def parse_declaration(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSp
 
 @dataclass(frozen=True)
 class Function:
-    """An exported function, as its module tells of it.
-
-    Attributes:
-        declaration: its ``iree.abi.declaration``; "" where it has none.
-        convention: its calling convention: ``0rI_r`` takes a tensor and an int64 number and gives a tensor.
-        fences: the call takes two fences after its inputs, one to wait for and one to signal.
-    """
+    """An exported function, as its module tells of it."""
 
     name: str
-    declaration: str
-    convention: str
-    fences: bool = False
+    declaration: str  # its ``iree.abi.declaration``; "" where it has none
+    convention: str  # its calling convention: ``0rI_r`` takes a tensor and an int64 number and gives a tensor
+    fences: bool = False  # the call takes two fences after its inputs, one to wait for and one to signal
 
     def signature(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """Inputs and outputs; of a tensor of which nothing is known the dtype is "".

@@ -19,16 +19,11 @@ VALUES = "variables.bin"
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of the compiled function, in order.
-
-    Attributes:
-        variable: whether it is a variable; those follow all inputs.
-        assigned: of a variable: whether running assigns it, in place.
-    """
+    """An argument of the compiled function, in order."""
 
     spec: TensorSpec
-    variable: bool = False
-    assigned: bool = False
+    variable: bool = False  # whether it is a variable; those follow all inputs
+    assigned: bool = False  # of a variable: whether running assigns it, in place
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,10 @@ def _simulated(name: str) -> type[SimRuntime]:
 
 
 class SimRuntime:
-    """Options: ``faults`` (texts), ``store`` (the simulator's), ``arithmetic`` ("" or ``float16``).
+    """Options: ``faults`` (texts), ``store`` (the simulator's), ``arithmetic`` ("" or ``float16``)."""
 
-    Attributes:
-        real: the runtime's own class. It is imported before workers are forked: importing a runtime would take each of
-            them a hundred times as long as the fork.
-    """
-
+    # the runtime's own class. It is imported before workers are forked: importing a runtime would take each of them a
+    # hundred times as long as the fork.
     real: Any
 
     def __init__(self, options: dict[str, Any]) -> None:

@@ -34,19 +34,12 @@ _SPEC = re.compile(
 
 @dataclass(frozen=True)
 class Netem:
-    """What happens to every packet, each way.
+    """What happens to every packet, each way."""
 
-    Attributes:
-        delay_s: how much later it arrives, in seconds.
-        jitter_s: by how much that varies up and down, in seconds; packets stay in order.
-        loss: the share that is lost, from 0 to 1.
-        rate_bps: bits a second, or 0 for no limit.
-    """
-
-    delay_s: float = 0.0
-    jitter_s: float = 0.0
-    loss: float = 0.0
-    rate_bps: float = 0.0
+    delay_s: float = 0.0  # how much later it arrives, in seconds
+    jitter_s: float = 0.0  # by how much that varies up and down, in seconds; packets stay in order
+    loss: float = 0.0  # the share that is lost, from 0 to 1
+    rate_bps: float = 0.0  # bits a second, or 0 for no limit
 
 
 def parse(words: str) -> Netem:

@@ -13,36 +13,21 @@ _FILE = "plan.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """One board.
+    """One board."""
 
-    Attributes:
-        name: its host name.
-        arch: its architecture, as ``uname -m`` gives it.
-        disk_mb: how much it can write, in MB.
-        netem: delay, jitter and loss of its network, in the words of ``tc netem``, or "".
-        system: whether it is a whole machine with a kernel of its own.
-        memory_mb: the memory of such a machine, in MB.
-        lifeline: whether the board ends when the keeper's stdin does.
-        ip: its address.
-        gateway: the host's address on the board's network.
-        rootfs: the root file system below its own changes.
-        emulator: the program that runs its programs, or "" where this machine can by itself.
-        cpu: the CPU that the emulator is to be, or "".
-        files: files of its own below its root: text, mode and owner.
-    """
-
-    name: str
-    arch: str
-    disk_mb: int
-    netem: str
-    system: bool
-    memory_mb: int
-    lifeline: bool
-    ip: str = ""
-    gateway: str = ""
-    rootfs: str = ""
-    emulator: str = ""
-    cpu: str = ""
+    name: str  # its host name
+    arch: str  # its architecture, as ``uname -m`` gives it
+    disk_mb: int  # how much it can write, in MB
+    netem: str  # delay, jitter and loss of its network, in the words of ``tc netem``, or ""
+    system: bool  # whether it is a whole machine with a kernel of its own
+    memory_mb: int  # the memory of such a machine, in MB
+    lifeline: bool  # whether the board ends when the keeper's stdin does
+    ip: str = ""  # its address
+    gateway: str = ""  # the host's address on the board's network
+    rootfs: str = ""  # the root file system below its own changes
+    emulator: str = ""  # the program that runs its programs, or "" where this machine can by itself
+    cpu: str = ""  # the CPU that the emulator is to be, or ""
+    # files of its own below its root: text, mode and owner.
     files: dict[str, tuple[str, int, int]] = field(default_factory=dict)
 
     @classmethod

@@ -40,41 +40,26 @@ _SBIN = ":/usr/sbin:/sbin"
 
 @dataclass(frozen=True)
 class SystemImage:
-    """What all machines share.
+    """What all machines share."""
 
-    Attributes:
-        kernel: the kernel's file.
-        modules: the drivers, in the order to load them.
-        qemu: how to call qemu-system-aarch64; its arguments follow.
-    """
-
-    kernel: Path
-    modules: tuple[Path, ...]
-    qemu: tuple[str, ...]
+    kernel: Path  # the kernel's file
+    modules: tuple[Path, ...]  # the drivers, in the order to load them
+    qemu: tuple[str, ...]  # how to call qemu-system-aarch64; its arguments follow
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine.
+    """One machine."""
 
-    Attributes:
-        folder: where its ``disk``, ``initrd``, ``console.log`` and ``serial`` line lie; the line is a socket, whose
-            name has to be short.
-        name: its host name.
-        address: its IP address with the network's width, "10.0.0.2/24".
-        tap: the tap device of the host that its network card is plugged into.
-        gateway: the address of the way out, or "".
-        memory_mb: its memory, in MB; 128 boots to sshd and leaves about 60 of them.
-        cores: how many Cortex-A53 it has.
-    """
-
+    # where its ``disk``, ``initrd``, ``console.log`` and ``serial`` line lie; the line is a socket, whose name has to
+    # be short.
     folder: Path
-    name: str
-    address: str
-    tap: str
-    gateway: str = ""
-    memory_mb: int = 512
-    cores: int = 2
+    name: str  # its host name
+    address: str  # its IP address with the network's width, "10.0.0.2/24"
+    tap: str  # the tap device of the host that its network card is plugged into
+    gateway: str = ""  # the address of the way out, or ""
+    memory_mb: int = 512  # its memory, in MB; 128 boots to sshd and leaves about 60 of them
+    cores: int = 2  # how many Cortex-A53 it has
 
     @property
     def disk(self) -> Path:

@@ -23,18 +23,12 @@ _FAMILY = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64":
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for.
-
-    Attributes:
-        description: the CPU and where it is known from, for people.
-        arch: the CPU's family: ``aarch64``.
-        cpu: as LLVM calls it: ``cortex-a53``.
-    """
+    """What to compile for."""
 
     flags: tuple[str, ...]
-    description: str
-    arch: str = ""
-    cpu: str = ""
+    description: str  # the CPU and where it is known from, for people
+    arch: str = ""  # the CPU's family: ``aarch64``
+    cpu: str = ""  # as LLVM calls it: ``cortex-a53``
 
 
 def iree_target(machine: Mapping[str, Any]) -> Target:

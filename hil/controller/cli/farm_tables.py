@@ -39,21 +39,13 @@ _GOOD = ("PASS", "XFAIL", "SKIP", "")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        head: what stands above it.
-        cell: a row's text, and its style.
-        least: it is left out where the terminal has fewer characters.
-        right: whether it is of numbers.
-        firm: whether others are cut before it.
-    """
-
-    head: str
-    cell: Callable[[Row], tuple[str, str]]
-    least: int = 0
-    right: bool = False
-    firm: bool = False
+    head: str  # what stands above it
+    cell: Callable[[Row], tuple[str, str]]  # a row's text, and its style
+    least: int = 0  # it is left out where the terminal has fewer characters
+    right: bool = False  # whether it is of numbers
+    firm: bool = False  # whether others are cut before it
 
 
 def console() -> Console:

@@ -17,25 +17,17 @@ PROVIDERS = "hil.board_providers"
 
 @dataclass(frozen=True)
 class BoardChoice:
-    """Which board, and what it is opened for.
-
-    Attributes:
-        address: what ``--board`` gave; "" leaves it to the config.
-        runtime: the runtime that is going to be used; "" is the config's.
-        purpose: told to others who wait for the board.
-        wait_s: how long to wait while somebody else has it.
-        without_agent: why the board is served by command; "" where its config does not ask for that.
-        connect: makes the client, for errors of that name, where a link to the target is open; None: one is opened.
-    """
+    """Which board, and what it is opened for."""
 
     config: BoardConfig
-    address: str = ""
+    address: str = ""  # what ``--board`` gave; "" leaves it to the config
     faults: tuple[str, ...] = ()
-    runtime: str = ""
-    purpose: str = ""
-    wait_s: float = 60.0
+    runtime: str = ""  # the runtime that is going to be used; "" is the config's
+    purpose: str = ""  # told to others who wait for the board
+    wait_s: float = 60.0  # how long to wait while somebody else has it
     say: Say = lambda text: None
-    without_agent: str = ""
+    without_agent: str = ""  # why the board is served by command; "" where its config does not ask for that
+    # makes the client, for errors of that name, where a link to the target is open; None: one is opened.
     connect: Callable[[str], BoardClient] | None = None
 
     @property

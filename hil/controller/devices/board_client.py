@@ -15,42 +15,31 @@ from hil.core.timeline import Span
 
 @dataclass(frozen=True)
 class Target:
-    """Where an agent is reached.
+    """Where an agent is reached."""
 
-    Attributes:
-        address: ``unix:PATH`` or ``HOST:PORT``.
-        token: presented to the agent, "" for none.
-        ca, cert, key: PEM files; with ``ca`` the connection is TLS, with all three mutual TLS.
-        faults: whether it is a simulator that was started here with faults. One that no program could meet is the
-            user's bad usage, and only the agent sees it; no other agent may say so.
-    """
-
-    address: str
-    token: str = ""
+    address: str  # ``unix:PATH`` or ``HOST:PORT``
+    token: str = ""  # presented to the agent, "" for none
+    # ca, cert, key: PEM files; with ``ca`` the connection is TLS, with all three mutual TLS.
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    # whether it is a simulator that was started here with faults. One that no program could meet is the user's bad
+    # usage, and only the agent sees it; no other agent may say so.
     faults: bool = False
 
 
 @dataclass(frozen=True)
 class ProfilePass:
-    """What a profiling pass brought. Its outputs are nobody's: the run that is compared is another one.
+    """What a profiling pass brought. Its outputs are nobody's: the run that is compared is another one."""
 
-    Attributes:
-        files: name -> content, as the runtime wrote it: ``profile.ireeprof`` of IREE, ``onnxruntime.json`` of ONNX
-            Runtime.
-        clock_pairs: (time in the files, board clock) of moments before and after the runs, in nanoseconds. Time in the
-            files is, of IREE, CLOCK_MONOTONIC; of ONNX Runtime its ``ts``, counted from where they begin. Empty where
-            the board could not tell: then nothing is known of when on any other clock it was.
-        host: from sending to the last byte received, host clock.
-        board: from the last input byte to the files being ready, board clock; None where the board has no agent to
-            tell.
-    """
-
+    # name -> content, as the runtime wrote it: ``profile.ireeprof`` of IREE, ``onnxruntime.json`` of ONNX Runtime.
     files: Mapping[str, memoryview]
+    # (time in the files, board clock) of moments before and after the runs, in nanoseconds. Time in the files is, of
+    # IREE, CLOCK_MONOTONIC; of ONNX Runtime its ``ts``, counted from where they begin. Empty where the board could not
+    # tell: then nothing is known of when on any other clock it was.
     clock_pairs: tuple[tuple[int, int], ...]
-    host: Span
+    host: Span  # from sending to the last byte received, host clock
+    # from the last input byte to the files being ready, board clock; None where the board has no agent to tell.
     board: Span | None
     warmup: int
     iterations: int
@@ -58,33 +47,23 @@ class ProfilePass:
 
 @dataclass(frozen=True)
 class Invocation:
-    """One call's answer. Stamps are of the board's clock, seconds of the host's.
-
-    Attributes:
-        host_ns: from sending to the last byte received, host clock.
-        board_ns: from the last input byte to the outputs being ready to send; None where the board tells no times.
-        cpu_ns: what the worker's threads together computed during the iterations, 0 where nothing is known of that.
-        send_s: until the answer began.
-        fetch_s: for the outputs.
-        state: what Describe says of what changes, where it was asked for.
-        placement: where the program ran; None where the board does not tell, or has told before.
-        notes: what the board could not do, or did otherwise, a sentence each.
-        command: of a board without an agent: the command ``line``, ``wall_s`` of each one on the host's clock, ``why``
-            there is no agent, and what is ``not_measured``; None of one with an agent.
-    """
+    """One call's answer. Stamps are of the board's clock, seconds of the host's."""
 
     outputs: dict[str, Array]
     iterations_ns: tuple[tuple[int, int], ...]
     warmup_ns: int
-    host_ns: tuple[int, int]
+    host_ns: tuple[int, int]  # from sending to the last byte received, host clock
+    # from the last input byte to the outputs being ready to send; None where the board tells no times.
     board_ns: tuple[int, int] | None
     peak_memory_bytes: int
-    cpu_ns: int
-    send_s: float
-    fetch_s: float
-    state: dict[str, Any] = field(default_factory=dict)
-    placement: Placement | None = None
-    notes: tuple[str, ...] = ()
+    cpu_ns: int  # what the worker's threads together computed during the iterations, 0 where nothing is known of that
+    send_s: float  # until the answer began
+    fetch_s: float  # for the outputs
+    state: dict[str, Any] = field(default_factory=dict)  # what Describe says of what changes, where it was asked for
+    placement: Placement | None = None  # where the program ran; None where the board does not tell, or has told before
+    notes: tuple[str, ...] = ()  # what the board could not do, or did otherwise, a sentence each
+    # of a board without an agent: the command ``line``, ``wall_s`` of each one on the host's clock, ``why`` there is no
+    # agent, and what is ``not_measured``; None of one with an agent.
     command: dict[str, Any] | None = None
 
     @property
@@ -95,23 +74,16 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program that is loaded on the board.
-
-    Attributes:
-        load_ns: how long loading took, by the board's clock; 0 where that is not known.
-        worker_pid: the process that has it; 0 where none does.
-        device: the device that it runs on; "" is the runtime's default.
-        version: the runtime's, where it is another than Describe says; else "".
-    """
+    """A program that is loaded on the board."""
 
     program_id: str
     function: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    load_ns: int = 0
-    worker_pid: int = 0
-    device: str = ""
-    version: str = ""
+    load_ns: int = 0  # how long loading took, by the board's clock; 0 where that is not known
+    worker_pid: int = 0  # the process that has it; 0 where none does
+    device: str = ""  # the device that it runs on; "" is the runtime's default
+    version: str = ""  # the runtime's, where it is another than Describe says; else ""
 
 
 class BoardClient(Protocol):

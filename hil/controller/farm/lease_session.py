@@ -327,15 +327,11 @@ def lease_order(
 
 @dataclass(frozen=True)
 class GrantedLease:
-    """What was granted.
-
-    Attributes:
-        key: shows that the lease is ours.
-    """
+    """What was granted."""
 
     grant: Grant
     card: BoardCard
-    key: str
+    key: str  # shows that the lease is ours
 
 
 def leased_config(card: BoardCard, grant: Grant, address: str) -> str:

@@ -117,19 +117,14 @@ _SERVE_S = 60.0
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What `hil farm up` was asked for; every field has the option of its name.
-
-    Attributes:
-        db: URL of a PostgreSQL; "" is an embedded one.
-        listen: ``HOST:PORT`` for users and hosts elsewhere; "" is none.
-        tls_cert, tls_key: PEM files for that.
-    """
+    """What `hil farm up` was asked for; every field has the option of its name."""
 
     sims: int = 0
     boards: tuple[str, ...] = ()
     site: str = ""
-    db: str = ""
-    listen: str = ""
+    db: str = ""  # URL of a PostgreSQL; "" is an embedded one
+    listen: str = ""  # ``HOST:PORT`` for users and hosts elsewhere; "" is none
+    # tls_cert, tls_key: PEM files for that.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     metrics: str = ""

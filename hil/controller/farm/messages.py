@@ -122,20 +122,16 @@ def _set(document: object, name: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class JobSpec(Document):
-    """What one job is to do.
-
-    Attributes:
-        options: of the library call: fields of :class:`hil.controller.pipeline.options.Job` (run, bundle; ``models``
-            are paths in ``files``), of :class:`hil.controller.workloads.suites.request.Request` (suite), ``purpose``
-            (lease). ``needs`` names the runtime that the board's agent must have, where that is known.
-        files: path below the job's folder -> digest in the artifact store.
-        affinity: what a board is warm for once it ran this; a warm board is preferred.
-    """
+    """What one job is to do."""
 
     kind: Kind
+    # of the library call: fields of :class:`hil.controller.pipeline.options.Job` (run, bundle; ``models`` are paths in
+    # ``files``), of :class:`hil.controller.workloads.suites.request.Request` (suite), ``purpose`` (lease). ``needs``
+    # names the runtime that the board's agent must have, where that is known.
     options: Mapping[str, Any] = field(default_factory=dict)
+    # path below the job's folder -> digest in the artifact store.
     files: Mapping[str, str] = field(default_factory=dict)
-    affinity: str = ""
+    affinity: str = ""  # what a board is warm for once it ran this; a warm board is preferred
 
     def __post_init__(self) -> None:
         _set(self, "kind", Kind(self.kind))
@@ -143,26 +139,17 @@ class JobSpec(Document):
 
 @dataclass(frozen=True)
 class Submission:
-    """One or more jobs that belong together, and how they are scheduled.
+    """One or more jobs that belong together, and how they are scheduled."""
 
-    Attributes:
-        title: for people: the model's or suite's name.
-        specs: the jobs; job N of submission S is called ``S.N``, and ``S`` where there is only one.
-        selector: what a board must be (:mod:`.selector`); "" is any.
-        timeout_s: most seconds that a job may have a board, each time.
-        max_attempts: how often a job may be tried where the infrastructure fails.
-        project: whom it is counted for, beside the user; "" is the token's project.
-        key: identifies the submission, so that sending it twice queues it once.
-    """
-
-    title: str
-    specs: tuple[JobSpec, ...]
-    selector: str = ""
+    title: str  # for people: the model's or suite's name
+    specs: tuple[JobSpec, ...]  # the jobs; job N of submission S is called ``S.N``, and ``S`` where there is only one
+    selector: str = ""  # what a board must be (:mod:`.selector`); "" is any
     board: str = ""
     priority: Priority = Priority.NORMAL
-    timeout_s: float = 3600.0
-    max_attempts: int = 3
-    project: str = ""
+    timeout_s: float = 3600.0  # most seconds that a job may have a board, each time
+    max_attempts: int = 3  # how often a job may be tried where the infrastructure fails
+    project: str = ""  # whom it is counted for, beside the user; "" is the token's project
+    # identifies the submission, so that sending it twice queues it once.
     key: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
@@ -171,26 +158,19 @@ class Submission:
 
 @dataclass(frozen=True)
 class JobResult(Document):
-    """How a job, or one attempt at it, ended.
+    """How a job, or one attempt at it, ended."""
 
-    Attributes:
-        exit_code: what the command would have ended with (see :mod:`hil.errors`); 130 if it was cancelled.
-        outcome: the gravest outcome of its cases (``PASS``, ``FAIL``, ...); "" for leases.
-        reason: a line, unless it passed.
-        infrastructure: whether the board or the farm failed, so that another board may be tried.
-        record: the run's or suite's record as ``--json`` prints it, without tensors.
-        files: path below the run's folder -> digest in the artifact store.
-        timings: seconds of each step on the host (fetch, open, run, upload).
-        board_ns: CLOCK_MONOTONIC of the host when the board's session was open, and when the board was given back.
-    """
-
-    exit_code: int
-    outcome: str = ""
-    reason: str = ""
-    infrastructure: bool = False
+    exit_code: int  # what the command would have ended with (see :mod:`hil.errors`); 130 if it was cancelled
+    outcome: str = ""  # the gravest outcome of its cases (``PASS``, ``FAIL``, ...); "" for leases
+    reason: str = ""  # a line, unless it passed
+    infrastructure: bool = False  # whether the board or the farm failed, so that another board may be tried
+    # the run's or suite's record as ``--json`` prints it, without tensors.
     record: Mapping[str, Any] = field(default_factory=dict)
+    # path below the run's folder -> digest in the artifact store.
     files: Mapping[str, str] = field(default_factory=dict)
+    # seconds of each step on the host (fetch, open, run, upload).
     timings: Mapping[str, float] = field(default_factory=dict)
+    # CLOCK_MONOTONIC of the host when the board's session was open, and when the board was given back.
     board_ns: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
@@ -199,55 +179,37 @@ class JobResult(Document):
 
 @dataclass(frozen=True)
 class Grant:
-    """A board given to a job: what its host is told, and the holder of a lease.
+    """A board given to a job: what its host is told, and the holder of a lease."""
 
-    Attributes:
-        lease: its number.
-        job: the job's name (``17`` or ``17.3``).
-        fence: what sessions on the board must be opened with.
-        ttl_s: the lease ends when nothing is heard of its host for so long.
-        timeout_s: the lease ends after so long in any case.
-        trace: W3C ``traceparent`` of the submission's span, "" for none.
-    """
-
-    lease: int
-    job: str
+    lease: int  # its number
+    job: str  # the job's name (``17`` or ``17.3``)
     job_id: int
     board: str
-    fence: int
-    ttl_s: float
-    timeout_s: float
+    fence: int  # what sessions on the board must be opened with
+    ttl_s: float  # the lease ends when nothing is heard of its host for so long
+    timeout_s: float  # the lease ends after so long in any case
     attempt: int
     spec: JobSpec
     user: str = ""
-    trace: str = ""
+    trace: str = ""  # W3C ``traceparent`` of the submission's span, "" for none
 
 
 @dataclass(frozen=True)
 class BoardCard(Document):
-    """A board as its host presents it.
+    """A board as its host presents it."""
 
-    Attributes:
-        name: in the whole farm. If two hosts present the same name, one owns the board and the other stands by.
-        site, host: where it is; the host's name is its machine's, made unique by its folder.
-        labels: from the config and discovered; values are texts, numbers and truths; a list is a set of texts.
-        config: the board's config as TOML, without what only its host can use (files of keys).
-        fence: the highest that the board has seen.
-        powered: whether its host can switch its power.
-        direct: the agent's address for processes on the same machine, "" for none.
-        machine: identifies that machine (its boot id).
-    """
-
-    name: str
+    name: str  # in the whole farm. If two hosts present the same name, one owns the board and the other stands by.
+    # site, host: where it is; the host's name is its machine's, made unique by its folder.
     site: str = ""
     host: str = ""
+    # from the config and discovered; values are texts, numbers and truths; a list is a set of texts.
     labels: Mapping[str, Any] = field(default_factory=dict)
-    config: str = ""
+    config: str = ""  # the board's config as TOML, without what only its host can use (files of keys)
     hw_type: str = ""
-    fence: int = 0
-    powered: bool = False
-    direct: str = ""
-    machine: str = ""
+    fence: int = 0  # the highest that the board has seen
+    powered: bool = False  # whether its host can switch its power
+    direct: str = ""  # the agent's address for processes on the same machine, "" for none
+    machine: str = ""  # identifies that machine (its boot id)
 
 
 def gravest(codes: list[int]) -> int:

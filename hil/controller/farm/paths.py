@@ -24,16 +24,12 @@ def farm_home() -> Path:
 
 @dataclass(frozen=True)
 class FarmAddress:
-    """How a gateway is reached.
+    """How a gateway is reached."""
 
-    Attributes:
-        gateways: addresses (``unix:PATH``, ``HOST:PORT``), of which any will do.
-        ca: PEM file of the authority that signed the gateways' certificates; None is no TLS, for Unix sockets and
-            loopback alone.
-    """
-
-    gateways: tuple[str, ...]
+    gateways: tuple[str, ...]  # addresses (``unix:PATH``, ``HOST:PORT``), of which any will do
     token: str
+    # PEM file of the authority that signed the gateways' certificates; None is no TLS, for Unix sockets and loopback
+    # alone.
     ca: Path | None = None
 
 

@@ -168,17 +168,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class ForkedProcess:
-    """A process that is to run.
-
-    Attributes:
-        log: where it prints, where that is not where its parent does.
-        rank: when all are stopped, those of a lower rank are stopped, and gone, before.
-    """
+    """A process that is to run."""
 
     name: str
     main: Callable[[], None]
-    log: Path | None = None
-    rank: int = 0
+    log: Path | None = None  # where it prints, where that is not where its parent does
+    rank: int = 0  # when all are stopped, those of a lower rank are stopped, and gone, before
     pid: int = 0
     began: float = 0.0
     pause_s: float = _FORK_PAUSE_S

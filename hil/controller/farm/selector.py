@@ -43,18 +43,12 @@ _DEEPEST = 40
 
 @dataclass(frozen=True)
 class Term:
-    """One condition on one label.
-
-    Attributes:
-        op: ``exists``, ``=``, ``in``, ``>=``, ``<=``, ``>`` or ``<``.
-        values: what it is compared with: none, one, or for ``in`` several.
-        negated: whether it must not hold.
-    """
+    """One condition on one label."""
 
     label: str
-    op: str = "exists"
-    values: tuple[str, ...] = ()
-    negated: bool = False
+    op: str = "exists"  # ``exists``, ``=``, ``in``, ``>=``, ``<=``, ``>`` or ``<``
+    values: tuple[str, ...] = ()  # what it is compared with: none, one, or for ``in`` several
+    negated: bool = False  # whether it must not hold
 
     def matches(self, labels: Labels) -> bool:
         """Whether a board with these labels is so."""
@@ -264,15 +258,10 @@ _HINT = 'for example "chip=a53, mem>=1GiB, runtimes in (iree, onnxruntime), !gpu
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of a selector.
+    """A piece of a selector."""
 
-    Attributes:
-        kind: ``quoted``, ``mark`` (punctuation and keywords) or ``word``.
-        text: what it says, without quotes.
-    """
-
-    kind: str
-    text: str
+    kind: str  # ``quoted``, ``mark`` (punctuation and keywords) or ``word``
+    text: str  # what it says, without quotes
     at: int
 
 

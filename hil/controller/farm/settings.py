@@ -14,31 +14,21 @@ _DAY_S = 86400.0
 
 @dataclass(frozen=True)
 class FarmSettings:
-    """Seconds, unless it says otherwise.
+    """Seconds, unless it says otherwise."""
 
-    Attributes:
-        lease_s: a lease ends when its board's worker is not heard of for so long.
-        holder_s: a lease that somebody holds ends when the holder is not heard of for so long.
-        owner_s: a board is offline, or goes to the host that stands by, when its worker is not heard of for so long.
-        beat_s: how often workers and holders are to be heard of.
-        health_every_s: a board that nothing is known of for so long is checked before its next job, or when idle.
-        quarantine_s: after its first failed check a board is checked again after so long, then twice as long, ...
-        quarantine_most_s: ... and at most so long.
-        aging_s: a job that waits so long counts as one of the next higher class, again and again.
-        share_half_life_s: what a user had of the boards counts half after so long.
-        keep_days: results, logs and events older than this are deleted by `hil farm gc` (days).
-    """
-
-    lease_s: float = 6.0
-    holder_s: float = 20.0
+    lease_s: float = 6.0  # a lease ends when its board's worker is not heard of for so long
+    holder_s: float = 20.0  # a lease that somebody holds ends when the holder is not heard of for so long
+    # a board is offline, or goes to the host that stands by, when its worker is not heard of for so long.
     owner_s: float = 6.0
-    beat_s: float = 1.5
+    beat_s: float = 1.5  # how often workers and holders are to be heard of
+    # a board that nothing is known of for so long is checked before its next job, or when idle.
     health_every_s: float = 6 * 3600.0
+    # after its first failed check a board is checked again after so long, then twice as long, ...
     quarantine_s: float = 30.0
-    quarantine_most_s: float = 3600.0
-    aging_s: float = 600.0
-    share_half_life_s: float = 3600.0
-    keep_days: float = 30.0
+    quarantine_most_s: float = 3600.0  # ... and at most so long.
+    aging_s: float = 600.0  # a job that waits so long counts as one of the next higher class, again and again
+    share_half_life_s: float = 3600.0  # what a user had of the boards counts half after so long
+    keep_days: float = 30.0  # results, logs and events older than this are deleted by `hil farm gc` (days)
 
 
 def load_settings(path: Path) -> FarmSettings:

@@ -37,28 +37,20 @@ _LARGE = 8 << 20
 
 @dataclass(frozen=True)
 class Workload:
-    """What an order consists of.
-
-    Attributes:
-        uploads: digest -> file.
-    """
+    """What an order consists of."""
 
     title: str
     specs: tuple[JobSpec, ...]
-    uploads: dict[str, Path] = field(default_factory=dict)
+    uploads: dict[str, Path] = field(default_factory=dict)  # digest -> file
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """An order that the farm has.
-
-    Attributes:
-        sent: bytes that had to be uploaded.
-    """
+    """An order that the farm has."""
 
     submission: int
     jobs: list[str]
-    sent: int
+    sent: int  # bytes that had to be uploaded
 
 
 def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
@@ -217,15 +209,11 @@ def parts_for(cases: int, boards: int) -> int:
 
 @dataclass(frozen=True)
 class SuitePlan:
-    """A suite as jobs.
-
-    Attributes:
-        parcel: the files that all of them need.
-    """
+    """A suite as jobs."""
 
     title: str
     specs: tuple[JobSpec, ...]
-    parcel: JobFiles = field(default_factory=JobFiles)
+    parcel: JobFiles = field(default_factory=JobFiles)  # the files that all of them need
 
 
 def plan_suite(request: Request, boards: int) -> SuitePlan:

@@ -19,19 +19,7 @@ from hil.core.timeline import Span
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One model and what the stages have made of it; a stage hands on a new one. What is not made yet is None.
-
-    Attributes:
-        outcome: None until the case has ended.
-        stage: the stage that began last.
-        signature: what the program has to take and give, where it came with a bundle that says so.
-        unanswered: the references that could not answer beside those that did, by name, each with its error.
-        verdicts: one for each reference.
-        spans: the stages as they took place, by the host's clock, in the order in which they ended.
-        sent: (host time in ns, bytes of the upload sent until then).
-        capture: the board's half of the profile, where one was asked for.
-        profiles: those that were written: ``kind``, ``folder`` and ``notes`` of each.
-    """
+    """One model and what the stages have made of it; a stage hands on a new one. What is not made yet is None."""
 
     name: str
     path: Path
@@ -39,25 +27,27 @@ class Case:
     folder: Path
     model: Model | None = None
     artifact: Artifact | None = None
+    # what the program has to take and give, where it came with a bundle that says so.
     signature: Signature | None = None
     inputs: Mapping[str, Array] | None = None
     result: RunResult | None = None
     references: tuple[RunResult, ...] = ()
+    # the references that could not answer beside those that did, by name, each with its error.
     unanswered: Mapping[str, errors.StageError] = field(default_factory=dict)
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()  # one for each reference
     plain_reference: RunResult | None = None
     plain_verdict: Verdict | None = None
-    outcome: Outcome | None = None
-    stage: str = ""
+    outcome: Outcome | None = None  # None until the case has ended
+    stage: str = ""  # the stage that began last
     reason: str = ""
     error: errors.HilError | None = None
     timings: Timings = field(default_factory=Timings)
     pushed_bytes: int = 0
     worker_log: tuple[str, ...] = ()
-    spans: tuple[Span, ...] = ()
-    sent: tuple[tuple[int, int], ...] = ()
-    capture: Capture | None = None
-    profiles: tuple[Mapping[str, Any], ...] = ()
+    spans: tuple[Span, ...] = ()  # the stages as they took place, by the host's clock, in the order in which they ended
+    sent: tuple[tuple[int, int], ...] = ()  # (host time in ns, bytes of the upload sent until then)
+    capture: Capture | None = None  # the board's half of the profile, where one was asked for
+    profiles: tuple[Mapping[str, Any], ...] = ()  # those that were written: ``kind``, ``folder`` and ``notes`` of each
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
@@ -81,14 +71,11 @@ class Case:
 
 @dataclass(frozen=True)
 class ProgressSink:
-    """Who is told how cases go on, and who stores what they make; called from several threads.
+    """Who is told how cases go on, and who stores what they make; called from several threads."""
 
-    Attributes:
-        stage: called with (case, stage, note) whenever a stage begins or has news.
-        keep: called with (case, what) when inputs, outputs or references are there, to store them.
-        ended: called with a case that a stage's error has ended, perhaps long before its turn.
-    """
-
+    # called with (case, stage, note) whenever a stage begins or has news.
     stage: Callable[[Case, Stage, str], None] = lambda case, stage, note: None
+    # called with (case, what) when inputs, outputs or references are there, to store them.
     keep: Callable[[Case, str], None] = lambda case, what: None
+    # called with a case that a stage's error has ended, perhaps long before its turn.
     ended: Callable[[Case], None] = lambda case: None

@@ -161,23 +161,17 @@ _THRESHOLDS = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16":
 
 @dataclass(frozen=True)
 class FlagFile:
-    """What the flags of such a file say.
-
-    Attributes:
-        function: which function; "" is the only one.
-        inputs, expected: tensors as the tools take them: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
-        device: what to run on; "" says nothing. Of a board hil's config says that.
-        rtol: what an output may be off by; None is the tools' default.
-        atols: dtype -> what an output may be off by; of those that are not here it is the tools' default.
-    """
+    """What the flags of such a file say."""
 
     modules: tuple[Path, ...] = ()
-    function: str = ""
+    function: str = ""  # which function; "" is the only one
+    # inputs, expected: tensors as the tools take them: ``@x.npy``, ``2x3xf32=@x.bin``, ``4xf32=1 2 3 4``.
     inputs: tuple[str, ...] = ()
     expected: tuple[str, ...] = ()
     parameters: tuple[Path, ...] = ()
-    device: str = ""
-    rtol: float | None = None
+    device: str = ""  # what to run on; "" says nothing. Of a board hil's config says that.
+    rtol: float | None = None  # what an output may be off by; None is the tools' default
+    # dtype -> what an output may be off by; of those that are not here it is the tools' default.
     atols: Mapping[str, float] = field(default_factory=dict)
 
     def lines(self) -> list[str]:

@@ -165,30 +165,19 @@ def parse_seconds(value: float, option: str = "--timeout") -> float:
 
 @dataclass(frozen=True)
 class Spec:
-    """What an option is, wherever it is given.
+    """What an option is, wherever it is given."""
 
-    Attributes:
-        kind: what the library takes, in words, and how it becomes the field's value.
-        hint: what to do where the library was given something else.
-        help: for people; "" is none of the command line's.
-        flag: its long name there; "" is the field's with dashes.
-        metavar: what stands for its value in the help.
-        repeats: whether several may be given.
-        of_text: the command line's value (a text, a number, or a tuple where it repeats) -> the field's; given with the
-            option's name.
-        decides: whether what a case comes to depends on it, so that the command which repeats a case has it.
-        shows_default: whether the help tells the default.
-    """
-
-    kind: Kind
-    hint: str = ""
-    help: str = ""
-    flag: str = ""
-    metavar: str | None = None
-    repeats: bool = False
+    kind: Kind  # what the library takes, in words, and how it becomes the field's value
+    hint: str = ""  # what to do where the library was given something else
+    help: str = ""  # for people; "" is none of the command line's
+    flag: str = ""  # its long name there; "" is the field's with dashes
+    metavar: str | None = None  # what stands for its value in the help
+    repeats: bool = False  # whether several may be given
+    # the command line's value (a text, a number, or a tuple where it repeats) -> the field's; given with the option's
+    # name.
     of_text: Callable[[Any, str], Any] | None = None
-    decides: bool = True
-    shows_default: bool = False
+    decides: bool = True  # whether what a case comes to depends on it, so that the command which repeats a case has it
+    shows_default: bool = False  # whether the help tells the default
 
 
 def _option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
@@ -200,19 +189,10 @@ def _option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class CaseSettings:
-    """How any case is to be run, in a run, in a suite, under pytest.
-
-    Attributes:
-        rtol, atol: None is the dtype's default; in a suite the case's or the flow's own.
-        allow_blind: patterns of names of outputs that may pass though nobody can judge them.
-        iterations, warmup: timed and untimed runs.
-        timeout: seconds for loading, for the runs together, and for each reference.
-        debug_ir: folder for the compiler's IR, in a suite one below it for each case.
-        recompute: do not take programs or reference results from the cache.
-        no_fallback: a node that runs on another device than it was told to is an error, not a note.
-    """
+    """How any case is to be run, in a run, in a suite, under pytest."""
 
     seed: int = _option(0, _COUNT, "Of random inputs.", shows_default=True)
+    # rtol, atol: None is the dtype's default; in a suite the case's or the flow's own.
     rtol: float | None = _option(
         None,
         _NUMBER_OR_NONE,
@@ -223,6 +203,7 @@ class CaseSettings:
         _NUMBER_OR_NONE,
         "Absolute tolerance (default: the flow's or the case's own, or by dtype and the reference's scale).",
     )
+    # patterns of names of outputs that may pass though nobody can judge them.
     allow_blind: tuple[str, ...] = _option(
         (),
         TEXTS,
@@ -231,8 +212,10 @@ class CaseSettings:
         metavar="OUTPUT",
         repeats=True,
     )
+    # iterations, warmup: timed and untimed runs.
     iterations: int = _option(1, _COUNT, "Timed runs.", shows_default=True)
     warmup: int = _option(0, _COUNT, "Untimed runs before.", shows_default=True)
+    # seconds for loading, for the runs together, and for each reference.
     timeout: float = _option(
         DEFAULT_TIMEOUT_S,
         SECONDS,
@@ -241,6 +224,7 @@ class CaseSettings:
         of_text=parse_seconds,
         shows_default=True,
     )
+    # folder for the compiler's IR, in a suite one below it for each case.
     debug_ir: Path | None = _option(
         None,
         _PATH_OR_NONE,
@@ -248,9 +232,11 @@ class CaseSettings:
         metavar="DIR",
         decides=False,
     )
+    # do not take programs or reference results from the cache.
     recompute: bool = _option(
         False, _FLAG, "Ignore cached programs and reference results.", flag="--recompute-cache", decides=False
     )
+    # a node that runs on another device than it was told to is an error, not a note.
     no_fallback: bool = _option(
         False, _FLAG, "Fail (FALLBACK) where any node runs on another device than it was told to."
     )
@@ -258,18 +244,9 @@ class CaseSettings:
 
 @dataclass(frozen=True)
 class RunSettings(CaseSettings):
-    """How one model is to be run: what ``hil run`` says beside the board.
+    """How one model is to be run: what ``hil run`` says beside the board."""
 
-    Attributes:
-        runtime: ``iree``, ``onnxruntime``, ...; "" is the board's own choice.
-        inputs: texts of ``--input``, or name -> tensor.
-        references: oracles' names; empty is the default for the model's format.
-        expected: texts of ``--expected``, or name -> tensor, that take the references' place.
-        element_types: of each of these, IREE's element type (``si64``) that the program is to give, as iree-run-module
-            compares it; "" where any will do.
-        compile_flags: added after the board's.
-    """
-
+    # ``iree``, ``onnxruntime``, ...; "" is the board's own choice.
     runtime: str = _option("", TEXT, "iree, onnxruntime, ... (default: the board's).", metavar="NAME")
     function: str = _option("", TEXT, "Entry point, where there are several.", metavar="F")
     dims: Mapping[str, int] = _option(
@@ -281,6 +258,7 @@ class RunSettings(CaseSettings):
         repeats=True,
         of_text=parse_dims,
     )
+    # texts of ``--input``, or name -> tensor.
     inputs: Sequence[str] | Mapping[str, Array] = _option(
         (),
         _TENSORS,
@@ -297,6 +275,7 @@ class RunSettings(CaseSettings):
         metavar="LOW:HIGH",
         of_text=parse_range,
     )
+    # oracles' names; empty is the default for the model's format.
     references: tuple[str, ...] = _option(
         (),
         TEXTS,
@@ -306,6 +285,7 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example ['onnxruntime']",
     )
+    # texts of ``--expected``, or name -> tensor, that take the references' place.
     expected: Sequence[str] | Mapping[str, Array] = _option(
         (),
         _TENSORS,
@@ -314,7 +294,10 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example {'y': array}, or ['y=y.npy']",
     )
+    # of each of these, IREE's element type (``si64``) that the program is to give, as iree-run-module compares it; ""
+    # where any will do.
     element_types: tuple[str, ...] = ()
+    # added after the board's.
     compile_flags: tuple[str, ...] = _option(
         (),
         TEXTS,
@@ -328,24 +311,19 @@ class RunSettings(CaseSettings):
 
 @dataclass(frozen=True)
 class Options(RunSettings):
-    """How a case is to be run: what the stages look at.
+    """How a case is to be run: what the stages look at."""
 
-    Attributes:
-        compiler: makes the program; "" is the runtime's own.
-        plain_model: the model as it was before it was quantised or the like: the answer is compared with its reference
-            too, and that is told apart. None where there is none.
-        plain_expected: name -> tensor that take that reference's place.
-        min_sqnr_db: what every output must reach beside the plain model; None asks for nothing.
-        replace_blind_tolerance: where rtol and atol cannot judge an output, judge within the dtype's default.
-        profile: run a second time under the runtime's profiler, and watch the board meanwhile.
-    """
-
-    compiler: str = _option("", TEXT)
+    compiler: str = _option("", TEXT)  # makes the program; "" is the runtime's own
+    # the model as it was before it was quantised or the like: the answer is compared with its reference too, and that
+    # is told apart. None where there is none.
     plain_model: Path | None = _option(None, _PATH_OR_NONE)
+    # name -> tensor that take that reference's place.
     plain_expected: Mapping[str, Array] = _option({}, ("arrays by name", lambda value: dict(_an(Mapping)(value))))
+    # what every output must reach beside the plain model; None asks for nothing.
     min_sqnr_db: float | None = _option(None, _NUMBER_OR_NONE)
+    # where rtol and atol cannot judge an output, judge within the dtype's default.
     replace_blind_tolerance: bool = False
-    profile: bool = False
+    profile: bool = False  # run a second time under the runtime's profiler, and watch the board meanwhile
 
 
 def specs_of(settings: type[CaseSettings]) -> dict[str, Spec]:
@@ -410,15 +388,13 @@ class Job(RunSettings, _Where):
     Attributes:
         board, hw_type, identity, known_hosts, accept_new_host_key: as
             :func:`hil.controller.devices.board_resolver.choose` takes them.
-        flagfile: of iree-run-module, in the place of models and options.
-        out: where runs are stored; None is the default.
-        profile, compile_time_profile: folders for the profiles of the run and of its compilation.
     """
 
     wait_s: float = 60.0
     faults: tuple[str, ...] = ()
-    flagfile: Path | None = None
-    out: Path | None = None
+    flagfile: Path | None = None  # of iree-run-module, in the place of models and options
+    out: Path | None = None  # where runs are stored; None is the default
+    # profile, compile_time_profile: folders for the profiles of the run and of its compilation.
     profile: Path | None = None
     compile_time_profile: Path | None = None
 

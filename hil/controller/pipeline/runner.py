@@ -44,12 +44,9 @@ def bad_usage_is_raised(error: errors.UsageError, stage: Stage) -> errors.HilErr
 
 @dataclass(frozen=True)
 class Runner(Tools):
-    """Takes cases through the stages.
+    """Takes cases through the stages."""
 
-    Attributes:
-        of_usage: what becomes of bad usage that a stage finds: raises it, or returns the error that ends the case.
-    """
-
+    # what becomes of bad usage that a stage finds: raises it, or returns the error that ends the case.
     of_usage: Callable[[errors.UsageError, Stage], errors.HilError] = bad_usage_is_raised
 
     def begin(self, path: Path, options: Options, folder: Path, *, name: str = "", want_inputs: bool = True) -> Case:

@@ -44,19 +44,13 @@ _PLAIN = "of the plain model"
 
 @dataclass(frozen=True)
 class Tools:
-    """What stages work with.
-
-    Attributes:
-        config: of the board that the case is compiled for; None until that is known.
-        session: the board that the case runs on; None for the stages that need none.
-        logs: whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway.
-    """
+    """What stages work with."""
 
     context: RunContext
-    config: BoardConfig | None = None
-    session: BoardSession | None = None
+    config: BoardConfig | None = None  # of the board that the case is compiled for; None until that is known
+    session: BoardSession | None = None  # the board that the case runs on; None for the stages that need none
     sink: ProgressSink = field(default_factory=ProgressSink)
-    logs: bool = True
+    logs: bool = True  # whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway
 
 
 def check_options(options: Options, choice: BoardChoice) -> None:

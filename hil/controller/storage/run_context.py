@@ -11,14 +11,10 @@ from hil.controller.storage.isolated import Isolated
 
 @dataclass(frozen=True)
 class RunContext:
-    """What every stage needs.
-
-    Attributes:
-        isolated: processes for what may crash.
-    """
+    """What every stage needs."""
 
     cache: Cache
-    isolated: Isolated
+    isolated: Isolated  # processes for what may crash
 
 
 class Progress(Protocol):

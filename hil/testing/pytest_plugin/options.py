@@ -27,24 +27,18 @@ _PLACES = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o"}
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
-
-    Attributes:
-        known: the name that hil's own commands give it; "" is none.
-        metavar, type, default, choices: as argparse has them; a ``bool`` takes no value.
-        repeats: whether several may be given.
-        counts: whether what a case comes to depends on it, so that the command which repeats the case has it.
-    """
+    """One option."""
 
     name: str
     help: str
-    known: str = ""
+    known: str = ""  # the name that hil's own commands give it; "" is none
+    # metavar, type, default, choices: as argparse has them; a ``bool`` takes no value.
     metavar: str | None = None
     type: Callable[[str], Any] = str
     default: Any = None
     choices: tuple[str, ...] | None = None
-    repeats: bool = False
-    counts: bool = True
+    repeats: bool = False  # whether several may be given
+    counts: bool = True  # whether what a case comes to depends on it, so that the command which repeats the case has it
 
     @property
     def dest(self) -> str:

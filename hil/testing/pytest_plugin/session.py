@@ -115,19 +115,14 @@ BOARD_LOCKS = "hil_board_locks"
 
 @dataclass
 class ModelFolder:
-    """A folder of models: a suite, of which only those models are read that tests are made from.
-
-    Attributes:
-        out: where what its cases leave behind goes, in a folder for each kind of hardware.
-        left_out: test cases that lie there and cannot be run, a line for each place.
-        specs: file -> its cases, for the models that were read.
-    """
+    """A folder of models: a suite, of which only those models are read that tests are made from."""
 
     path: Path
-    out: Path
+    out: Path  # where what its cases leave behind goes, in a folder for each kind of hardware
     models: Mapping[Path, SuiteModel]
-    left_out: list[str]
+    left_out: list[str]  # test cases that lie there and cannot be run, a line for each place
     expectations: Expectations
+    # file -> its cases, for the models that were read.
     specs: dict[Path, tuple[CaseSpec, ...]] = field(default_factory=dict)
 
 

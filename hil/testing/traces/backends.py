@@ -29,15 +29,10 @@ PYTEST_DEST = "hil_traces_{}"
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What was asked for.
+    """What was asked for."""
 
-    Attributes:
-        target_backends: names with commas; "" is :data:`DEFAULT_TARGETS`.
-        reference_backend: a name; "" is the module's own.
-    """
-
-    target_backends: str = ""
-    reference_backend: str = ""
+    target_backends: str = ""  # names with commas; "" is :data:`DEFAULT_TARGETS`
+    reference_backend: str = ""  # a name; "" is the module's own
     artifacts_dir: Path = Path(DEFAULT_FOLDER)
 
     @classmethod
@@ -87,19 +82,13 @@ PLAIN = (TF, *_IREE, TFLITE)
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend.
+    """A backend."""
 
-    Attributes:
-        name: as it was asked for, such as ``board:rpi5``.
-        id: its folder's name: the name, numbered where it was asked for several times; of the reference with ``_ref``.
-        runtime: ``tf``, ``iree`` or ``tflite``; of a reference of hil's its name.
-        choice: the board that it runs on; None if it is no board.
-    """
-
-    name: str
+    name: str  # as it was asked for, such as ``board:rpi5``
+    # its folder's name: the name, numbered where it was asked for several times; of the reference with ``_ref``.
     id: str
-    runtime: str
-    choice: BoardChoice | None = None
+    runtime: str  # ``tf``, ``iree`` or ``tflite``; of a reference of hil's its name
+    choice: BoardChoice | None = None  # the board that it runs on; None if it is no board
 
     @property
     def hw_type(self) -> str:

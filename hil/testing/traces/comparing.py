@@ -17,17 +17,12 @@ from hil.testing.traces.trace import ModuleCall, Trace, arrays_in
 
 @dataclass(frozen=True)
 class CallComparison:
-    """One call beside the reference's.
+    """One call beside the reference's."""
 
-    Attributes:
-        number: of the call, from 0.
-        reason: what is wrong with the call as such (another method, other outputs); "" if nothing is.
-        verdict: of its tensors and of the variables that it assigned; None if there are none to compare.
-    """
-
-    number: int
+    number: int  # of the call, from 0
     method: str
-    reason: str = ""
+    reason: str = ""  # what is wrong with the call as such (another method, other outputs); "" if nothing is
+    # of its tensors and of the variables that it assigned; None if there are none to compare.
     verdict: Verdict | None = None
 
     def __bool__(self) -> bool:

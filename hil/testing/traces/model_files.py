@@ -24,15 +24,10 @@ from hil.testing.traces.target import Target
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A method that is a model in a file: an attribute of a class that is traced.
+    """A method that is a model in a file: an attribute of a class that is traced."""
 
-    Attributes:
-        path: the file, relative to the one that has the class, or at a prompt to where one is.
-        function: its entry point; "" is the only one.
-    """
-
-    path: str | Path
-    function: str = ""
+    path: str | Path  # the file, relative to the one that has the class, or at a prompt to where one is
+    function: str = ""  # its entry point; "" is the only one
 
 
 def model_files(module_class: Any) -> dict[str, ModelFile]:

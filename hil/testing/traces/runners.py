@@ -18,56 +18,35 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program answered.
+    """What a program answered."""
 
-    Attributes:
-        given: the arrays that it was given, in the program's order.
-        returned: those that it returned, in its order, in the model's dtypes: a call's own first, then new values of
-            variables.
-        dtypes: the program's own for what it returned: it may know no unsigned integers.
-        source: who computed, with version.
-    """
-
-    given: tuple[Array, ...]
+    given: tuple[Array, ...]  # the arrays that it was given, in the program's order
+    # those that it returned, in its order, in the model's dtypes: a call's own first, then new values of variables.
     returned: tuple[Array, ...]
-    dtypes: tuple[str, ...]
-    source: str
+    dtypes: tuple[str, ...]  # the program's own for what it returned: it may know no unsigned integers
+    source: str  # who computed, with version
 
 
 @dataclass(frozen=True)
 class Program:
-    """The program that a call ran, as a flag file names it.
+    """The program that a call ran, as a flag file names it."""
 
-    Attributes:
-        path: its file among the artifacts.
-        device: what it ran on; "" is the runtime's own choice.
-        answer: what it was given and returned.
-        rest: files beside it that belong to it.
-        assigned: the variables whose new values it returned after its outputs, in that order.
-    """
-
-    path: Path
+    path: Path  # its file among the artifacts
     function: str
-    device: str
-    answer: Answer
-    rest: tuple[Path, ...] = ()
-    assigned: tuple[str, ...] = ()
+    device: str  # what it ran on; "" is the runtime's own choice
+    answer: Answer  # what it was given and returned
+    rest: tuple[Path, ...] = ()  # files beside it that belong to it
+    assigned: tuple[str, ...] = ()  # the variables whose new values it returned after its outputs, in that order
 
 
 @dataclass(frozen=True)
 class Called:
-    """What a call came to.
+    """What a call came to."""
 
-    Attributes:
-        outputs: as the method returns them.
-        source: who computed, with version.
-        program: what ran; None if it was no program of IREE's.
-        state, assigned: as :class:`hil.testing.traces.trace.ModuleCall` has them.
-    """
-
-    outputs: Any
-    source: str
-    program: Program | None = None
+    outputs: Any  # as the method returns them
+    source: str  # who computed, with version
+    program: Program | None = None  # what ran; None if it was no program of IREE's
+    # state, assigned: as :class:`hil.testing.traces.trace.ModuleCall` has them.
     state: Mapping[str, Array] = field(default_factory=dict)
     assigned: tuple[str, ...] = ()
 
@@ -97,16 +76,11 @@ class Runner(Protocol):
 
 
 class Subject(Protocol):
-    """A module class under test.
-
-    Attributes:
-        reference: name of the backend that the others are compared with where nobody names one.
-        references: names of hil's references that can run it.
-    """
+    """A module class under test."""
 
     name: str
-    reference: str
-    references: tuple[str, ...]
+    reference: str  # name of the backend that the others are compared with where nobody names one
+    references: tuple[str, ...]  # names of hil's references that can run it
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -37,15 +37,10 @@ DEFAULT_DEVICE = "local-task"
 
 @dataclass(frozen=True)
 class TargetResult:
-    """What a trace came to on one target backend.
+    """What a trace came to on one target backend."""
 
-    Attributes:
-        record: with the outcome, expected failures taken into account.
-        comparisons: of every call with the reference's.
-    """
-
-    record: CaseRecord
-    comparisons: tuple[CallComparison, ...]
+    record: CaseRecord  # with the outcome, expected failures taken into account
+    comparisons: tuple[CallComparison, ...]  # of every call with the reference's
     folder: Path
 
     @property

@@ -42,19 +42,12 @@ _SPLIT = "\n// -----\n\n"
 
 @dataclass(frozen=True)
 class MethodProgram:
-    """A method of a program.
+    """A method of a program."""
 
-    Attributes:
-        lowered: the method.
-        model: the program before it is compiled, whichever of its methods this is.
-        function: what the program calls the method.
-        place: where the compiled program lies in a backend's folder.
-    """
-
-    lowered: LoweredFunction
-    model: Model
-    function: str
-    place: str
+    lowered: LoweredFunction  # the method
+    model: Model  # the program before it is compiled, whichever of its methods this is
+    function: str  # what the program calls the method
+    place: str  # where the compiled program lies in a backend's folder
 
 
 class Programs:
@@ -216,16 +209,11 @@ def _outline(function: LoweredFunction) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class TfLiteProgram:
-    """A method as a TFLite program.
-
-    Attributes:
-        outputs: the tensors that it returns.
-        structure: of what the method returns, see :func:`hil.controller.models.tensorflow.graphs.numbered`.
-    """
+    """A method as a TFLite program."""
 
     artifact: Artifact
-    outputs: tuple[TensorSpec, ...]
-    structure: Structure
+    outputs: tuple[TensorSpec, ...]  # the tensors that it returns
+    structure: Structure  # of what the method returns, see :func:`hil.controller.models.tensorflow.graphs.numbered`
 
     def returned(self, outputs: list[Any]) -> Structure:
         """Outputs as the method itself returns them."""

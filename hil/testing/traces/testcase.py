@@ -54,11 +54,9 @@ class TracedModuleTestCase(unittest.TestCase):
     Under pytest the options ``--target_backends``, ``--reference_backend`` and ``--artifacts_dir`` choose; a test file
     that ends in ``hil.testing.main()`` takes them as well. Failures that ``expected.toml`` beside the test file
     foresees are xfail under pytest and skipped under unittest.
-
-    Attributes:
-        module_class, exported_names, own_options: what :func:`compile_module` said.
     """
 
+    # module_class, exported_names, own_options: what :func:`compile_module` said.
     module_class: ClassVar[Callable[[], Any] | None] = None
     exported_names: ClassVar[Sequence[str] | None] = None
     own_options: ClassVar[TraceOptions] = TraceOptions()

@@ -156,23 +156,19 @@ def _load_npy(said: Mapping[str, Any], folder: Path) -> Array:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call to a module's method.
-
-    Attributes:
-        inputs: what it was called with, a structure each: dicts, lists and tuples of arrays.
-        outputs: what it returned, a structure each: a tuple that it returned as it is, anything else alone in one.
-        rtol, atol: within which this call's outputs are compared; None is each dtype's default.
-        state: what each variable of the module holds after the call, by name. Of a trace that was loaded it has those
-            that the call assigned.
-        assigned: the variables that the call assigned: whose value it changed, or whose new value a program returned.
-    """
+    """One call to a module's method."""
 
     method: str
-    inputs: tuple[Any, ...]
+    inputs: tuple[Any, ...]  # what it was called with, a structure each: dicts, lists and tuples of arrays
+    # what it returned, a structure each: a tuple that it returned as it is, anything else alone in one.
     outputs: tuple[Any, ...]
+    # rtol, atol: within which this call's outputs are compared; None is each dtype's default.
     rtol: float | None = None
     atol: float | None = None
+    # what each variable of the module holds after the call, by name. Of a trace that was loaded it has those that the
+    # call assigned.
     state: Mapping[str, Array] = field(default_factory=dict)
+    # the variables that the call assigned: whose value it changed, or whose new value a program returned.
     assigned: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
@@ -235,21 +231,15 @@ class ModuleCall:
 
 @dataclass
 class Trace:
-    """A series of calls to a module on one backend.
-
-    Attributes:
-        backend: that ran it: ``tf``, ``iree_llvmcpu``, ``board:rpi5``, ...
-        ran_by: who computed, with versions.
-        error: what ended the trace early; "" if nothing did.
-    """
+    """A series of calls to a module on one backend."""
 
     module_name: str
-    backend: str
+    backend: str  # that ran it: ``tf``, ``iree_llvmcpu``, ``board:rpi5``, ..
     name: str
     source: str = ""
-    ran_by: str = ""
+    ran_by: str = ""  # who computed, with versions
     calls: list[ModuleCall] = field(default_factory=list)
-    error: str = ""
+    error: str = ""  # what ended the trace early; "" if nothing did
 
     def __iter__(self) -> Iterator[ModuleCall]:
         return iter(self.calls)

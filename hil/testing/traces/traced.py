@@ -70,18 +70,12 @@ class TracedModule:
 
 @dataclass
 class Traced:
-    """What a trace function came to on one backend.
-
-    Attributes:
-        programs: of each call the program that ran, or None.
-        error: what ended it early, or None.
-        raised: that, where it was the trace function's own.
-    """
+    """What a trace function came to on one backend."""
 
     trace: Trace
-    programs: list[Program | None] = field(default_factory=list)
-    error: HilError | None = None
-    raised: Exception | None = None
+    programs: list[Program | None] = field(default_factory=list)  # of each call the program that ran, or None
+    error: HilError | None = None  # what ended it early, or None
+    raised: Exception | None = None  # that, where it was the trace function's own
 
 
 def run_trace(

@@ -54,32 +54,21 @@ _ALIKE = 4.0
 
 @dataclass
 class Side:
-    """A program to measure, and what measuring it came to so far.
-
-    Attributes:
-        case: with its artifact and inputs.
-        first_run_ns: its very first iteration, cold; None where the board does not tell.
-        clock: ``board``, or ``host`` where the board does not tell the device's time.
-        warmup: untimed iterations before a newly loaded program is measured.
-        warmup_s: seconds spent with them.
-        loads: how often the program was loaded to be measured.
-        cpu_ns: what the worker's threads computed in all its iterations, where the board tells it.
-        ran_ns: how long those iterations took; 0 where the board does not tell the other.
-    """
+    """A program to measure, and what measuring it came to so far."""
 
     label: str
-    case: Case
+    case: Case  # with its artifact and inputs
     board: Board
-    first_run_ns: int | None = None
+    first_run_ns: int | None = None  # its very first iteration, cold; None where the board does not tell
     batches: list[Batch] = field(default_factory=list)
     result: RunResult | None = None
-    clock: str = "board"
-    warmup: int = 0
-    warmup_s: float = 0.0
-    loads: int = 0
+    clock: str = "board"  # ``board``, or ``host`` where the board does not tell the device's time
+    warmup: int = 0  # untimed iterations before a newly loaded program is measured
+    warmup_s: float = 0.0  # seconds spent with them
+    loads: int = 0  # how often the program was loaded to be measured
     peak_memory_bytes: int | None = None
-    cpu_ns: int = 0
-    ran_ns: int = 0
+    cpu_ns: int = 0  # what the worker's threads computed in all its iterations, where the board tells it
+    ran_ns: int = 0  # how long those iterations took; 0 where the board does not tell the other
 
 
 # Told of every batch when it is there: the side, the batch, and the share of the work that is done.

@@ -39,41 +39,28 @@ DEFAULT_MIN_TIME_S = 2.0
 
 @dataclass(frozen=True)
 class BenchJob:
-    """What `hil bench` was asked to do.
+    """What `hil bench` was asked to do."""
 
-    Attributes:
-        job: what it shares with `hil run`: models, board, inputs, tolerances. One model, or A and B to compare.
-        min_time_s: how long each side is to compute, in seconds.
-        against: a stored bench run, measured again as side A.
-        min_effect: the smallest share that is called a difference.
-        fail_if_slower: share by which B may be slower than A; None allows any.
-    """
-
-    job: Job
+    job: Job  # what it shares with `hil run`: models, board, inputs, tolerances. One model, or A and B to compare.
     iterations: int | None = None
-    min_time_s: float = DEFAULT_MIN_TIME_S
+    min_time_s: float = DEFAULT_MIN_TIME_S  # how long each side is to compute, in seconds
     warmup: int | None = None
     concurrency: int = 1
-    against: str = ""
+    against: str = ""  # a stored bench run, measured again as side A
     check: bool = True
-    min_effect: float = DEFAULT_EFFECT
-    fail_if_slower: float | None = None
+    min_effect: float = DEFAULT_EFFECT  # the smallest share that is called a difference
+    fail_if_slower: float | None = None  # share by which B may be slower than A; None allows any
     benchmark_out: Path | None = None
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Iterations of one side, measured in one go.
-
-    Attributes:
-        round: which loading of the program, from 0: both sides are loaded anew for each round.
-        start_ns: of each iteration, int64 [n], by the clock that the run names.
-    """
+    """Iterations of one side, measured in one go."""
 
     side: str
-    round: int
+    round: int  # which loading of the program, from 0: both sides are loaded anew for each round
     copy: int
-    start_ns: Nanoseconds
+    start_ns: Nanoseconds  # of each iteration, int64 [n], by the clock that the run names
     duration_ns: Nanoseconds
 
 
@@ -88,28 +75,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class Drift:
-    """Whether iterations became slower or faster while they were measured.
+    """Whether iterations became slower or faster while they were measured."""
 
-    Attributes:
-        change: from the first to the last, as a share of the median, by the robust slope; 0.02 is 2 % slower.
-        p_value: how likely so clear a trend is where there is none.
-        marked: whether it is both clear and large enough to be told.
-    """
-
-    change: float
-    p_value: float
-    marked: bool
+    change: float  # from the first to the last, as a share of the median, by the robust slope; 0.02 is 2 % slower
+    p_value: float  # how likely so clear a trend is where there is none
+    marked: bool  # whether it is both clear and large enough to be told
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of one side's iterations, in nanoseconds.
-
-    Attributes:
-        median: its confidence interval, None where there are too few iterations.
-        drift: None where there are too few iterations.
-        outliers: how many iterations took longer than ``outlier_above_ns``.
-    """
+    """Statistics of one side's iterations, in nanoseconds."""
 
     iterations: int
     p10_ns: float
@@ -120,26 +95,21 @@ class Summary:
     max_ns: float
     mean_ns: float
     stdev_ns: float
-    median: Interval | None
-    drift: Drift | None
-    outliers: int
+    median: Interval | None  # its confidence interval, None where there are too few iterations
+    drift: Drift | None  # None where there are too few iterations
+    outliers: int  # how many iterations took longer than ``outlier_above_ns``
     outlier_above_ns: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """B beside A, measured in turns on rounds of newly loaded programs.
+    """B beside A, measured in turns on rounds of newly loaded programs."""
 
-    Attributes:
-        ratio: B's undisturbed time by A's (:mod:`hil.controller.analysis.bench.stats`): above 1 is slower.
-        verdict: ``no difference``, ``faster`` or ``slower``: what B is beside A.
-    """
-
-    ratio: float
+    ratio: float  # B's undisturbed time by A's (:mod:`hil.controller.analysis.bench.stats`): above 1 is slower
     interval: Interval
     rounds: int
     min_effect: float
-    verdict: str
+    verdict: str  # ``no difference``, ``faster`` or ``slower``: what B is beside A
 
 
 Floats = npt.NDArray[np.float64]

@@ -29,24 +29,18 @@ _FINE = (Outcome.PASS, Outcome.SKIP)
 
 @dataclass(frozen=True)
 class Finding:
-    """How one layer, or one whole model, did.
+    """How one layer, or one whole model, did."""
 
-    Attributes:
-        outcome: PASS, FAIL, SKIP where there was nothing to judge, or the error it ended in.
-        outputs: its outputs beside the reference's; empty where none were computed.
-        unjudged: outputs that the tolerance can say nothing of: name -> why.
-        placement: where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
-        elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
-    """
-
-    outcome: Outcome
+    outcome: Outcome  # PASS, FAIL, SKIP where there was nothing to judge, or the error it ended in
     reason: str = ""
     stage: str = ""
     hint: str = ""
-    outputs: tuple[OutputComparison, ...] = ()
+    outputs: tuple[OutputComparison, ...] = ()  # its outputs beside the reference's; empty where none were computed
+    # outputs that the tolerance can say nothing of: name -> why.
     unjudged: Mapping[str, str] = field(default_factory=dict)
+    # where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
     placement: Sequence[Mapping[str, Any]] | None = None
-    elsewhere: str = ""
+    elsewhere: str = ""  # a note on what ran on another device than it was told to; "" where nothing did
 
     @property
     def max_abs(self) -> float | None:
@@ -66,21 +60,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """One layer.
+    """One layer."""
 
-    Attributes:
-        name, op, nodes, depth: of the :class:`~hil.controller.analysis.layers.Layer`.
-        isolated: compiled alone and fed with what the reference computed; None where that was not asked for.
-        cumulative: its tensors in one run of the whole model; None where that was not asked for.
-    """
-
+    # name, op, nodes, depth: of the :class:`~hil.controller.analysis.layers.Layer`.
     name: str
     op: str
     nodes: tuple[str, ...]
     depth: int
     tensors: tuple[str, ...]
+    # compiled alone and fed with what the reference computed; None where that was not asked for.
     isolated: Finding | None = None
-    cumulative: Finding | None = None
+    cumulative: Finding | None = None  # its tensors in one run of the whole model; None where that was not asked for
 
     def by(self, way: str) -> Finding | None:
         """What one of :data:`WAYS` found."""
@@ -92,28 +82,22 @@ class LayerFinding:
 
 @dataclass(frozen=True)
 class Bisection:
-    """All that was found.
+    """All that was found."""
 
-    Attributes:
-        model: the file whose reference is taken for right.
-        artifact_model: the file that was compiled: the same, unless the user named another.
-        whole: the model as it is, without its intermediates as outputs; None where only isolated was asked for.
-        exposed: the model with its intermediates as outputs, as a whole: its outcome says whether it could run.
-        folder: where models, tensors and logs of wrong layers were kept; "" where they were not.
-    """
-
-    model: str
-    artifact_model: str
+    model: str  # the file whose reference is taken for right
+    artifact_model: str  # the file that was compiled: the same, unless the user named another
     board: str
     hw_type: str
     runtime: str
     flow: str
     against: str
     layers: tuple[LayerFinding, ...]
+    # the model as it is, without its intermediates as outputs; None where only isolated was asked for.
     whole: Finding | None = None
+    # the model with its intermediates as outputs, as a whole: its outcome says whether it could run.
     exposed: Finding | None = None
     notes: tuple[str, ...] = ()
-    folder: str = ""
+    folder: str = ""  # where models, tensors and logs of wrong layers were kept; "" where they were not
 
     def first_wrong(self, way: str) -> LayerFinding | None:
         """The first layer, in topological order, whose answer differs; ``way`` is one of :data:`WAYS`."""

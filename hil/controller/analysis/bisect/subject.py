@@ -155,23 +155,16 @@ def _needed(graph: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model made ready.
+    """A model made ready."""
 
-    Attributes:
-        model: the one whose reference is taken for right.
-        compiled: the one that programs are made of: the same, or one of the same layers with other weights.
-        layers: of ``model``, in topological order.
-        twins: of ``compiled``, one for each of ``layers``.
-        by_chance: names of the tensors that random numbers go into: no two runs of the whole model agree on them.
-    """
-
-    model: Model
-    compiled: Model
+    model: Model  # the one whose reference is taken for right
+    compiled: Model  # the one that programs are made of: the same, or one of the same layers with other weights
     options: Options
     inputs: Mapping[str, Array]
-    layers: tuple[Layer, ...]
-    twins: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # of ``model``, in topological order
+    twins: tuple[Layer, ...]  # of ``compiled``, one for each of ``layers``
     activations: Activations
+    # names of the tensors that random numbers go into: no two runs of the whole model agree on them.
     by_chance: frozenset[str]
 
     def missing(self, layer: Layer) -> str:

@@ -231,13 +231,10 @@ def _place(graph: Graph, name: str, *, fused: bool) -> str | Group:
 
 @dataclass(frozen=True)
 class Group:
-    """The nodes of a layer by number, in order.
-
-    Attributes:
-        own: nodes whose results the layer gives to others; the rest are copies of nodes that other layers have too.
-    """
+    """The nodes of a layer by number, in order."""
 
     nodes: tuple[int, ...]
+    # nodes whose results the layer gives to others; the rest are copies of nodes that other layers have too.
     own: tuple[int, ...]
 
 

@@ -39,31 +39,23 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a model.
+    """One layer of a model."""
 
-    Attributes:
-        name: ``<op>_<node name>``, unique in the model, with only letters, digits and ``._+-``.
-        op: the operator, or those of a group in order: ``Conv+Relu``.
-        nodes: names of its nodes in the model.
-        path: the layer as an ONNX model of its own, with its constants.
-        inputs, outputs: names of its tensors in the whole model, in the sub-model's order.
-        depth: 0 if it uses only the model's inputs, else one more than the deepest layer that it uses.
-        same_as: an earlier layer of the same signature (operators, attributes, shapes, dtypes, quantisation), perhaps
-            with other weights and inputs; "" for the first of its kind.
-        copy_of: an earlier layer with the same signature, weights and input values, for any input of the model; "" if
-            there is none.
-        by_chance: whether it draws random numbers (RandomNormal, a Dropout of training), so that no two runs agree.
-    """
-
-    name: str
-    op: str
-    nodes: tuple[str, ...]
-    path: Path
+    name: str  # ``<op>_<node name>``, unique in the model, with only letters, digits and ``._+-``
+    op: str  # the operator, or those of a group in order: ``Conv+Relu``
+    nodes: tuple[str, ...]  # names of its nodes in the model
+    path: Path  # the layer as an ONNX model of its own, with its constants
+    # inputs, outputs: names of its tensors in the whole model, in the sub-model's order.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    depth: int
+    depth: int  # 0 if it uses only the model's inputs, else one more than the deepest layer that it uses
+    # an earlier layer of the same signature (operators, attributes, shapes, dtypes, quantisation), perhaps with other
+    # weights and inputs; "" for the first of its kind.
     same_as: str = ""
+    # an earlier layer with the same signature, weights and input values, for any input of the model; "" if there is
+    # none.
     copy_of: str = ""
+    # whether it draws random numbers (RandomNormal, a Dropout of training), so that no two runs agree.
     by_chance: bool = False
 
 
@@ -250,14 +242,10 @@ def _range(value: Array) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class SavedLayer:
-    """The files of a saved layer.
+    """The files of a saved layer."""
 
-    Attributes:
-        model: the ONNX file; large weights lie beside it in a file of the same name and ``.data``.
-        inputs, outputs: a .npy file each, in the model's order.
-    """
-
-    model: Path
+    model: Path  # the ONNX file; large weights lie beside it in a file of the same name and ``.data``
+    # inputs, outputs: a .npy file each, in the model's order.
     inputs: tuple[Path, ...]
     outputs: tuple[Path, ...]
 

@@ -50,15 +50,12 @@ _SUMS = ("Rest", "Total")
 @dataclass(frozen=True)
 class CompileProfile:
     """A profile of one compilation.
-
-    Attributes:
-        folder: holds ``passes.csv``, ``dispatches.csv`` and ``executables.csv``.
-        spans: on the host's clock, enclosing ones first: the whole, its phases, and their passes. A phase's times are
-        measured; passes are laid end to end within it, since the compiler reports only their durations.
-        notes: on what is not available, a line each.
+    measured; passes are laid end to end within it, since the compiler reports only their durations.
+    notes: on what is not available, a line each.
     """
 
-    folder: Path
+    folder: Path  # holds ``passes.csv``, ``dispatches.csv`` and ``executables.csv``
+    # on the host's clock, enclosing ones first: the whole, its phases, and their passes. A phase's times are
     spans: Sequence[Span]
     notes: Sequence[str] = ()
 

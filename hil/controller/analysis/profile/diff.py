@@ -56,30 +56,23 @@ class Cost:
 
 @dataclass(frozen=True)
 class OpDiff:
-    """One operation in both profiles; or several, if one compiler fused what the other did not.
+    """One operation in both profiles; or several, if one compiler fused what the other did not."""
 
-    Attributes:
-        name: the ONNX nodes, joined by ``;``, or the operation's name if it has none.
-        kind: ``compute`` or ``runtime``, as in :class:`OpRow`; ``total`` for all operations, ``timed`` for the timed
-            runs.
-        a_ops, b_ops: the runtime's names for it in each; empty if it is missing.
-        a, b: its cost in each; None if it is missing.
-        ratio: b's time by a's, the median over all pairs of iterations; None if one is missing or they are
-            incomparable.
-        low, high: the confidence interval of the ratio; None if there are too few iterations.
-        change: ``slower``, ``faster``, ``only in a``, ``only in b``, or "" if none was shown.
-    """
-
-    name: str
+    name: str  # the ONNX nodes, joined by ``;``, or the operation's name if it has none
+    # ``compute`` or ``runtime``, as in :class:`OpRow`; ``total`` for all operations, ``timed`` for the timed runs.
     kind: str
+    # a_ops, b_ops: the runtime's names for it in each; empty if it is missing.
     a_ops: tuple[str, ...]
     b_ops: tuple[str, ...]
+    # a, b: its cost in each; None if it is missing.
     a: Cost | None
     b: Cost | None
+    # b's time by a's, the median over all pairs of iterations; None if one is missing or they are incomparable.
     ratio: float | None
+    # low, high: the confidence interval of the ratio; None if there are too few iterations.
     low: float | None
     high: float | None
-    change: str
+    change: str  # ``slower``, ``faster``, ``only in a``, ``only in b``, or "" if none was shown
 
     @property
     def change_ns(self) -> float:
@@ -89,26 +82,18 @@ class OpDiff:
 
 @dataclass(frozen=True)
 class ProfileDiff:
-    """The comparison of two profiles.
-
-    Attributes:
-        confidence: of all intervals together.
-        margin: 0.05 ignores changes below 5 %; for operations it is widened by the profiler's overhead.
-        timed: the timed runs, which decide; its interval holds by itself with the requested confidence.
-        incomparable: why the profiled times of the two cannot be compared; "" if they can.
-        ops: the operations, the largest change first; if incomparable, the largest share.
-    """
+    """The comparison of two profiles."""
 
     a: str
     b: str
-    confidence: float
-    margin: float
+    confidence: float  # of all intervals together
+    margin: float  # 0.05 ignores changes below 5 %; for operations it is widened by the profiler's overhead
     a_times: RunTimes
     b_times: RunTimes
-    timed: OpDiff
-    incomparable: str
+    timed: OpDiff  # the timed runs, which decide; its interval holds by itself with the requested confidence
+    incomparable: str  # why the profiled times of the two cannot be compared; "" if they can
     total: OpDiff
-    ops: Sequence[OpDiff]
+    ops: Sequence[OpDiff]  # the operations, the largest change first; if incomparable, the largest share
 
     @property
     def verdict(self) -> str:

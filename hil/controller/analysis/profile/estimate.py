@@ -111,17 +111,11 @@ Walk = Callable[[Any, Callable[[Any], bool]], Iterator[Any]]
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated work of some operations; values passed between them do not count as moved.
+    """The estimated work of some operations; values passed between them do not count as moved."""
 
-    Attributes:
-        flops: arithmetic operations; None if one is unknown.
-        bytes: of inputs, weights and outputs, each counted once; None if one is unknown.
-        shapes: of inputs and outputs, as in :class:`~hil.core.timeline.OpRow`.
-    """
-
-    flops: int | None
-    bytes: int | None
-    shapes: str = ""
+    flops: int | None  # arithmetic operations; None if one is unknown
+    bytes: int | None  # of inputs, weights and outputs, each counted once; None if one is unknown
+    shapes: str = ""  # of inputs and outputs, as in :class:`~hil.core.timeline.OpRow`
 
     @property
     def intensity(self) -> float | None:
@@ -149,17 +143,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What estimates need to know of a whole model.
+    """What estimates need to know of a whole model."""
 
-    Attributes:
-        nodes: name -> node, in the model's order, with those of subgraphs.
-        values: name -> (type as ``1x64xf32``, bytes) of each value with a known shape.
-        results: names of the model's outputs.
-    """
-
+    # name -> node, in the model's order, with those of subgraphs.
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    # name -> (type as ``1x64xf32``, bytes) of each value with a known shape.
     values: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    results: frozenset[str] = frozenset()
+    results: frozenset[str] = frozenset()  # names of the model's outputs
 
     def of(self, names: Iterable[str]) -> Estimate:
         """Estimate these nodes together; unknown names are ignored."""

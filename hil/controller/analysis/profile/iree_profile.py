@@ -49,55 +49,34 @@ SETUP = -1
 
 
 class IreeEvent(NamedTuple):
-    """An operation of the device: a dispatch, a copy, an allocation.
+    """An operation of the device: a dispatch, a copy, an allocation."""
 
-    Attributes:
-        iteration: the run that it belongs to, from 0; ``SETUP`` (-1) for warm-up and initialisation.
-        op: ``dispatch``, ``fill``, ``copy``, ``execute``, ``alloca``, ``dealloca``, ``barrier``, ...
-        key: the dispatch's name in the program; "" for other operations.
-        start_ns, duration_ns: on the board's clock.
-        submission: number within the iteration, from 0; a submission is what is put into the queue at once.
-        ordinal: number among the dispatches of the submission, from 0; None for other operations.
-        tiles: number of its workgroups; None if the driver does not report it.
-        tile_time_ns: sum over the tiles.
-        bytes: allocated, filled or copied; else 0.
-    """
-
-    iteration: int
-    op: str
-    key: str
+    iteration: int  # the run that it belongs to, from 0; ``SETUP`` (-1) for warm-up and initialisation
+    op: str  # ``dispatch``, ``fill``, ``copy``, ``execute``, ``alloca``, ``dealloca``, ``barrier``, ..
+    key: str  # the dispatch's name in the program; "" for other operations
+    # start_ns, duration_ns: on the board's clock.
     start_ns: int
     duration_ns: int
-    submission: int
-    ordinal: int | None
-    tiles: int | None
-    tile_time_ns: int | None
-    bytes: int
+    submission: int  # number within the iteration, from 0; a submission is what is put into the queue at once
+    ordinal: int | None  # number among the dispatches of the submission, from 0; None for other operations
+    tiles: int | None  # number of its workgroups; None if the driver does not report it
+    tile_time_ns: int | None  # sum over the tiles
+    bytes: int  # allocated, filled or copied; else 0
 
 
 @dataclass(frozen=True)
 class IreeEvents:
-    """A profile of IREE. Its events lie in files, 64 bytes each, and are read at each pass.
-
-    Attributes:
-        names: the strings that ``op`` and ``key`` of an event number.
-        order: [events] of int64: the events by start.
-        iteration: [events] of int64: of each event.
-        submission: [events] of int64: number within the iteration.
-        ordinal: [events] of int64: number among the dispatches of the submission, or -1.
-        clock: pairs of (profile's time, board's time), ns.
-        notes: what is uncertain or missing, a line each.
-    """
+    """A profile of IREE. Its events lie in files, 64 bytes each, and are read at each pass."""
 
     folder: Path
-    names: Sequence[str]
-    order: NDArray[np.int64]
-    iteration: NDArray[np.int64]
-    submission: NDArray[np.int64]
-    ordinal: NDArray[np.int64]
+    names: Sequence[str]  # the strings that ``op`` and ``key`` of an event number
+    order: NDArray[np.int64]  # [events] of int64: the events by start
+    iteration: NDArray[np.int64]  # [events] of int64: of each event
+    submission: NDArray[np.int64]  # [events] of int64: number within the iteration
+    ordinal: NDArray[np.int64]  # [events] of int64: number among the dispatches of the submission, or -1
     iterations: int
-    clock: Sequence[tuple[int, int]]
-    notes: Sequence[str] = ()
+    clock: Sequence[tuple[int, int]]  # pairs of (profile's time, board's time), ns
+    notes: Sequence[str] = ()  # what is uncertain or missing, a line each
 
     def __len__(self) -> int:
         return len(self.order)

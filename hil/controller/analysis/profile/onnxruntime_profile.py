@@ -45,42 +45,28 @@ _HEAVY = frozenset(
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """A call of a kernel.
-
-    Attributes:
-        op_type: the kernel's operator, possibly a fused one such as ``FusedConv``.
-        nodes: the model's nodes that it computes, or whose results it copies to another layout.
-        computes: whether it computes them.
-        start_ns, duration_ns: on the board's clock; ONNX Runtime reports whole microseconds.
-        shapes: as in :class:`~hil.core.timeline.OpRow`.
-    """
+    """A call of a kernel."""
 
     iteration: int
     name: str
-    op_type: str
+    op_type: str  # the kernel's operator, possibly a fused one such as ``FusedConv``
     provider: str
-    nodes: tuple[str, ...]
-    computes: bool
+    nodes: tuple[str, ...]  # the model's nodes that it computes, or whose results it copies to another layout
+    computes: bool  # whether it computes them
+    # start_ns, duration_ns: on the board's clock; ONNX Runtime reports whole microseconds.
     start_ns: int
     duration_ns: int
-    shapes: str
+    shapes: str  # as in :class:`~hil.core.timeline.OpRow`
 
 
 @dataclass(frozen=True)
 class KernelNodes:
-    """The nodes of a model by the kernels' names.
+    """The nodes of a model by the kernels' names."""
 
-    Attributes:
-        kernels: kernel of the optimised model -> nodes.
-        named: every node and every value of the model -> the node that makes it.
-        top: (name, type) of the main graph's nodes, in order.
-        note: why ``kernels`` is empty, or "".
-    """
-
-    kernels: Mapping[str, Sequence[str]]
-    named: Mapping[str, str]
-    top: Sequence[Sequence[str]]
-    note: str = ""
+    kernels: Mapping[str, Sequence[str]]  # kernel of the optimised model -> nodes
+    named: Mapping[str, str]  # every node and every value of the model -> the node that makes it
+    top: Sequence[Sequence[str]]  # (name, type) of the main graph's nodes, in order
+    note: str = ""  # why ``kernels`` is empty, or ""
 
     def of(self, name: str, op_type: str, index: str) -> tuple[str, ...]:
         """Return the nodes of a kernel; () if the optimiser added it and it computes nothing.
@@ -100,23 +86,15 @@ class KernelNodes:
 
 @dataclass(frozen=True)
 class OnnxRuntimeEvents:
-    """A profile of ONNX Runtime, read from its file at each pass, one run at a time.
-
-    Attributes:
-        warmup: number of first runs that are left out.
-        iterations: number of runs after them.
-        windows: (start, end) of each.
-        clock: pairs of (profile's time, board's time), ns.
-        notes: on what is missing or uncertain, a line each.
-    """
+    """A profile of ONNX Runtime, read from its file at each pass, one run at a time."""
 
     path: Path
     nodes: KernelNodes
-    warmup: int
-    iterations: int
-    windows: Sequence[tuple[int, int]]
-    clock: Sequence[tuple[int, int]]
-    notes: Sequence[str] = ()
+    warmup: int  # number of first runs that are left out
+    iterations: int  # number of runs after them
+    windows: Sequence[tuple[int, int]]  # (start, end) of each
+    clock: Sequence[tuple[int, int]]  # pairs of (profile's time, board's time), ns
+    notes: Sequence[str] = ()  # on what is missing or uncertain, a line each
 
     def events(self) -> Iterator[KernelEvent]:
         """Yield every kernel's call by start, without warm-up."""

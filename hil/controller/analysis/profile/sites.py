@@ -41,31 +41,21 @@ _LETTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
 
 @dataclass(frozen=True)
 class Site:
-    """A call of a dispatch in the program.
+    """A call of a dispatch in the program."""
 
-    Attributes:
-        key: the dispatch's name; several sites may call the same dispatch.
-        nodes: the model's nodes that it computes or prepares something for, in the model's order.
-        shapes: of operands and results, as in :class:`~hil.core.timeline.OpRow`.
-        flops, bytes: estimates of one call, from the operations fused into it; None if unknown.
-    """
-
-    key: str
-    nodes: tuple[str, ...]
-    shapes: str = ""
+    key: str  # the dispatch's name; several sites may call the same dispatch
+    nodes: tuple[str, ...]  # the model's nodes that it computes or prepares something for, in the model's order
+    shapes: str = ""  # of operands and results, as in :class:`~hil.core.timeline.OpRow`
+    # flops, bytes: estimates of one call, from the operations fused into it; None if unknown.
     flops: int | None = None
     bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Region:
-    """Sites whose dispatches are put into the device's queue at once, in order.
+    """Sites whose dispatches are put into the device's queue at once, in order."""
 
-    Attributes:
-        loop: the loop of the program around it; "" for none.
-    """
-
-    loop: str
+    loop: str  # the loop of the program around it; "" for none
     sites: tuple[Site, ...]
 
     @property
@@ -76,15 +66,10 @@ class Region:
 
 @dataclass(frozen=True)
 class Sites:
-    """All sites of a program.
+    """All sites of a program."""
 
-    Attributes:
-        regions: in the program's order.
-        op_types: node -> its type, in the model's order.
-    """
-
-    regions: Sequence[Region]
-    op_types: Mapping[str, str]
+    regions: Sequence[Region]  # in the program's order
+    op_types: Mapping[str, str]  # node -> its type, in the model's order
     notes: Sequence[str] = ()
 
     def match(self, submissions: Sequence[Sequence[str]]) -> tuple[list[tuple[Site, ...]], list[str]]:

@@ -22,51 +22,36 @@ _PREFIX_LEAST, _LEFT_LEAST = 10, 6
 
 @dataclass(frozen=True)
 class Total:
-    """The rows of one group summed up. Times are nanoseconds of the board's clock.
+    """The rows of one group summed up. Times are nanoseconds of the board's clock."""
 
-    Attributes:
-        name: of the operation, the nodes or the types: the group's key in :data:`GROUPS`.
-        kind: ``compute`` or ``runtime``, as in :class:`OpRow`.
-        onnx_nodes, op_types, ops: of all rows, without duplicates, in the order of their first execution.
-        calls: number of rows, in all iterations.
-        total_ns, mean_ns, p50_ns: of the rows' own times (:func:`own_times`).
-        run_ns: time of the group in an iteration, the median over the iterations.
-        share: ``run_ns`` by the sum of all groups' ``run_ns``, 0 to 1.
-        parallelism: time of tiles by duration: the mean number of busy threads; None if the runtime does not report it.
-        flops_per_s, bytes_per_s: estimated work by measured time; None if any row has no estimate.
-        intensity: estimated operations per byte; None if unknown.
-        bound_estimate: ``compute`` or ``memory`` if all rows' estimates agree, else "".
-    """
-
-    name: str
-    kind: str
+    name: str  # of the operation, the nodes or the types: the group's key in :data:`GROUPS`
+    kind: str  # ``compute`` or ``runtime``, as in :class:`OpRow`
+    # onnx_nodes, op_types, ops: of all rows, without duplicates, in the order of their first execution.
     onnx_nodes: tuple[str, ...]
     op_types: tuple[str, ...]
     ops: tuple[str, ...]
-    calls: int
+    calls: int  # number of rows, in all iterations
+    # total_ns, mean_ns, p50_ns: of the rows' own times (:func:`own_times`).
     total_ns: int
-    run_ns: float
+    run_ns: float  # time of the group in an iteration, the median over the iterations
     mean_ns: float
     p50_ns: float
-    share: float
+    share: float  # ``run_ns`` by the sum of all groups' ``run_ns``, 0 to 1
+    # time of tiles by duration: the mean number of busy threads; None if the runtime does not report it.
     parallelism: float | None
+    # flops_per_s, bytes_per_s: estimated work by measured time; None if any row has no estimate.
     flops_per_s: float | None
     bytes_per_s: float | None
-    intensity: float | None
-    bound_estimate: str
+    intensity: float | None  # estimated operations per byte; None if unknown
+    bound_estimate: str  # ``compute`` or ``memory`` if all rows' estimates agree, else ""
 
 
 @dataclass(frozen=True)
 class RunTimes:
-    """Durations of whole runs on the board, in nanoseconds; None if not measured.
+    """Durations of whole runs on the board, in nanoseconds; None if not measured."""
 
-    Attributes:
-        timed_p50_ns: median of the runs without a profiler, whose outputs are compared.
-        profiled_p50_ns: median of the runs that the rows come from.
-    """
-
-    timed_p50_ns: float | None
-    profiled_p50_ns: float | None
+    timed_p50_ns: float | None  # median of the runs without a profiler, whose outputs are compared
+    profiled_p50_ns: float | None  # median of the runs that the rows come from
     iterations: int
 
     @property

@@ -40,16 +40,11 @@ _CALLS, _ITERATIONS, _OPERATIONS, _THREADS, _BY_TYPE, _COUNTERS = range(6)
 
 @dataclass(frozen=True)
 class TraceCost:
-    """The cost of writing a trace.
+    """The cost of writing a trace."""
 
-    Attributes:
-        events: begins and ends of slices, and values of counters.
-        seconds: on this machine's clock.
-    """
-
-    events: int
+    events: int  # begins and ends of slices, and values of counters
     bytes: int
-    seconds: float
+    seconds: float  # on this machine's clock
 
 
 @dataclass(frozen=True)

@@ -40,20 +40,13 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
 
 @dataclass(frozen=True)
 class Taken:
-    """A model in a format that iree-compile takes.
-
-    Attributes:
-        way: the flags that told how to get there.
-        flags: the others, for iree-compile.
-        by: who converted it, with version; "" where it came as it is.
-        hint: what else to try where iree-compile refuses it; "" is nothing.
-    """
+    """A model in a format that iree-compile takes."""
 
     model: Model
-    way: tuple[str, ...]
-    flags: tuple[str, ...]
-    by: str = ""
-    hint: str = ""
+    way: tuple[str, ...]  # the flags that told how to get there
+    flags: tuple[str, ...]  # the others, for iree-compile
+    by: str = ""  # who converted it, with version; "" where it came as it is
+    hint: str = ""  # what else to try where iree-compile refuses it; "" is nothing
 
 
 def as_iree_takes(model: Model, flags: Sequence[str], **work: Unpack[Work]) -> Taken:

@@ -50,17 +50,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Together:
-    """What came of compiling models together.
+    """What came of compiling models together."""
 
-    Attributes:
-        compiled: those that the cache holds now.
-        cached: those that it held before.
-        alone: those left for :func:`compile_iree`: too large, refused, or too few to be worth it.
-    """
-
-    compiled: tuple[Model, ...] = ()
-    cached: tuple[Model, ...] = ()
-    alone: tuple[Model, ...] = ()
+    compiled: tuple[Model, ...] = ()  # those that the cache holds now
+    cached: tuple[Model, ...] = ()  # those that it held before
+    alone: tuple[Model, ...] = ()  # those left for :func:`compile_iree`: too large, refused, or too few to be worth it
     programs: int = 0
 
 

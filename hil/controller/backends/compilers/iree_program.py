@@ -64,15 +64,10 @@ _VERSION = 3
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is compiled.
+    """How a model is compiled."""
 
-    Attributes:
-        key: the program's, in the cache.
-        flags: of iree-compile, hil's defaults included.
-    """
-
-    key: str
-    flags: tuple[str, ...]
+    key: str  # the program's, in the cache
+    flags: tuple[str, ...]  # of iree-compile, hil's defaults included
     compiler: str
     meta: Mapping[str, Any]
 

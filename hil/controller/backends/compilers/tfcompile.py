@@ -44,9 +44,6 @@ _VERSION = 2
 class Workplace:
     """What the steps share: the arguments of :func:`hil.controller.backends.compilers.compile_model`, and how long
     each took.
-
-    Attributes:
-        seconds: step -> how long it took, where it was not in the cache.
     """
 
     cache: Cache
@@ -54,7 +51,7 @@ class Workplace:
     recompute: bool
     timeout: float | None
     log: Path
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # step -> how long it took, where it was not in the cache
 
     def make(self, step: str, key: str, model: str, call: Callable[[Path], None]) -> Path:
         """The folder of what a step makes, from the cache or made now.
@@ -271,19 +268,12 @@ _FAMILY = {"amd64": "x86_64", "arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for.
+    """What to compile for."""
 
-    Attributes:
-        triple: as LLVM calls it.
-        cpu: as LLVM calls it; "" is any of its family.
-        zig: as Zig calls it, with the C library.
-        variables: whether the program's variables are arguments and results like others, and not kept with it.
-    """
-
-    triple: str
-    cpu: str
-    zig: str
-    variables: bool
+    triple: str  # as LLVM calls it
+    cpu: str  # as LLVM calls it; "" is any of its family
+    zig: str  # as Zig calls it, with the C library
+    variables: bool  # whether the program's variables are arguments and results like others, and not kept with it
 
 
 def target_of(flags: Sequence[str]) -> Target:

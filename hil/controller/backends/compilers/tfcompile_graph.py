@@ -173,20 +173,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Port:
-    """What goes into a compiled graph or comes out of it.
+    """What goes into a compiled graph or comes out of it."""
 
-    Attributes:
-        name: unique among all, in C++'s alphabet: tfcompile makes methods of it.
-        output: which one of the node's.
-        spec: the name that people know it by, dtype and shape.
-        read_only: of a variable: whether the graph never assigns it.
-    """
-
-    name: str
+    name: str  # unique among all, in C++'s alphabet: tfcompile makes methods of it
     node: str
-    output: int
-    spec: TensorSpec
-    read_only: bool = False
+    output: int  # which one of the node's
+    spec: TensorSpec  # the name that people know it by, dtype and shape
+    read_only: bool = False  # of a variable: whether the graph never assigns it
 
 
 @dataclass(frozen=True)

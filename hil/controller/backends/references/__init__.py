@@ -57,17 +57,11 @@ class Compute(Protocol):
 
 @dataclass(frozen=True)
 class Reference:
-    """An oracle.
+    """An oracle."""
 
-    Attributes:
-        formats: of the models that it takes.
-        source: who speaks, with version; the key of what is cached.
-        compute: does the work; folders as :mod:`hil.controller.storage.tensor_files` writes them.
-    """
-
-    formats: tuple[str, ...]
-    source: Callable[[], str]
-    compute: Compute
+    formats: tuple[str, ...]  # of the models that it takes
+    source: Callable[[], str]  # who speaks, with version; the key of what is cached
+    compute: Compute  # does the work; folders as :mod:`hil.controller.storage.tensor_files` writes them
 
 
 def references() -> dict[str, Reference]:

@@ -207,22 +207,15 @@ def remove(folder: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended on the board.
+    """How a command ended on the board."""
 
-    Attributes:
-        how: ``exit`` (see ``code``), ``late`` (it outlived its limit), ``busy`` (another run holds the board) or
-            ``gone`` (the run's folder is no more).
-        code: its exit code, 128 and more where a signal ended it.
-        waited_s: how long it waited for another run to end.
-        sizes: of each output file in bytes, None where it wrote none.
-        out: the end of what it printed.
-    """
-
+    # ``exit`` (see ``code``), ``late`` (it outlived its limit), ``busy`` (another run holds the board) or ``gone`` (the
+    # run's folder is no more).
     how: str
-    code: int
-    waited_s: int
-    sizes: tuple[int | None, ...]
-    out: str
+    code: int  # its exit code, 128 and more where a signal ended it
+    waited_s: int  # how long it waited for another run to end
+    sizes: tuple[int | None, ...]  # of each output file in bytes, None where it wrote none
+    out: str  # the end of what it printed
 
 
 def run(

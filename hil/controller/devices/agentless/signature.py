@@ -40,13 +40,10 @@ _READ_S = 60.0
 
 @dataclass(frozen=True)
 class Signature:
-    """A function as a command calls it.
-
-    Attributes:
-        inputs, outputs: its tensors, in order; the name of a bare number begins with ``scalar:``.
-    """
+    """A function as a command calls it."""
 
     function: str
+    # inputs, outputs: its tensors, in order; the name of a bare number begins with ``scalar:``.
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 

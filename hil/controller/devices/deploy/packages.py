@@ -94,20 +94,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Package:
-    """A package, ready to be sent.
+    """A package, ready to be sent."""
 
-    Attributes:
-        id: its folder's name on the board, ``numpy-2.4.6-<digest>``.
-        path: the gzipped tar.
-        disk_bytes: what its files take on a disk.
-    """
-
-    id: str
+    id: str  # its folder's name on the board, ``numpy-2.4.6-<digest>``
     title: str
-    path: Path
+    path: Path  # the gzipped tar
     size: int
     sha256: str
-    disk_bytes: int
+    disk_bytes: int  # what its files take on a disk
 
 
 def package_id(title: str, digest: str) -> str:
@@ -293,21 +287,13 @@ _LIBC = re.compile(r"(glibc|musl)-([0-9]{1,3})\.([0-9]{1,3})")
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python on a board.
+    """A Python on a board."""
 
-    Attributes:
-        path: the executable, links followed.
-        version: (3, 11), say.
-        machine: the architecture that it was built for, as ``uname -m`` would say it.
-        libc: ``glibc-2.36`` or ``musl-1.2``; "" where it could not be told.
-        problem: why it cannot be used; "" where it can.
-    """
-
-    path: str
-    version: tuple[int, int]
-    machine: str
-    libc: str
-    problem: str = ""
+    path: str  # the executable, links followed
+    version: tuple[int, int]  # (3, 11), say
+    machine: str  # the architecture that it was built for, as ``uname -m`` would say it
+    libc: str  # ``glibc-2.36`` or ``musl-1.2``; "" where it could not be told
+    problem: str = ""  # why it cannot be used; "" where it can
 
     @property
     def text(self) -> str:

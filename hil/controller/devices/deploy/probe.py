@@ -34,43 +34,27 @@ class AgentBuild:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is on a board.
+    """What is on a board."""
 
-    Attributes:
-        folder: hil's folder there, absolute.
-        running: (process, build) of the agent that runs, or None.
-        python: the interpreter that an agent runs on which is as it was asked for; "" without one.
-        complete: nothing of that agent is missing, and it is what was asked for.
-        machine, system: ``aarch64``, ``Linux``; "" where they were not asked for.
-        broken: (path, what it said) of those that did not.
-        free_bytes: what the folder's disk has left; None where it could not be told.
-        used_bytes: what hil's folder takes; None where it was not asked for.
-        unusable: why the folder cannot be written; "" where it can.
-        noexec: nothing can be run from it.
-        left: (path, why) of what cleaning left behind.
-        busy: the process of an agent that did not leave because somebody has the device, or 0.
-        stopped: the process of an agent that was ended, or 0.
-        deploying: somebody puts an agent there just now, which kept `clean` out.
-    """
-
-    folder: str = ""
-    running: tuple[int, str] | None = None
-    python: str = ""
+    folder: str = ""  # hil's folder there, absolute
+    running: tuple[int, str] | None = None  # (process, build) of the agent that runs, or None
+    python: str = ""  # the interpreter that an agent runs on which is as it was asked for; "" without one
     installed: AgentBuild | None = None
-    complete: bool = False
+    complete: bool = False  # nothing of that agent is missing, and it is what was asked for
     packages: frozenset[str] = frozenset()
+    # machine, system: ``aarch64``, ``Linux``; "" where they were not asked for.
     machine: str = ""
     system: str = ""
     interpreters: tuple[Interpreter, ...] = ()
-    broken: tuple[tuple[str, str], ...] = ()
-    free_bytes: int | None = None
-    used_bytes: int | None = None
-    unusable: str = ""
-    noexec: bool = False
-    left: tuple[tuple[str, str], ...] = ()
-    busy: int = 0
-    stopped: int = 0
-    deploying: bool = False
+    broken: tuple[tuple[str, str], ...] = ()  # (path, what it said) of those that did not
+    free_bytes: int | None = None  # what the folder's disk has left; None where it could not be told
+    used_bytes: int | None = None  # what hil's folder takes; None where it was not asked for
+    unusable: str = ""  # why the folder cannot be written; "" where it can
+    noexec: bool = False  # nothing can be run from it
+    left: tuple[tuple[str, str], ...] = ()  # (path, why) of what cleaning left behind
+    busy: int = 0  # the process of an agent that did not leave because somebody has the device, or 0
+    stopped: int = 0  # the process of an agent that was ended, or 0
+    deploying: bool = False  # somebody puts an agent there just now, which kept `clean` out
 
 
 def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -> Seen:
@@ -176,20 +160,13 @@ def _kib(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class AgentStatus:
-    """What hil has on a board.
-
-    Attributes:
-        pid: the agent's process; 0 where none runs.
-        build: the content id of the agent that runs, or else of the one that was deployed last; "" without either.
-        agent: the one that was deployed last; its texts are empty where none was.
-        used_bytes: what the folder takes; 0 where there is none.
-    """
+    """What hil has on a board."""
 
     folder: str
-    pid: int
-    build: str
-    agent: AgentBuild
-    used_bytes: int
+    pid: int  # the agent's process; 0 where none runs
+    build: str  # the content id of the agent that runs, or else of the one that was deployed last; "" without either
+    agent: AgentBuild  # the one that was deployed last; its texts are empty where none was
+    used_bytes: int  # what the folder takes; 0 where there is none
 
 
 def status(shell: Shell, folder: str, *, board: str = "") -> AgentStatus:

@@ -24,45 +24,34 @@ if TYPE_CHECKING:
 
 @dataclass
 class Link:
-    """A way to a board, as long as it is open.
-
-    Attributes:
-        log: what the far side's process printed so far, for an error's detail.
-        renew: mends the way after a break, where it can be, and gives the target anew.
-        pushed_bytes: what the link itself sent to the board, to put an agent there.
-        build: the agent that the link put there or found, as Describe calls it; "" where any will do.
-        config: the board's config, where only who is at the far end decides which board it is.
-        over: why the board is ours no more, "" where nothing is known of that; asked when it failed.
-        connect: makes the client of a board without an agent, for errors of that name; None: an agent's, at the target.
-    """
+    """A way to a board, as long as it is open."""
 
     target: Target
     close: Callable[[], None] = field(default=lambda: None)
+    # what the far side's process printed so far, for an error's detail.
     log: Callable[[], str] = field(default=lambda: "")
-    renew: Callable[[], Target] | None = None
+    renew: Callable[[], Target] | None = None  # mends the way after a break, where it can be, and gives the target anew
     shell: Shell | None = None
-    pushed_bytes: int = 0
-    build: str = ""
-    config: BoardConfig | None = None
+    pushed_bytes: int = 0  # what the link itself sent to the board, to put an agent there
+    build: str = ""  # the agent that the link put there or found, as Describe calls it; "" where any will do
+    config: BoardConfig | None = None  # the board's config, where only who is at the far end decides which board it is
+    # why the board is ours no more, "" where nothing is known of that; asked when it failed.
     over: Callable[[], str] = field(default=lambda: "")
+    # makes the client of a board without an agent, for errors of that name; None: an agent's, at the target.
     connect: Callable[[str], BoardClient] | None = None
 
 
 @dataclass(frozen=True)
 class LinkKind:
-    """A kind of link; :mod:`hil.controller.devices.board_resolver` lists them.
-
-    Attributes:
-        connect: opens a link. It imports what is heavy when it is called. It raises UsageError for an address or a
-            config that is wrong, and BoardError where nobody answers, the board refuses us, or cannot be used.
-        is_address: whether a text is an address of this kind, and not a board's name or config file.
-        serves: whether this kind leads to a board; None: its address tells.
-    """
+    """A kind of link; :mod:`hil.controller.devices.board_resolver` lists them."""
 
     name: str
+    # opens a link. It imports what is heavy when it is called. It raises UsageError for an address or a config that is
+    # wrong, and BoardError where nobody answers, the board refuses us, or cannot be used.
     connect: Callable[[BoardChoice], Link]
+    # whether a text is an address of this kind, and not a board's name or config file.
     is_address: Callable[[str], bool] = lambda text: False
-    serves: Callable[[BoardChoice], bool] | None = None
+    serves: Callable[[BoardChoice], bool] | None = None  # whether this kind leads to a board; None: its address tells
     takes_faults: bool = False
 
     def is_for(self, choice: BoardChoice) -> bool:

@@ -39,17 +39,11 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class Address:
-    """Where an SSH server is.
+    """Where an SSH server is."""
 
-    Attributes:
-        host: a name of the ssh config, a host's name, or an IP address.
-        user: who logs in; "" leaves it to the ssh config.
-        port: TCP port; 0 leaves it to the ssh config.
-    """
-
-    host: str
-    user: str = ""
-    port: int = 0
+    host: str  # a name of the ssh config, a host's name, or an IP address
+    user: str = ""  # who logs in; "" leaves it to the ssh config
+    port: int = 0  # TCP port; 0 leaves it to the ssh config
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""

@@ -182,16 +182,12 @@ class FileKey(OnDiskPrivateKey):
 
 @dataclass(frozen=True)
 class Hop:
-    """A machine that we are logged in to: the board, or one on the way to it.
-
-    Attributes:
-        proxy_command: the command that leads there in place of a TCP connection, or "".
-    """
+    """A machine that we are logged in to: the board, or one on the way to it."""
 
     connection: fabric.Connection
     source: AuthSource
     host_key: paramiko.PKey
-    proxy_command: str = ""
+    proxy_command: str = ""  # the command that leads there in place of a TCP connection, or ""
     proxy: subprocess.Popen[bytes] | None = None
 
     @property

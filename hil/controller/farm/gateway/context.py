@@ -21,16 +21,7 @@ from hil.controller.farm.store.notifications import PubSub
 
 @dataclass
 class GatewayContext:
-    """The parts of one gateway.
-
-    Attributes:
-        dispatch: the boards that are attended here, and what is sent to them.
-        heartbeats: what the database is told of their workers.
-        log_buffer: what jobs print, on its way to the database.
-        tunnels: connections to agents of leased boards.
-        advertise: where hosts reach this very gateway, "" for where they attend.
-        tasks: what runs beside the call that began it.
-    """
+    """The parts of one gateway."""
 
     db: Database
     engine: LeaseQueue
@@ -38,13 +29,13 @@ class GatewayContext:
     store: Store
     access: Access
     pubsub: PubSub
-    dispatch: Dispatch
-    heartbeats: Heartbeats
-    log_buffer: LogBuffer
-    tunnels: Tunnels
+    dispatch: Dispatch  # the boards that are attended here, and what is sent to them
+    heartbeats: Heartbeats  # what the database is told of their workers
+    log_buffer: LogBuffer  # what jobs print, on its way to the database
+    tunnels: Tunnels  # connections to agents of leased boards
     metrics: Metrics
-    advertise: str = ""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    advertise: str = ""  # where hosts reach this very gateway, "" for where they attend
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # what runs beside the call that began it
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Let something run on beside the call that began it."""

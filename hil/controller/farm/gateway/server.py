@@ -52,26 +52,18 @@ _STATS = Principal(user="farm", role=Role.VIEWER)
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """How a gateway runs.
-
-    Attributes:
-        listen: ``unix:PATH`` and ``HOST:PORT`` (port 0: any free one), one or more.
-        artifacts: folder or URL of the store of files.
-        tls_cert, tls_key: the server's, PEM files; needed beyond loopback.
-        metrics: ``HOST:PORT`` where Prometheus asks, "" for nowhere.
-        advertise: where hosts reach this very gateway, where several stand behind one address.
-        patience_s: how long a database that is away is waited for at the start.
-    """
+    """How a gateway runs."""
 
     db: str
-    listen: tuple[str, ...]
-    artifacts: str
+    listen: tuple[str, ...]  # ``unix:PATH`` and ``HOST:PORT`` (port 0: any free one), one or more
+    artifacts: str  # folder or URL of the store of files
+    # tls_cert, tls_key: the server's, PEM files; needed beyond loopback.
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    metrics: str = ""
-    advertise: str = ""
+    metrics: str = ""  # ``HOST:PORT`` where Prometheus asks, "" for nowhere
+    advertise: str = ""  # where hosts reach this very gateway, where several stand behind one address
     settings: FarmSettings = field(default_factory=FarmSettings)
-    patience_s: float = 30.0
+    patience_s: float = 30.0  # how long a database that is away is waited for at the start
 
 
 class Gateway:

@@ -32,18 +32,13 @@ _HOLD_S = 3.0
 
 @dataclass
 class BoardConnection:
-    """The way to one board.
-
-    Attributes:
-        config: the board's; with what labgrid has of it, where it is labgrid's.
-        info: what its agent said last; empty while nothing is known.
-    """
+    """The way to one board."""
 
     post: BoardEntry
     site: HostInfo
     say: Say
-    config: BoardConfig = field(init=False)
-    info: dict[str, Any] = field(default_factory=dict)
+    config: BoardConfig = field(init=False)  # the board's; with what labgrid has of it, where it is labgrid's
+    info: dict[str, Any] = field(default_factory=dict)  # what its agent said last; empty while nothing is known
 
     def __post_init__(self) -> None:
         self.config = self.post.load()

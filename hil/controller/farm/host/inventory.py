@@ -29,21 +29,14 @@ _NAME = re.compile(r"\w[\w.-]{0,59}")
 
 @dataclass(frozen=True)
 class HostInfo:
-    """What the workers of a host share.
+    """What the workers of a host share."""
 
-    Attributes:
-        host: its name, which no other host of the farm has.
-        folder: of this host alone: files of jobs, stores of simulators, logs.
-        sockets: a folder with a short path, since those of Unix sockets must be.
-        boards: how many there are: they share the machine.
-    """
-
-    host: str
+    host: str  # its name, which no other host of the farm has
     site: str
     farm: FarmAddress
-    folder: Path
-    sockets: Path
-    boards: int = 1
+    folder: Path  # of this host alone: files of jobs, stores of simulators, logs
+    sockets: Path  # a folder with a short path, since those of Unix sockets must be
+    boards: int = 1  # how many there are: they share the machine
 
     @property
     def files(self) -> Path:
@@ -53,20 +46,13 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class BoardEntry:
-    """One board of a host.
+    """One board of a host."""
 
-    Attributes:
-        name: the board's, in the whole farm.
-        folder: of this board alone.
-        simulator: arguments of `python -m hil.sim`, where the host starts the board itself.
-        typed: whether the config needs no word of the user's, whoever alters it.
-    """
-
-    name: str
+    name: str  # the board's, in the whole farm
     config: Path
-    folder: Path
-    simulator: tuple[str, ...] = ()
-    typed: bool = True
+    folder: Path  # of this board alone
+    simulator: tuple[str, ...] = ()  # arguments of `python -m hil.sim`, where the host starts the board itself
+    typed: bool = True  # whether the config needs no word of the user's, whoever alters it
 
     def load(self) -> BoardConfig:
         """Its config, read anew."""

@@ -34,32 +34,22 @@ class EventKind(str, Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a board.
-
-    Attributes:
-        reason: more of it, in words.
-        checked: of ATTENDED: whether it was seen to be healthy not long ago, and nothing happened to it since.
-    """
+    """Something that happened to a board."""
 
     what: EventKind
-    reason: str = ""
+    reason: str = ""  # more of it, in words
+    # of ATTENDED: whether it was seen to be healthy not long ago, and nothing happened to it since.
     checked: bool = False
 
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of the board.
-
-    Attributes:
-        failures: failed checks in a row.
-        check_in_s: check it after so long (0: as soon as it is free); None: nothing is to be checked.
-        reason: why, in words, for its row and its event.
-    """
+    """What becomes of the board."""
 
     state: BoardState
-    failures: int
-    check_in_s: float | None
-    reason: str
+    failures: int  # failed checks in a row
+    check_in_s: float | None  # check it after so long (0: as soon as it is free); None: nothing is to be checked
+    reason: str  # why, in words, for its row and its event
 
     @property
     def doubted(self) -> bool:

@@ -41,56 +41,37 @@ _LOOK = 32
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued job.
-
-    Attributes:
-        user, project: whom it is counted for.
-        waits_s: how long it has been queued.
-        selector: what a board must be (:mod:`.selector`); "" is any.
-        avoid: boards that it must not be given.
-        affinity: what a board may be warm for; "" is nothing.
-        kind: what it does; health jobs are apart.
-    """
+    """A queued job."""
 
     id: int
+    # user, project: whom it is counted for.
     user: str
     project: str = ""
     priority: Priority = Priority.NORMAL
-    waits_s: float = 0.0
-    selector: str = ""
+    waits_s: float = 0.0  # how long it has been queued
+    selector: str = ""  # what a board must be (:mod:`.selector`); "" is any
     board: str = ""
-    avoid: frozenset[str] = frozenset()
-    affinity: str = ""
-    kind: Kind = Kind.RUN
+    avoid: frozenset[str] = frozenset()  # boards that it must not be given
+    affinity: str = ""  # what a board may be warm for; "" is nothing
+    kind: Kind = Kind.RUN  # what it does; health jobs are apart
 
 
 @dataclass(frozen=True)
 class Free:
-    """A board that has no job.
-
-    Attributes:
-        labels: what selectors see.
-        warm: the affinities of what lies on it.
-        health_only: whether it must be checked before anything else.
-    """
+    """A board that has no job."""
 
     name: str
-    labels: Mapping[str, Any] = field(default_factory=dict)
-    warm: frozenset[str] = frozenset()
-    health_only: bool = False
+    labels: Mapping[str, Any] = field(default_factory=dict)  # what selectors see
+    warm: frozenset[str] = frozenset()  # the affinities of what lies on it
+    health_only: bool = False  # whether it must be checked before anything else
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a user's project has of the boards.
+    """What a user's project has of the boards."""
 
-    Attributes:
-        running: boards that it has now.
-        board_s: seconds of boards that it had, those long ago counted less.
-    """
-
-    running: int = 0
-    board_s: float = 0.0
+    running: int = 0  # boards that it has now
+    board_s: float = 0.0  # seconds of boards that it had, those long ago counted less
 
 
 def assign(
@@ -264,13 +245,9 @@ def _bits(mask: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Retry:
-    """The job goes back to the queue.
+    """The job goes back to the queue."""
 
-    Attributes:
-        reason: what failed, for its row and its event.
-    """
-
-    reason: str
+    reason: str  # what failed, for its row and its event
 
 
 @dataclass(frozen=True)
@@ -299,23 +276,15 @@ def after_attempt(
 
 @dataclass(frozen=True)
 class BoardRow:
-    """A board, as far as matching goes.
-
-    Attributes:
-        labels: with its name, site, host and kind of hardware among them.
-        held: whether nothing new may begin on it.
-        attended: whether its worker is heard of.
-        busy: whether a lease on it is not over.
-        unchecked: whether nothing is known of its health for long.
-    """
+    """A board, as far as matching goes."""
 
     name: str
-    labels: Mapping[str, Any]
+    labels: Mapping[str, Any]  # with its name, site, host and kind of hardware among them
     state: BoardState
-    held: bool
-    attended: bool
-    busy: bool
-    unchecked: bool
+    held: bool  # whether nothing new may begin on it
+    attended: bool  # whether its worker is heard of
+    busy: bool  # whether a lease on it is not over
+    unchecked: bool  # whether nothing is known of its health for long
     warm: frozenset[str]
 
     @property

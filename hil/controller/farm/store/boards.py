@@ -46,17 +46,11 @@ _PRESENT = """
 
 @dataclass(frozen=True)
 class AttendReply:
-    """What a worker that presents its board is answered.
+    """What a worker that presents its board is answered."""
 
-    Attributes:
-        owner: whether the board is its own now; else it stands by.
-        over: of the leases that it works on, those that are over, and why.
-        grants: the leases of its board that it does not know of.
-    """
-
-    owner: bool
-    over: dict[int, str] = field(default_factory=dict)
-    grants: list[Grant] = field(default_factory=list)
+    owner: bool  # whether the board is its own now; else it stands by
+    over: dict[int, str] = field(default_factory=dict)  # of the leases that it works on, those that are over, and why
+    grants: list[Grant] = field(default_factory=list)  # the leases of its board that it does not know of
 
 
 @alone

@@ -213,18 +213,12 @@ create table if not exists hil.migrations (
 
 @dataclass(frozen=True)
 class Part:
-    """One part's schema.
-
-    Attributes:
-        steps: SQL by name, from the first to the last.
-        whole: SQL that does what all of them do, for a new database; "" where there is none.
-        sign: a table that is there only where some of it is done.
-    """
+    """One part's schema."""
 
     name: str
-    steps: dict[str, str]
-    whole: str = ""
-    sign: str = ""
+    steps: dict[str, str]  # SQL by name, from the first to the last
+    whole: str = ""  # SQL that does what all of them do, for a new database; "" where there is none
+    sign: str = ""  # a table that is there only where some of it is done
 
 
 async def migrate(url: str, parts: tuple[Part, ...] | None = None) -> list[str]:

@@ -80,17 +80,11 @@ _READYING = """
 
 @dataclass(frozen=True)
 class BeatReply:
-    """What a worker's beat is answered with.
+    """What a worker's beat is answered with."""
 
-    Attributes:
-        owner: whether its board is its own.
-        vacant: whether the board is nobody's, so that who stands by for it may present it again.
-        over: of the leases that it works on, those that are over, and why.
-    """
-
-    owner: bool
-    vacant: bool = False
-    over: dict[int, str] = field(default_factory=dict)
+    owner: bool  # whether its board is its own
+    vacant: bool = False  # whether the board is nobody's, so that who stands by for it may present it again
+    over: dict[int, str] = field(default_factory=dict)  # of the leases that it works on, those that are over, and why
 
 
 @dataclass(frozen=True)
@@ -104,18 +98,12 @@ class WorkerBeat:
 
 @dataclass(frozen=True)
 class LeaseStatus:
-    """What a lease's holder is told.
-
-    Attributes:
-        key: shows that one holds it.
-        direct: the agent's address for whoever is on the board's host.
-        started: whether the board's session is open.
-    """
+    """What a lease's holder is told."""
 
     card: BoardCard
-    key: str
-    direct: str
-    started: bool
+    key: str  # shows that one holds it
+    direct: str  # the agent's address for whoever is on the board's host
+    started: bool  # whether the board's session is open
 
 
 async def grant_of(tx: Tx, lease: int, settings: FarmSettings = _USUAL) -> Grant | None:

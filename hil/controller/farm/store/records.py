@@ -51,28 +51,20 @@ _BOARDS = """
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job, with what its submission says of it.
-
-    Attributes:
-        attempts: leases that it had.
-        max_attempts: leases that it may have.
-        pinned: the board that it must have, "" for any.
-        affinity: what a board is warm for once it ran this.
-        avoid: boards where it failed for the infrastructure's sake.
-    """
+    """A job, with what its submission says of it."""
 
     id: int
     name: str
     submission: int
     kind: Kind
     state: JobState
-    attempts: int
-    max_attempts: int
+    attempts: int  # leases that it had
+    max_attempts: int  # leases that it may have
     user: str
     project: str
-    pinned: str
-    affinity: str
-    avoid: tuple[str, ...]
+    pinned: str  # the board that it must have, "" for any
+    affinity: str  # what a board is warm for once it ran this
+    avoid: tuple[str, ...]  # boards where it failed for the infrastructure's sake
 
     @classmethod
     def of(cls, row: Mapping[str, Any], id: int) -> JobRow:

@@ -125,16 +125,11 @@ _UNUSED = f"""
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What was deleted, or would be.
-
-    Attributes:
-        bytes: of the artifacts.
-        artifacts: digests of the files that nothing refers to any more.
-    """
+    """What was deleted, or would be."""
 
     counts: dict[str, int]
-    bytes: int = 0
-    artifacts: list[str] = field(default_factory=list)
+    bytes: int = 0  # of the artifacts
+    artifacts: list[str] = field(default_factory=list)  # digests of the files that nothing refers to any more
 
 
 async def gc(

@@ -24,24 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a model of one format becomes one of another.
+    """How a model of one format becomes one of another."""
 
-    Attributes:
-        convert: called in a process of its own with ``path`` (the model's file), ``function`` (its entry point),
-            ``dims`` (sizes of symbolic dimensions by name) and ``output`` (the file to write; further files beside
-            it). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; whatever else it
-            raises becomes one.
-        packages: whose versions the result depends on.
-        extra: of hil, which installs the packages.
-        version: raise it when the result changes without those.
-    """
-
+    # called in a process of its own with ``path`` (the model's file), ``function`` (its entry point), ``dims`` (sizes
+    # of symbolic dimensions by name) and ``output`` (the file to write; further files beside it). Inputs and outputs
+    # keep order, dtypes and shapes. Raises CompileFailed; whatever else it raises becomes one.
     convert: Callable[..., None]
     by: str
-    packages: tuple[str, ...]
+    packages: tuple[str, ...]  # whose versions the result depends on
     suffix: str
-    extra: str
-    version: int = 1
+    extra: str  # of hil, which installs the packages
+    version: int = 1  # raise it when the result changes without those
 
 
 def _from_tensorflow(convert: Callable[..., None], by: str, suffix: str, *packages: str) -> Conversion:

@@ -39,27 +39,22 @@ _NOTES = "hil-recipe.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to change a model.
+    """One way to change a model."""
 
-    Attributes:
-        apply: a function (or ``module:function``), called in a process of its own with ``model`` (the file), ``output``
-            (the file to write; external data beside it), ``external`` (whether the model keeps data outside its file,
-            and so the result must), ``samples`` (a list of folders, each one sample of every input as
-            :mod:`hil.controller.storage.tensor_files` writes it) and every setting but ``samples``. Inputs and
-            outputs keep names, dtypes and shapes. It may return what it tells of its work as a JSON object, which
-            results then hold (:func:`hil.controller.models.flows.recipe.recipe_notes`). Raises ImportFailed; whatever
-            else it raises becomes one.
-        settings: name -> default. What a flow gives must be of the default's type.
-        calibrated: whether it looks at samples; else ``samples`` is empty.
-        version: raise it when the result changes without those.
-    """
-
+    # a function (or ``module:function``), called in a process of its own with ``model`` (the file), ``output`` (the
+    # file to write; external data beside it), ``external`` (whether the model keeps data outside its file, and so the
+    # result must), ``samples`` (a list of folders, each one sample of every input as
+    # :mod:`hil.controller.storage.tensor_files` writes it) and every setting but ``samples``. Inputs and outputs keep
+    # names, dtypes and shapes. It may return what it tells of its work as a JSON object, which results then hold
+    # (:func:`hil.controller.models.flows.recipe.recipe_notes`). Raises ImportFailed; whatever else it raises becomes
+    # one.
     apply: IsolatedFunction
+    # name -> default. What a flow gives must be of the default's type.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    calibrated: bool = False
+    calibrated: bool = False  # whether it looks at samples; else ``samples`` is empty
     packages: tuple[str, ...] = ("onnx", "onnxruntime")
     formats: tuple[str, ...] = ("onnx",)
-    version: int = 1
+    version: int = 1  # raise it when the result changes without those
 
     @property
     def all_settings(self) -> dict[str, Any]:

@@ -34,19 +34,14 @@ _FOUND = "model.json"
 
 @dataclass(frozen=True)
 class Importer:
-    """How one format is read.
-
-    Attributes:
-        recognises: whether a file that begins with these bytes is one, whatever its name.
-        describe: a function (or ``module:function``), called in a process of its own with ``path`` (str), ``function``
-            (str) and ``dims`` (name -> int); returns a JSON object of ``function``, ``inputs`` and ``outputs`` (lists
-            of [name, dtype, shape], or None where only the board can tell), ``ranges`` (input -> [low, high]),
-            ``external`` (names of further files, relative to the model's folder), ``producer`` (anything).
-            Raises ImportFailed or UsageError.
-    """
+    """How one format is read."""
 
     suffixes: tuple[str, ...]
-    recognises: Callable[[bytes], bool]
+    recognises: Callable[[bytes], bool]  # whether a file that begins with these bytes is one, whatever its name
+    # a function (or ``module:function``), called in a process of its own with ``path`` (str), ``function`` (str) and
+    # ``dims`` (name -> int); returns a JSON object of ``function``, ``inputs`` and ``outputs`` (lists of [name, dtype,
+    # shape], or None where only the board can tell), ``ranges`` (input -> [low, high]), ``external`` (names of further
+    # files, relative to the model's folder), ``producer`` (anything). Raises ImportFailed or UsageError.
     describe: IsolatedFunction
 
 

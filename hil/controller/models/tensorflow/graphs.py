@@ -236,17 +236,11 @@ _MAIN = re.compile(r"func\.func (?:public )?@main\((?P<arguments>.*?)\) -> ")
 
 @dataclass(frozen=True)
 class StableHlo:
-    """A module's text.
+    """A module's text."""
 
-    Attributes:
-        mlir: without operations of the dialect mhlo.
-        arguments: how many ``main`` takes.
-        aliases: number of a result -> number of the argument that it is the new value of.
-    """
-
-    mlir: str
-    arguments: int
-    aliases: dict[int, int]
+    mlir: str  # without operations of the dialect mhlo
+    arguments: int  # how many ``main`` takes
+    aliases: dict[int, int]  # number of a result -> number of the argument that it is the new value of
 
 
 def read_stablehlo(text: str) -> StableHlo:

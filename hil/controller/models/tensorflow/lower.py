@@ -25,14 +25,10 @@ from hil.errors import CompileFailed
 
 @dataclass(frozen=True)
 class Live:
-    """A lowered function with what it captured in this process.
-
-    Attributes:
-        captured: the tf.Variable or tf.Tensor of each of ``function.state``.
-    """
+    """A lowered function with what it captured in this process."""
 
     function: LoweredFunction
-    captured: tuple[Any, ...]
+    captured: tuple[Any, ...]  # the tf.Variable or tf.Tensor of each of ``function.state``
 
     def values(self) -> list[Array]:
         """What is in the captured variables and tensors now: the further arguments."""
@@ -146,17 +142,12 @@ ENTRY = "main"
 
 @dataclass(frozen=True)
 class State:
-    """A variable or a tensor that a function captured: a further argument of the lowered function.
+    """A variable or a tensor that a function captured: a further argument of the lowered function."""
 
-    Attributes:
-        spec: name, dtype and shape. Names are unique: the variable's, numbered where several have it.
-        constant: whether it is a tensor rather than a variable, and never changes.
-        result: number of the result (outputs included) that is the variable's new value; None where the function does
-            not assign it.
-    """
-
-    spec: TensorSpec
-    constant: bool = False
+    spec: TensorSpec  # name, dtype and shape. Names are unique: the variable's, numbered where several have it.
+    constant: bool = False  # whether it is a tensor rather than a variable, and never changes
+    # number of the result (outputs included) that is the variable's new value; None where the function does not assign
+    # it.
     result: int | None = None
 
 
@@ -165,16 +156,13 @@ class LoweredFunction:
     """A function in StableHLO, for one set of shapes.
 
     ``main(*inputs, *state) -> (*outputs, *new values of assigned variables)``.
-
-    Attributes:
-        mlir: the module as text; its one public function is ``main``.
-        structure: of what the function returns: the number of an output in the place of each; see :meth:`returned`.
     """
 
-    mlir: str
+    mlir: str  # the module as text; its one public function is ``main``
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     state: tuple[State, ...]
+    # of what the function returns: the number of an output in the place of each; see :meth:`returned`.
     structure: Structure
 
     @property

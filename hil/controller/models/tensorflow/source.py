@@ -23,20 +23,14 @@ _OWN = ("__saved_model_init_op", "__saved_model_train_op")
 
 @dataclass(frozen=True)
 class Source:
-    """A function of a model, opened.
+    """A function of a model, opened."""
 
-    Attributes:
-        name: its own: a signature's key, a method's name, or ``call`` of a Keras model.
-        function: takes what ``structure`` holds tensors' specs of.
-        structure: (positional, named) arguments; the leaves are ``tf.TensorSpec``, of fixed shape where ``--dim`` fixed
-            it, or values that are passed as they are.
-        inputs: the tensors among them: names, dtypes, shapes with symbols.
-    """
-
-    name: str
-    function: Callable[..., Any]
+    name: str  # its own: a signature's key, a method's name, or ``call`` of a Keras model
+    function: Callable[..., Any]  # takes what ``structure`` holds tensors' specs of
+    # (positional, named) arguments; the leaves are ``tf.TensorSpec``, of fixed shape where ``--dim`` fixed it, or
+    # values that are passed as they are.
     structure: tuple[list[Any], dict[str, Any]]
-    inputs: tuple[TensorSpec, ...]
+    inputs: tuple[TensorSpec, ...]  # the tensors among them: names, dtypes, shapes with symbols
     functions: tuple[str, ...]
     model: Any
 

@@ -31,21 +31,15 @@ from hil.errors import UsageError
 
 @dataclass(frozen=True)
 class Request:
-    """What a bundle is to be made of.
-
-    Attributes:
-        functions: entry points; none are all of a module, and of another model its main one.
-        options: how it is compiled, its inputs and expected outputs (of one case), seed, range, tolerances, references
-            (one at most) and time limit.
-        cases: ``[METHOD=]PATH`` of cases in files.
-        random: how many random cases each method gets; None is one where nothing else is given.
-    """
+    """What a bundle is to be made of."""
 
     model: Path
-    functions: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()  # entry points; none are all of a module, and of another model its main one
+    # how it is compiled, its inputs and expected outputs (of one case), seed, range, tolerances, references (one at
+    # most) and time limit.
     options: Options = field(default_factory=Options)
-    cases: tuple[str, ...] = ()
-    random: int | None = None
+    cases: tuple[str, ...] = ()  # ``[METHOD=]PATH`` of cases in files
+    random: int | None = None  # how many random cases each method gets; None is one where nothing else is given
 
 
 def create_bundle(

@@ -54,12 +54,9 @@ class Write(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """A form of another tool's.
+    """A form of another tool's."""
 
-    Attributes:
-        read, write: a :class:`Read` and a :class:`Write`, or their ``module:function``.
-    """
-
+    # read, write: a :class:`Read` and a :class:`Write`, or their ``module:function``.
     read: Read | str
     write: Write | str
     is_folder: bool

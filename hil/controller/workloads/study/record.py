@@ -18,45 +18,31 @@ MODEL = "model.py"
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment.
-
-    Attributes:
-        reported: what an older report says became of it; "" where there is none.
-        path: its model.py, which has a function ``training(random)``; see docs/tfcompile.md.
-    """
+    """One experiment."""
 
     name: str
     title: str
-    reported: str
-    path: Path
+    reported: str  # what an older report says became of it; "" where there is none
+    path: Path  # its model.py, which has a function ``training(random)``; see docs/tfcompile.md
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a study is asked to do.
-
-    Attributes:
-        ways: which compilers: keys of :data:`hil.controller.workloads.study.toolchains.WAYS`.
-        seed: of first values and data.
-        rtol, atol: within which every loss and variable must agree with TensorFlow's after every step; ``atol`` None
-            follows each tensor's scale and noise, as everywhere.
-        allow_blind: patterns of names of tensors that may pass though nobody can judge them.
-        no_fallback: whether a node that runs on another device than it was told to fails a row.
-        timeout: seconds for loading, and for each step.
-        resume: whether rows that are in the folder already are kept.
-    """
+    """What a study is asked to do."""
 
     experiments: Sequence[Experiment]
-    ways: Sequence[str]
+    ways: Sequence[str]  # which compilers: keys of :data:`hil.controller.workloads.study.toolchains.WAYS`
     steps: int
-    seed: int
+    seed: int  # of first values and data
+    # rtol, atol: within which every loss and variable must agree with TensorFlow's after every step; ``atol`` None
+    # follows each tensor's scale and noise, as everywhere.
     rtol: float
     atol: float | None
-    allow_blind: tuple[str, ...]
-    no_fallback: bool
-    timeout: float
+    allow_blind: tuple[str, ...]  # patterns of names of tensors that may pass though nobody can judge them
+    no_fallback: bool  # whether a node that runs on another device than it was told to fails a row
+    timeout: float  # seconds for loading, and for each step
     out: Path
-    resume: bool
+    resume: bool  # whether rows that are in the folder already are kept
 
     def told(self) -> dict[str, Any]:
         """The part that the results depend on, as JSON says it."""
@@ -117,26 +103,19 @@ class StageResult:
 
 @dataclass
 class Row:
-    """One experiment through one compiler.
-
-    Attributes:
-        size: of the program, in bytes.
-        steps: how many training steps agreed with TensorFlow's.
-        placement: where the program ran: fields of :class:`hil.core.results.Part`; None where the runtime did not
-            tell.
-        detail: the far side's own words about what went wrong.
-        worst: of all values of all steps: the largest absolute difference, where it was and what stood there.
-    """
+    """One experiment through one compiler."""
 
     experiment: Experiment
     way: str
     stages: list[StageResult]
     outcome: Outcome | None = None
     compiler: str = ""
-    size: int | None = None
-    steps: int = 0
-    detail: str = ""
+    size: int | None = None  # of the program, in bytes
+    steps: int = 0  # how many training steps agreed with TensorFlow's
+    detail: str = ""  # the far side's own words about what went wrong
+    # of all values of all steps: the largest absolute difference, where it was and what stood there.
     worst: dict[str, Any] = field(default_factory=dict)
+    # where the program ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
     placement: list[dict[str, Any]] | None = None
 
     @property

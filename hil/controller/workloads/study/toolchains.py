@@ -34,27 +34,17 @@ _OUTSIDE = "--variables=outside"
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled training step.
-
-    Attributes:
-        inputs: the names of its inputs in order: those of a batch, then variables as ``variable NAME``.
-        outputs: the names of its outputs in order, likewise.
-        values: the variables' first values, by those names.
-    """
+    """A compiled training step."""
 
     artifact: Artifact
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    values: Mapping[str, Array]
+    inputs: tuple[str, ...]  # the names of its inputs in order: those of a batch, then variables as ``variable NAME``
+    outputs: tuple[str, ...]  # the names of its outputs in order, likewise
+    values: Mapping[str, Array]  # the variables' first values, by those names
 
 
 @dataclass(frozen=True)
 class Making:
-    """What a way works with.
-
-    Attributes:
-        stage: called with a stage's name and what it does; tells how long it took and what went wrong.
-    """
+    """What a way works with."""
 
     saved: Path
     config: BoardConfig
@@ -62,6 +52,7 @@ class Making:
     folder: Path
     cache: Cache
     isolated: Isolated
+    # called with a stage's name and what it does; tells how long it took and what went wrong.
     stage: Callable[[str, Callable[[], Any]], Any]
 
     @property

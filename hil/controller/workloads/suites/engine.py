@@ -47,22 +47,16 @@ _JOIN_S = 15.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How an engine runs its cases.
-
-    Attributes:
-        confirm: how often a mismatch is run again, on the same board and on another in turns.
-        boards: how many boards of a farm to use at a time.
-        say: told what goes on; called from several threads.
-    """
+    """How an engine runs its cases."""
 
     flow: Flow
     settings: Settings
-    confirm: int = 0
+    confirm: int = 0  # how often a mismatch is run again, on the same board and on another in turns
     faults: tuple[str, ...] = ()
     wait_s: float = 60.0
-    boards: int = 1
+    boards: int = 1  # how many boards of a farm to use at a time
     purpose: str = "hil suite"
-    say: Callable[[str], None] = lambda text: None
+    say: Callable[[str], None] = lambda text: None  # told what goes on; called from several threads
 
 
 class Engine:

@@ -71,28 +71,21 @@ class Location:
 
 @dataclass(frozen=True)
 class Expectation:
-    """An entry of the file.
+    """An entry of the file."""
 
-    Attributes:
-        table: ``compile`` or ``run``.
-        number: its position in its table, from 1.
-        outcomes: expected outcomes; ``PASS`` among them if the result depends on the machine or on chance.
-        without: patterns of cases that it does not cover (``except`` in the file).
-        flow, runtime, board: patterns of where it applies; empty for everywhere.
-        until: the last day on which it applies; None for no limit.
-    """
-
-    table: str
-    number: int
+    table: str  # ``compile`` or ``run``
+    number: int  # its position in its table, from 1
     cases: tuple[str, ...]
+    # expected outcomes; ``PASS`` among them if the result depends on the machine or on chance.
     outcomes: tuple[str, ...]
     reason: str
     issue: str = ""
-    without: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # patterns of cases that it does not cover (``except`` in the file)
+    # flow, runtime, board: patterns of where it applies; empty for everywhere.
     flow: tuple[str, ...] = ()
     runtime: tuple[str, ...] = ()
     board: tuple[str, ...] = ()
-    until: date | None = None
+    until: date | None = None  # the last day on which it applies; None for no limit
 
     def covers(self, case_id: str) -> bool:
         """Return whether the patterns match a case's id."""
@@ -121,19 +114,13 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Expectations:
-    """The expectations of a file.
+    """The expectations of a file."""
 
-    Attributes:
-        path: the file, which need not exist, or None.
-        entries: those of ``[[compile]]``, then those of ``[[run]]``, each in the file's order.
-        today: the date for the entries' expiry.
-        made_with: package -> the version that the file was made with.
-    """
-
-    path: Path | None = None
+    path: Path | None = None  # the file, which need not exist, or None
+    # those of ``[[compile]]``, then those of ``[[run]]``, each in the file's order.
     entries: tuple[Expectation, ...] = ()
-    today: date = field(default_factory=date.today)
-    made_with: Mapping[str, str] = field(default_factory=dict)
+    today: date = field(default_factory=date.today)  # the date for the entries' expiry
+    made_with: Mapping[str, str] = field(default_factory=dict)  # package -> the version that the file was made with
 
     @classmethod
     def load(cls, path: Path | None, *, today: date | None = None) -> Expectations:

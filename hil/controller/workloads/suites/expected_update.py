@@ -238,19 +238,12 @@ def _rewritten(
 
 @dataclass(frozen=True)
 class Block:
-    """The text of an entry.
+    """The text of an entry."""
 
-    Attributes:
-        table: ``compile`` or ``run``.
-        body: the comment right above it, its header and its keys.
-        tail: blank lines and comments that follow, up to the next block.
-        new: whether it is not yet in the file; empty lines then separate it.
-    """
-
-    table: str
-    body: str
-    tail: str = ""
-    new: bool = False
+    table: str  # ``compile`` or ``run``
+    body: str  # the comment right above it, its header and its keys
+    tail: str = ""  # blank lines and comments that follow, up to the next block
+    new: bool = False  # whether it is not yet in the file; empty lines then separate it
 
 
 def split(text: str, path: Path) -> tuple[str, list[Block]]:

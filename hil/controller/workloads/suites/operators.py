@@ -36,19 +36,13 @@ _INDEX = "index.json"
 
 @dataclass(frozen=True)
 class NodeTest:
-    """One data set of a node test.
+    """One data set of a node test."""
 
-    Attributes:
-        id: the test's name without ``test_``; with ``.0``, ``.1`` if the test has several data sets.
-        op: the operator; ``Gelu (expanded)`` for the test of a function's body.
-        model: the model's name in the archive.
-        inputs, outputs: (name, dtype, name in the archive) of each tensor; other values (a sequence, an absent
-            optional) are left out.
-    """
-
-    id: str
-    op: str
-    model: str
+    id: str  # the test's name without ``test_``; with ``.0``, ``.1`` if the test has several data sets
+    op: str  # the operator; ``Gelu (expanded)`` for the test of a function's body
+    model: str  # the model's name in the archive
+    # inputs, outputs: (name, dtype, name in the archive) of each tensor; other values (a sequence, an absent optional)
+    # are left out.
     inputs: tuple[tuple[str, str, str], ...]
     outputs: tuple[tuple[str, str, str], ...]
     rtol: float

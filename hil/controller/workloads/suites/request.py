@@ -14,49 +14,34 @@ from hil.controller.pipeline.options import CaseSettings, flag_of, specs_of, sto
 
 @dataclass(frozen=True)
 class Settings(CaseSettings):
-    """How a suite's cases are to be run, whatever the flow.
+    """How a suite's cases are to be run, whatever the flow."""
 
-    Attributes:
-        profile: run a second time under the runtime's profiler.
-    """
-
-    profile: bool = False
+    profile: bool = False  # run a second time under the runtime's profiler
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `hil suite run` was asked to do.
+    """What `hil suite run` was asked to do."""
 
-    Attributes:
-        source: the suite: see :func:`hil.controller.workloads.suites.sources.open_suite`.
-        flow: its name, or a file.
-        boards: what ``--board`` named, in order; empty is the simulator.
-        hw_type: what ``--runtime-hw-type`` named.
-        ssh: ``identity``, ``known_hosts``, ``accept_new_host_key`` where they were given.
-        filters: shell patterns over case ids, of which one must match; one without wildcards matches a part of the id,
-            one after an equals sign the id itself.
-        layers: also a case for each layer of a model.
-        group, layer_inputs, merge: what layers are, what they are run on, and which of them are one case.
-        dims: values of symbolic dimensions.
-        only_expected_failures: leave out what is expected to pass.
-        confirm: how often a mismatch is run again.
-        jobs: how many compile at a time, None is one a core; with boards of a farm, how many of those run at a time.
-    """
-
-    source: str
-    flow: str = "iree"
-    boards: tuple[str, ...] = ()
-    hw_type: str = ""
+    source: str  # the suite: see :func:`hil.controller.workloads.suites.sources.open_suite`
+    flow: str = "iree"  # its name, or a file
+    boards: tuple[str, ...] = ()  # what ``--board`` named, in order; empty is the simulator
+    hw_type: str = ""  # what ``--runtime-hw-type`` named
+    # ``identity``, ``known_hosts``, ``accept_new_host_key`` where they were given.
     ssh: Mapping[str, Any] = field(default_factory=dict)
+    # shell patterns over case ids, of which one must match; one without wildcards matches a part of the id, one after
+    # an equals sign the id itself.
     filters: tuple[str, ...] = ()
-    layers: bool = True
+    layers: bool = True  # also a case for each layer of a model
+    # group, layer_inputs, merge: what layers are, what they are run on, and which of them are one case.
     group: str = "node"
     layer_inputs: str = "real"
     merge: str = "content"
-    dims: Mapping[str, int] = field(default_factory=dict)
-    only_expected_failures: bool = False
-    confirm: int = 0
+    dims: Mapping[str, int] = field(default_factory=dict)  # values of symbolic dimensions
+    only_expected_failures: bool = False  # leave out what is expected to pass
+    confirm: int = 0  # how often a mismatch is run again
     keep_all: bool = False
+    # how many compile at a time, None is one a core; with boards of a farm, how many of those run at a time.
     jobs: int | None = None
     faults: tuple[str, ...] = ()
     wait_s: float = 60.0

@@ -118,14 +118,10 @@ _RUNS = ("suite.json", "run.json")
 
 @dataclass(frozen=True)
 class Found:
-    """What a path of the user's holds.
-
-    Attributes:
-        left_out: test cases that lie there and cannot be run, a line for each place.
-    """
+    """What a path of the user's holds."""
 
     models: list[SuiteModel]
-    left_out: list[str]
+    left_out: list[str]  # test cases that lie there and cannot be run, a line for each place
 
 
 def look(path: Path) -> Found:

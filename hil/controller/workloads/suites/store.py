@@ -26,84 +26,62 @@ from hil.errors import UsageError
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """One case's end. Everything in it is what JSON can say.
+    """One case's end. Everything in it is what JSON can say."""
 
-    Attributes:
-        id, model, layer, op, params: of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
-        board, hw_type: which board ran it, as results call it, and its hardware type; "" where none did.
-        outcome: a word of :class:`hil.core.results.Outcome`, expected failures taken into account.
-        ended: the outcome without regard to what was expected.
-        message: why, in a line; "" for a pass.
-        hint, detail: of an error: what to do next, and the tool's own words.
-        timings: seconds of the host's clock: the fields of :class:`hil.core.results.Timings`; None is a stage that was
-            not.
-        device_p50_ns, device_p90_ns: median and 90th percentile of an iteration's device time, or None.
-        iterations: how many were timed.
-        cold: whether that was one alone, the program's first run since it was loaded.
-        agentless: why the board has no agent, where programs are run by command; "" where it has one.
-        artifact_bytes: size of the program's files, or None.
-        program: digest of the file that the runtime opens; "" where there is none. What was compiled together has
-            the same.
-        cached: whether the program came out of the cache, or None where nothing was compiled.
-        notes: what the compiler told of its work: of a program's delegation, say. See
-            :class:`hil.core.results.Artifact`.
-        placement: where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
-        elsewhere: a note on what ran on another device than it was told to; "" where nothing did.
-        outputs: one comparison an output with the flow's own reference: fields of
-            :class:`hil.compare.verdict.OutputComparison` and ``mismatch_share``; inf and nan are texts, for JSON.
-        against: who that reference was.
-        plain_outputs, plain_against: the same beside the model before the flow's recipe; empty where there is none.
-        expectation: what was expected to fail: {"outcome", "reason", "issue"}; empty where nothing was.
-        attempts: every try before the one that counted and every confirmation, in order: {"why" ("board lost",
-            "confirm"), "board", "outcome", "message"}.
-        confirmed: of a mismatch that was run again: "always wrong", "flaky" or "one bad board"; else "".
-        repeat: the command that repeats it.
-        diff: the command that shows the difference of its worst output; "" where there is none.
-        folder: where its tensors and logs are, relative to the run's folder; "" where nothing was kept.
-        started: seconds since the epoch.
-        content: of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
-    """
-
+    # id, model, layer, op, params: of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
     id: str
     model: str
     suite: str
     flow: str
     runtime: str
-    outcome: str
-    ended: str
+    outcome: str  # a word of :class:`hil.core.results.Outcome`, expected failures taken into account
+    ended: str  # the outcome without regard to what was expected
     layer: str = ""
     op: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
+    # board, hw_type: which board ran it, as results call it, and its hardware type; "" where none did.
     board: str = ""
     hw_type: str = ""
     stage: str = ""
-    message: str = ""
+    message: str = ""  # why, in a line; "" for a pass
+    # hint, detail: of an error: what to do next, and the tool's own words.
     hint: str = ""
     detail: str = ""
+    # seconds of the host's clock: the fields of :class:`hil.core.results.Timings`; None is a stage that was not.
     timings: Mapping[str, float | None] = field(default_factory=dict)
+    # device_p50_ns, device_p90_ns: median and 90th percentile of an iteration's device time, or None.
     device_p50_ns: float | None = None
     device_p90_ns: float | None = None
-    iterations: int = 0
-    cold: bool = False
-    agentless: str = ""
-    artifact_bytes: int | None = None
+    iterations: int = 0  # how many were timed
+    cold: bool = False  # whether that was one alone, the program's first run since it was loaded
+    agentless: str = ""  # why the board has no agent, where programs are run by command; "" where it has one
+    artifact_bytes: int | None = None  # size of the program's files, or None
+    # digest of the file that the runtime opens; "" where there is none. What was compiled together has the same.
     program: str = ""
-    cached: bool | None = None
+    cached: bool | None = None  # whether the program came out of the cache, or None where nothing was compiled
+    # what the compiler told of its work: of a program's delegation, say. See :class:`hil.core.results.Artifact`.
     notes: Mapping[str, Any] = field(default_factory=dict)
+    # where it ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
     placement: tuple[Mapping[str, Any], ...] | None = None
-    elsewhere: str = ""
+    elsewhere: str = ""  # a note on what ran on another device than it was told to; "" where nothing did
+    # one comparison an output with the flow's own reference: fields of :class:`hil.compare.verdict.OutputComparison`
+    # and ``mismatch_share``; inf and nan are texts, for JSON.
     outputs: tuple[Mapping[str, Any], ...] = ()
-    against: str = ""
+    against: str = ""  # who that reference was
+    # plain_outputs, plain_against: the same beside the model before the flow's recipe; empty where there is none.
     plain_outputs: tuple[Mapping[str, Any], ...] = ()
     plain_against: str = ""
+    # what was expected to fail: {"outcome", "reason", "issue"}; empty where nothing was.
     expectation: Mapping[str, str] = field(default_factory=dict)
+    # every try before the one that counted and every confirmation, in order: {"why" ("board lost", "confirm"), "board",
+    # "outcome", "message"}.
     attempts: tuple[Mapping[str, str], ...] = ()
-    confirmed: str = ""
-    repeat: str = ""
-    diff: str = ""
-    folder: str = ""
-    started: float = 0.0
-    content: str = ""
+    confirmed: str = ""  # of a mismatch that was run again: "always wrong", "flaky" or "one bad board"; else ""
+    repeat: str = ""  # the command that repeats it
+    diff: str = ""  # the command that shows the difference of its worst output; "" where there is none
+    folder: str = ""  # where its tensors and logs are, relative to the run's folder; "" where nothing was kept
+    started: float = 0.0  # seconds since the epoch
+    content: str = ""  # of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> CaseRecord:

@@ -19,31 +19,21 @@ from hil.errors import BoardBusy, BoardError, FarmUnreachable
 
 @dataclass
 class Task:
-    """A case that is ready to run.
+    """A case that is ready to run."""
 
-    Attributes:
-        case: what is run next, or was run last.
-        early: a copy of it that has asked the references already, or None.
-        boards: the boards that may run it; empty is any of them.
-        board: who ran it last.
-        hw_type: the hardware type of who gave the answer that counts.
-        attempts: the tries that do not count: see :class:`hil.controller.workloads.suites.store.CaseRecord`.
-        wrong: the case as its answer was first found wrong; None unless further runs are to confirm that.
-        wrong_on: the board that gave that answer.
-        confirmations: how those runs ended: (board, whether the answer was wrong again).
-        started: seconds since the epoch.
-    """
-
-    case: Case
-    early: Case | None = None
-    boards: tuple[str, ...] = ()
-    board: str = ""
-    hw_type: str = ""
+    case: Case  # what is run next, or was run last
+    early: Case | None = None  # a copy of it that has asked the references already, or None
+    boards: tuple[str, ...] = ()  # the boards that may run it; empty is any of them
+    board: str = ""  # who ran it last
+    hw_type: str = ""  # the hardware type of who gave the answer that counts
+    # the tries that do not count: see :class:`hil.controller.workloads.suites.store.CaseRecord`.
     attempts: list[dict[str, str]] = field(default_factory=list)
+    # the case as its answer was first found wrong; None unless further runs are to confirm that.
     wrong: Case | None = None
-    wrong_on: str = ""
+    wrong_on: str = ""  # the board that gave that answer
+    # how those runs ended: (board, whether the answer was wrong again).
     confirmations: list[tuple[str, bool]] = field(default_factory=list)
-    started: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.time)  # seconds since the epoch
 
 
 class TaskQueue:
@@ -238,15 +228,10 @@ _LOOK_S = 0.3
 
 @dataclass(frozen=True)
 class Going:
-    """How the run goes, for whoever waits for a board.
+    """How the run goes, for whoever waits for a board."""
 
-    Attributes:
-        over: whether nobody wants one any more.
-        running: whether there are other boards that run cases.
-    """
-
-    over: Callable[[], bool]
-    running: Callable[[], bool]
+    over: Callable[[], bool]  # whether nobody wants one any more
+    running: Callable[[], bool]  # whether there are other boards that run cases
     say: Callable[[str], None]
 
 

@@ -69,28 +69,21 @@ class LeftOut(ImportFailed):
 
 @dataclass(frozen=True)
 class TorchTest:
-    """One model that a test of the tester lowers.
+    """One model that a test of the tester lowers."""
 
-    Attributes:
-        id: pytest's name of the test without ``test_`` and the flow: ``add_dtype-float32``; with ``.0``, ``.1`` if the
-            test lowers several models.
-        op: the file's name without ``test_``.
-        module, function, choice, number: of the model; see :func:`find_tests`.
-        depends: whether the model differs for a flow that quantises.
-        skipped: why the tester skips it, or "".
-        problem: why there is no model, or "".
-    """
-
+    # pytest's name of the test without ``test_`` and the flow: ``add_dtype-float32``; with ``.0``, ``.1`` if the test
+    # lowers several models.
     id: str
-    op: str
+    op: str  # the file's name without ``test_``
+    # module, function, choice, number: of the model; see :func:`find_tests`.
     module: str
     function: str
     choice: int
     number: int
     params: Mapping[str, str]
-    depends: bool
-    skipped: str
-    problem: str
+    depends: bool  # whether the model differs for a flow that quantises
+    skipped: str  # why the tester skips it, or ""
+    problem: str  # why there is no model, or ""
 
 
 def starts_from_torch(flow: Flow) -> bool:

@@ -50,71 +50,49 @@ _CHANGES = {
 
 @dataclass(frozen=True)
 class Moved:
-    """A case that is in one run only, or whose outcome is listed.
-
-    Attributes:
-        before, after: outcomes regardless of expectations; or ``absent``, ``not run``.
-        message: of the later run, or else of the earlier one.
-    """
+    """A case that is in one run only, or whose outcome is listed."""
 
     id: str
+    # before, after: outcomes regardless of expectations; or ``absent``, ``not run``.
     before: str
     after: str
-    message: str = ""
+    message: str = ""  # of the later run, or else of the earlier one
     repeat: str = ""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """A number of a case that changed beyond noise.
-
-    Attributes:
-        what: ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of the worst output). A
-            device time counts if both runs timed several iterations and the slower median exceeds 90 % of the faster
-            run's times.
-        ratio: after/before; None for SQNR, a logarithm, and for a division by zero.
-        worse: whether it is slower, larger, or further from the reference.
-        cases: number of cases that share the program whose size this is; the first of them is named.
-    """
+    """A number of a case that changed beyond noise."""
 
     id: str
+    # ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of the worst output). A device
+    # time counts if both runs timed several iterations and the slower median exceeds 90 % of the faster run's times.
     what: str
     before: float
     after: float
-    ratio: float | None
-    worse: bool
-    cases: int = 1
+    ratio: float | None  # after/before; None for SQNR, a logarithm, and for a division by zero
+    worse: bool  # whether it is slower, larger, or further from the reference
+    cases: int = 1  # number of cases that share the program whose size this is; the first of them is named
 
 
 @dataclass(frozen=True)
 class RunDiff:
-    """The differences of two runs.
-
-    Attributes:
-        notes: on differences besides the results: flow, boards, versions, cases that were not run.
-        broke: passed before, fails now, whether expected or not.
-        mended: failed before, passes now.
-        still_failing: fails in both.
-        new: in the later run only, those that fail first.
-        gone: in the earlier run only.
-        changed: numbers that changed beyond noise, the largest change of each kind first.
-        device_ratio: geometric mean of the ratios of device times, over the ``device_cases`` for which both runs timed
-            several iterations; None without any.
-        device_few: number of cases whose device times are not compared, since a run timed too few iterations.
-    """
+    """The differences of two runs."""
 
     before: SuiteResults
     after: SuiteResults
-    notes: tuple[str, ...]
-    broke: tuple[Moved, ...]
-    mended: tuple[Moved, ...]
-    still_failing: tuple[Moved, ...]
-    new: tuple[Moved, ...]
-    gone: tuple[Moved, ...]
-    changed: tuple[Changed, ...]
+    notes: tuple[str, ...]  # on differences besides the results: flow, boards, versions, cases that were not run
+    broke: tuple[Moved, ...]  # passed before, fails now, whether expected or not
+    mended: tuple[Moved, ...]  # failed before, passes now
+    still_failing: tuple[Moved, ...]  # fails in both
+    new: tuple[Moved, ...]  # in the later run only, those that fail first
+    gone: tuple[Moved, ...]  # in the earlier run only
+    changed: tuple[Changed, ...]  # numbers that changed beyond noise, the largest change of each kind first
+    # geometric mean of the ratios of device times, over the ``device_cases`` for which both runs timed several
+    # iterations; None without any.
     device_ratio: float | None
     device_cases: int
-    device_few: int
+    device_few: int  # number of cases whose device times are not compared, since a run timed too few iterations
 
     @property
     def is_worse(self) -> bool:

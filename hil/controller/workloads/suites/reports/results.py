@@ -24,37 +24,26 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class SuiteResults:
-    """A stored suite run.
-
-    Attributes:
-        source: the suite as named on the command line.
-        started, finished: seconds since the epoch; None if unknown or not finished.
-        exit_code: None until the run has finished.
-        command: the command that resumes the run.
-        versions: tool -> version.
-        records: of the cases that ended, in the suite's order.
-        missing: ids of the cases that have not ended.
-        damaged: number of unreadable lines of results.jsonl.
-        left_out: test cases beside the models that cannot be run, a line for each place.
-    """
+    """A stored suite run."""
 
     folder: Path
     id: str
-    source: str
+    source: str  # the suite as named on the command line
     suite: str
     flow: str
     runtime: str
     boards: tuple[str, ...]
+    # started, finished: seconds since the epoch; None if unknown or not finished.
     started: float | None
     finished: float | None
-    exit_code: int | None
-    command: str
-    versions: Mapping[str, str]
+    exit_code: int | None  # None until the run has finished
+    command: str  # the command that resumes the run
+    versions: Mapping[str, str]  # tool -> version
     interrupted: bool
-    records: tuple[CaseRecord, ...]
-    missing: tuple[str, ...] = ()
-    damaged: int = 0
-    left_out: tuple[str, ...] = ()
+    records: tuple[CaseRecord, ...]  # of the cases that ended, in the suite's order
+    missing: tuple[str, ...] = ()  # ids of the cases that have not ended
+    damaged: int = 0  # number of unreadable lines of results.jsonl
+    left_out: tuple[str, ...] = ()  # test cases beside the models that cannot be run, a line for each place
 
     @property
     def title(self) -> str:
@@ -226,15 +215,10 @@ def _counts(words: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Delegation:
-    """How much of a program a backend executes.
+    """How much of a program a backend executes."""
 
-    Attributes:
-        delegated: operator -> number of nodes that the backend executes.
-        undelegated: operator -> number of nodes left to the CPU's kernels.
-    """
-
-    delegated: Mapping[str, int]
-    undelegated: Mapping[str, int]
+    delegated: Mapping[str, int]  # operator -> number of nodes that the backend executes
+    undelegated: Mapping[str, int]  # operator -> number of nodes left to the CPU's kernels
 
     @classmethod
     def of(cls, record: CaseRecord) -> Delegation | None:

@@ -31,19 +31,12 @@ _OUTPUT_STATISTICS = (
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of cases.
+    """A column of the table of cases."""
 
-    Attributes:
-        name: header in results.csv.
-        value: what a case's cell holds, as JSON; None for an empty cell.
-        title: header in report.html's table; "" if the column is only in results.csv.
-        unit: how report.html shows the value: ``text``, ``number``, ``bytes`` or ``seconds``.
-    """
-
-    name: str
-    value: Callable[[CaseRecord], Any]
-    title: str = ""
-    unit: str = "text"
+    name: str  # header in results.csv
+    value: Callable[[CaseRecord], Any]  # what a case's cell holds, as JSON; None for an empty cell
+    title: str = ""  # header in report.html's table; "" if the column is only in results.csv
+    unit: str = "text"  # how report.html shows the value: ``text``, ``number``, ``bytes`` or ``seconds``
 
 
 def _fields(*names: str) -> list[Column]:
