@@ -21,7 +21,7 @@ from hil.controller.cli.options import (
     seconds,
     tolerance_options,
 )
-from hil.controller.cli.screen import answer
+from hil.controller.cli.screen import answer, say
 from hil.controller.cli.suite import case_options
 from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.options import CaseSettings, Job, specs_of
@@ -105,7 +105,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     A SUITE is `operators`, `models`, or a folder of models; with --suite also a model. What the jobs need is uploaded,
     once: this machine may be switched off then.
     """
-    from hil.controller.cli.farm_wait import wait_for
+    from hil.controller.cli.farm_result import wait_for
     from hil.controller.farm.submitting import kind_of
     from hil.controller.farm.submitting import submit as send
 
@@ -119,19 +119,18 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     with connected() as farm:
         load = _load(farm, kind, words, how, settings)
         if not load.specs:
-            click.echo(f"hil: nothing to run: {words[0]} has no cases that the options choose", err=True)
+            say(f"hil: nothing to run: {words[0]} has no cases that the options choose")
             return EXIT_NOTHING_RAN
-        done = send(farm, load, how, say=lambda text: click.echo(text, err=True))
+        done = send(farm, load, how, say=say)
         if wait:
             logs = kind is not Kind.SUITE
             return wait_for(farm, done.submission, done.jobs, logs=logs, as_json=as_json)
     count = f" ({len(done.jobs)} jobs)" if len(done.jobs) > 1 else ""
-    answer(
+    return answer(
         as_json,
         {"submission": done.submission, "jobs": done.jobs, "uploaded_bytes": done.sent},
         f"{load.title} is job {done.submission}{count}: hil farm logs {done.submission} -f",
     )
-    return 0
 
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
