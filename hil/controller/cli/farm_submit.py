@@ -11,6 +11,7 @@ from hil.controller.cli.farm_options import connected, priority_option, project_
 from hil.controller.cli.options import (
     FILE,
     flow_option,
+    given_options,
     input_options,
     iteration_options,
     json_option,
@@ -112,7 +113,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     if not words and not settings["flagfile"]:
         raise UsageError("nothing to run was named", hint="hil farm submit MODEL, or hil farm submit --help")
     kind = kind_of(words, suite=as_suite) if words else Kind.RUN
-    _refuse_foreign(click.get_current_context(), kind)
+    _refuse_foreign(kind)
     how = {name: settings.pop(name) for name in _SCHEDULE}
     if how["timeout_s"] <= 0:
         raise UsageError("--timeout must be above 0")
@@ -154,12 +155,11 @@ def _typed(kind: type[CaseSettings], settings: dict[str, Any]) -> set[str]:
     return specs_of(kind).keys() & settings.keys()
 
 
-def _refuse_foreign(context: click.Context, kind: Kind) -> None:
+def _refuse_foreign(kind: Kind) -> None:
     """Refuse options that say nothing of this kind of jobs."""
-    several = {name for names in _OWN.values() for name in names} - set(_OWN[kind])
-    for option in context.command.params:
-        source = context.get_parameter_source(str(option.name))
-        if option.name in several and source is click.core.ParameterSource.COMMANDLINE:
+    foreign = {name for names in _OWN.values() for name in names} - set(_OWN[kind])
+    for name, option in given_options().items():
+        if name in foreign:
             what = {Kind.RUN: "models", Kind.BUNDLE: "bundles", Kind.SUITE: "suites"}[kind]
-            hint = "--suite makes one of a model" if kind is Kind.RUN and option.name in _OF_SUITES else ""
-            raise UsageError(f"{option.opts[0]} is not for {what}", hint=hint)
+            hint = "--suite makes one of a model" if kind is Kind.RUN and name in _OF_SUITES else ""
+            raise UsageError(f"{option} is not for {what}", hint=hint)

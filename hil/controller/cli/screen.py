@@ -35,21 +35,35 @@ def answer(as_json: bool, document: Mapping[str, Any], *lines: str, show: Callab
     """Print the result of a verb and return its exit code, which the document has if it is not 0.
 
     Args:
-        as_json: the document, of schema 1 if it says nothing else; else the lines, and what ``show`` prints.
+        as_json: the document, of schema 1 if it says nothing else; else what ``show`` prints, and the lines.
     """
     if as_json:
         print_json({"schema": 1, **document})
     else:
-        for line in lines:
-            click.echo(line)
         if show:
             show()
+        for line in lines:
+            click.echo(line)
     return int(document.get("exit_code", 0))
 
 
 def say(text: str) -> None:
     """Print on stderr what goes on."""
     click.echo(text, err=True)
+
+
+def print_cases(record: Mapping[str, Any]) -> None:
+    """Print the results of a run's cases."""
+    from hil.controller.pipeline.record import print_case
+    from hil.controller.storage.console import Console
+
+    out, cases, where = Console(), record["cases"], shlex.quote(str(record["folder"]))
+    for case in cases:
+        print_case(out, case, where=where if len(cases) == 1 and record["folder"] else "")
+    if len(cases) > 1:
+        passed = sum(case["outcome"] == "PASS" for case in cases)
+        text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if record["folder"] else "")
+        out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Bars:
@@ -127,19 +141,6 @@ class Screen(Bars):
         with self._lock:
             if name in self._tasks:
                 self.progress.remove_task(self._tasks.pop(name))
-
-    def show(self, record: dict[str, Any]) -> None:
-        """Print the results of a run's cases."""
-        from hil.controller.pipeline.record import print_case
-        from hil.controller.storage.console import Console
-
-        out, cases, where = Console(), record["cases"], shlex.quote(str(record["folder"]))
-        for case in cases:
-            print_case(out, case, where=where if len(cases) == 1 and record["folder"] else "")
-        if len(cases) > 1:
-            passed = sum(case["outcome"] == "PASS" for case in cases)
-            text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if record["folder"] else "")
-            out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class SuiteScreen(Bars):
