@@ -27,7 +27,7 @@ class Graph:
     def __init__(self, name: str, outer: Graph | None = None) -> None:
         self.name = name
         self.opset = 17
-        self.dtype = outer.dtype if outer else "float32"  # default of weights and inputs
+        self.dtype: str = outer.dtype if outer else "float32"  # default of weights and inputs
         self._random: np.random.RandomState = outer._random if outer else _Random(zlib.crc32(name.encode()))
         self._count: Counter[str] = outer._count if outer else Counter()
         self._nodes: list[Any] = []
