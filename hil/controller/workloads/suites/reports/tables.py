@@ -107,7 +107,7 @@ def cases_csv(run: SuiteResults) -> str:
     """Write a row per case: :func:`columns_of`."""
     columns = columns_of(run)
     rows = ([column.value(record) for column in columns] for record in run.records)
-    return _csv([column.name for column in columns], rows)
+    return csv_text([column.name for column in columns], rows)
 
 
 def outputs_csv(run: SuiteResults) -> str:
@@ -123,10 +123,11 @@ def outputs_csv(run: SuiteResults) -> str:
                 known = {**output, **(output.get("tolerance") or {})}
                 known |= {"id": record.id, "beside": beside, "against": against}
                 rows.append([known.get(name) for name in header])
-    return _csv(header, rows)
+    return csv_text(header, rows)
 
 
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Write a table as CSV."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
