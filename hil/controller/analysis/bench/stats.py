@@ -133,13 +133,15 @@ _OUTLIER_SHARE = 0.05
 
 def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float) -> Summary:
     """What there is to say of one side's iterations; a drift is marked from ``drift_share`` of the median on."""
-    percentiles = np.percentile(durations, (10, 50, 90, 99)).tolist()
-    p50 = percentiles[1]
+    p10, p50, p90, p99 = (float(value) for value in np.percentile(durations, (10, 50, 90, 99)))
     spread = _SIGMA_BY_MAD * float(np.median(np.abs(durations - p50)))
     above = p50 + max(_OUTLIER_SIGMAS * spread, _OUTLIER_SHARE * p50)
     return Summary(
-        int(durations.size),
-        *percentiles,
+        iterations=int(durations.size),
+        p10_ns=p10,
+        p50_ns=p50,
+        p90_ns=p90,
+        p99_ns=p99,
         min_ns=float(durations.min()),
         max_ns=float(durations.max()),
         mean_ns=float(durations.mean()),
