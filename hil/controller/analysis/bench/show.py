@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.storage.texts import seconds, show, together, units
+from hil.controller.storage.texts import seconds, show, table, together, units
 from hil.core.results import placement_text
 
 if TYPE_CHECKING:
@@ -19,18 +19,13 @@ _Cell = Callable[[Mapping[str, Any]], str]
 
 def print_bench(console: Console, document: Mapping[str, Any]) -> None:
     """Print what was measured, and for two programs whether they differ."""
-    from rich.table import Table
     from rich.text import Text
 
-    sides = document["sides"]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    for _ in sides:
-        table.add_column(overflow="fold")
+    sides, rows = document["sides"], []
     for label, is_timed, cell in _ROWS:
         texts = ["" if is_timed and not side["times"] else cell(side) for side in sides]
         if any(texts):
-            table.add_row(label, *(Text(units(text)) for text in texts))
+            rows.append((Text(label, "dim", no_wrap=True), *map(units, texts)))
     for side in sides:
         outcome = side["outcome"] or "UNFINISHED"
         line = Text(outcome, style=f"bold {_COLOURS.get(outcome, 'magenta')}")
@@ -39,7 +34,7 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
         line.append(f"  {where} on {side['board']}" if side["board"] else "", style="default")
         line.append(f"  {_checked(side)}", style="dim")
         console.print(line, soft_wrap=True)
-    show(console, table)
+    show(console, table([""] * (1 + len(sides)), rows))
     _print_notes(console, document)
     if document["comparison"]:
         _print_comparison(console, document["comparison"])

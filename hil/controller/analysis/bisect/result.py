@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.compare.verdict import OutputComparison
 from hil.controller.storage.pictures import check_picture, new_figure, save_figure
-from hil.controller.storage.texts import line
+from hil.controller.storage.texts import line, table
 from hil.core.results import Outcome, exit_code_of
 from hil.core.text import jsonable
 
@@ -230,33 +230,27 @@ _UNBOUNDED = 1000
 
 def print_bisection(console: Console, found: Bisection) -> None:
     """Print the table, the reasons and the verdict."""
-    from rich.table import Table
-    from rich.text import Text
 
     ways = [way for way in WAYS if any(layer.by(way) for layer in found.layers)]
     if not console.is_terminal:
         console.width = _UNBOUNDED
     roomy = console.width >= _ROOMY
     numbers = _fitting(console.width, found, ways)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("depth", justify="right", no_wrap=True)
-    table.add_column("layer", overflow="fold", min_width=_NAME_LEAST)
-    if roomy:
-        table.add_column("op", overflow="fold")
-        table.add_column("nodes", overflow="fold")
+    heads = ["depth", "layer", *(["op", "nodes"] if roomy else ())]
+    rows = [
+        [str(layer.depth), layer.name, *([layer.op, listed(layer.nodes)] if roomy else ())] for layer in found.layers
+    ]
     for way in ways:
-        table.add_column(way, no_wrap=True)
-        for title in numbers:
-            table.add_column(title, justify="right", no_wrap=True)
-    for layer in found.layers:
-        texts = (Text(layer.name), Text(layer.op), Text(listed(layer.nodes)))[: 3 if roomy else 1]
-        numbered = [cell for way in ways for cell in _cells(layer.by(way))[: 1 + len(numbers)]]
-        table.add_row(str(layer.depth), *texts, *numbered)
+        heads += [way, *numbers]
+        for row, layer in zip(rows, found.layers, strict=True):
+            row += _cells(layer.by(way))[: 1 + len(numbers)]
+    layers = table(heads, rows, numbers=("depth", *numbers), whole=ways, gap=1)
+    layers.columns[1].min_width = _NAME_LEAST
     compiled = f", compiled from {found.artifact_model}" if found.artifact_model != found.model else ""
     flow = f", flow {found.flow}" if found.flow else ""
     head = f"{found.model} on {found.board} by {found.runtime}{flow}{compiled}; against {found.against}"
     console.print(head, markup=False, highlight=False, soft_wrap=True)
-    console.print(table)
+    console.print(layers)
     for text in (*_reasons(found), *(f"note: {note}" for note in found.notes)):
         # What a runtime says may be of several lines.
         console.print(" ".join(text.split()), style="dim", markup=False, highlight=False, soft_wrap=True)
@@ -373,14 +367,8 @@ def _draw(axes: Any, found: Bisection, what: str) -> None:
         outcomes = [layer.outcome(way) for layer in found.layers]
         wrong = [(x, y) for x, y in places.items() if outcomes[x] is Outcome.FAIL]
         if wrong:
-            axes.plot(
-                *zip(*wrong, strict=True),
-                "o",
-                markersize=12,
-                markerfacecolor="none",
-                markeredgecolor=_WRONG,
-                linestyle="none",
-            )
+            across, up = zip(*wrong, strict=True)
+            axes.plot(across, up, "o", markersize=12, markerfacecolor="none", markeredgecolor=_WRONG, linestyle="none")
             name = _short(found.layers[wrong[0][0]].name)
             axes.annotate(name, wrong[0], (9, 4), textcoords="offset points", color=_WRONG, fontsize=8)
         for x, layer in enumerate(found.layers):
