@@ -147,9 +147,7 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
 
 # As people see it: one that is held back drains while it has a job.
 _BOARD_STATE = "case when hold = '' then board.state when lease.id is null then 'maintenance' else 'draining' end"
-_BOARDS = (
-    "hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null"
-)
+_BOARDS = "hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null"
 
 
 async def boards(tx: Tx) -> list[dict[str, Any]]:
