@@ -69,7 +69,7 @@ class _AgentLink(_SshLink):
     )
     def open(self) -> Link:
         """Log in, have the agent run, and make the tunnel to it."""
-        from hil.controller.devices.deploy.ensure import ensure_agent
+        from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
         from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
         from hil.controller.devices.ssh.login import exposure
         from hil.controller.devices.ssh.transport import FileKey
@@ -82,8 +82,8 @@ class _AgentLink(_SshLink):
             if text := exposure(path):
                 say(f"{text}: ssh itself would not use it; mend it with: chmod 600 {shlex.quote(str(path))}")
         try:
-            runtimes = (choice.runtime or choice.config.runtime,)
-            place = ensure_agent(shell, folder=folder, runtimes=runtimes, board=self._board, say=say)
+            recipe = Recipe.of([choice.runtime or choice.config.runtime])
+            place = ensure_agent(shell, recipe, folder=folder, board=self._board, say=say)
             tunnel = open_any_tunnel(shell, place.socket, place.python, say)
         except BaseException as error:
             self._kept.close()
