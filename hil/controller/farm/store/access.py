@@ -10,7 +10,7 @@ from typing import Any
 
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.store.database import Tx
-from hil.controller.farm.store.records import as_json, storable
+from hil.controller.farm.store.records import as_json, fetched, storable
 from hil.errors import UsageError
 
 PREFIX = "hilf_"
@@ -49,26 +49,21 @@ async def revoke(tx: Tx, number: int) -> str:
     Raises:
         UsageError: there is no such token.
     """
-    asked = await tx.execute(
-        "update hil.tokens set revoked_at = coalesce(revoked_at, now()) where id = %s returning user_name", [number]
-    )
-    row = await asked.fetchone()
-    if row is None:
+    query = "update hil.tokens set revoked_at = coalesce(revoked_at, now()) where id = %s returning user_name"
+    rows = await fetched(tx, query, [number])
+    if not rows:
         raise UsageError(f"the farm has no token {number}", hint="hil farm token list")
-    return str(row["user_name"])
+    return str(rows[0]["user_name"])
 
 
 async def principal_of(tx: Tx, token: str) -> Principal | None:
     """Whom a token stands for; None where it is none of ours, or good no more."""
-    asked = await tx.execute(
-        "select id, user_name, project, role from hil.tokens where digest = %s and revoked_at is null"
-        " and (expires_at is null or expires_at > now())",
-        [_digest(token)],
+    query = (
+        "select id as token, user_name as user, project, role from hil.tokens where digest = %s and revoked_at is null"
+        " and (expires_at is null or expires_at > now())"
     )
-    row = await asked.fetchone()
-    if row is None:
-        return None
-    return Principal(user=row["user_name"], role=Role(row["role"]), project=row["project"], token=row["id"])
+    rows = await fetched(tx, query, [_digest(token)])
+    return Principal(**{**rows[0], "role": Role(rows[0]["role"])}) if rows else None
 
 
 async def note_audit(

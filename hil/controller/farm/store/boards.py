@@ -11,15 +11,14 @@ from typing import Any
 
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, BoardState, Grant, JobResult, Principal
 from hil.controller.farm.scheduler import health
-from hil.controller.farm.scheduler.policy import Lane
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import transitions
-from hil.controller.farm.store.allocator import grant
+from hil.controller.farm.store.allocator import grant, queued_lanes
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.leases import grants_of, over
-from hil.controller.farm.store.records import JobRow, active_leases, alone, as_json, board_rows, fetched, storable
+from hil.controller.farm.store.records import active_leases, alone, as_json, board_rows, fetched, job_rows, storable
 from hil.controller.farm.store.transitions import finish
 from hil.errors import EXIT_BOARD, UsageError, did_you_mean
 
@@ -191,18 +190,6 @@ _ABSENT = """
         and coalesce(owned_until, added_at) < clock_timestamp() - make_interval(secs => %s)
     order by name
 """
-_LANES = """
-    select distinct on (job.lane) job.lane, job.kind, job.avoid, submission.user_name, submission.project,
-        submission.priority, submission.selector, submission.board
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-    where job.state = 'queued' order by job.lane
-"""
-_JOBS = """
-    select job.id, job.submission, job.number, job.kind, job.state, job.attempts, job.affinity, job.avoid,
-        submission.jobs, submission.user_name, submission.project, submission.board as pinned, submission.max_attempts
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-    where job.state = 'queued' and job.lane = any(%s) order by job.id
-"""
 
 
 @alone
@@ -235,14 +222,13 @@ async def _forget(tx: Tx, names: Sequence[str], reason: str, settings: FarmSetti
         mended = f"; its fence made no sense, and goes on after {row['fence']}" if row["was"] < 0 else ""
         await note_board(tx, "forgotten", row["name"], f"{reason}{mended}")
     left = await board_rows(tx, settings)
-    lanes = [Lane.of(row) for row in await fetched(tx, _LANES)]
     lost = [
         lane.lane
-        for lane in lanes
+        for lane in await queued_lanes(tx)
         if any(lane.matches(one.name, one.labels) for one in gone)
         and not any(lane.matches(one.name, one.labels) for one in left)
     ]
-    ended = [JobRow.of(row, row["id"]) for row in await fetched(tx, _JOBS, [lost])]
+    ended = await job_rows(tx, "job.state = 'queued' and job.lane = any(%s)", [lost])
     what = f"no board of the farm would do any more, since it forgot {', '.join(names)}"
     for job in ended:
         await finish(tx, job, JobResult(EXIT_BOARD, "BOARD_LOST", what, infrastructure=True))
