@@ -79,7 +79,7 @@ def lease(
         holding.wait_told(wait_s, say)
         held = holding.held
         config = Path(at) / f"{held.card.name}.toml"
-        config.write_text(holding.config_text)
+        config.write_text(holding.config.text)
         if command:
             return _run(command, config, holding)
         # Ctrl-C is how one gives it back.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.storage.texts import show, table, together, units
+from hil.controller.storage.texts import seconds, show, table, together, units
 from hil.core.results import placement_text
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
 
 def time_text(nanoseconds: float) -> str:
     """A time with three digits and its unit: ``59.5 us``."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.3g} {unit}"
-    return f"{nanoseconds:.3g} ns"
+    return seconds(nanoseconds / 1e9)
 
 
 def bars(values: Sequence[float]) -> str:
@@ -99,8 +96,8 @@ def _known(key: str, text: Callable[[float], str]) -> _Cell:
 
 def _stages(*names: str) -> _Cell:
     def told(side: Mapping[str, Any]) -> str:
-        spent = [(name, side["timings"][f"{name}_s"]) for name in names]
-        texts = [f"{name.replace('_', ' ')} {time_text(s * 1e9)}" for name, s in spent if s is not None]
+        spent = {name: side["timings"][f"{name}_s"] for name in names}
+        texts = [f"{name.replace('_', ' ')} {seconds(value)}" for name, value in spent.items() if value is not None]
         return ", ".join(map(together, texts))
 
     return told
