@@ -18,8 +18,8 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices import answers
-from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass, Target
-from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream
+from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass, Target
+from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive
 from hil.controller.devices.guard import Guard
 from hil.core import clock, digest, tensors
 from hil.core.digest import StreamHasher
@@ -38,7 +38,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 Progress = Callable[[int], None]
 
 
-class AgentClient(AgentConnection):
+class AgentClient(AgentConnection, BoardClient):
     """The calls that an agent answers."""
 
     def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
@@ -50,10 +50,6 @@ class AgentClient(AgentConnection):
     def info(self) -> dict[str, Any]:
         """What Describe says, as JSON; raises as :meth:`describe`."""
         return MessageToDict(self.describe(), preserving_proto_field_name=True)
-
-    def tools(self) -> dict[str, Path]:
-        """None: an agent has what it needs."""
-        return {}
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
         """Ping the board's clock."""
@@ -99,11 +95,8 @@ class AgentClient(AgentConnection):
             for name, (_, offset) in blobs.items():
                 answers.check_offset(offset, sizes[name])
             metadata = self._token()
-            with self._guarded(lambda guard: self._stub.Put(messages(guard), metadata=metadata), stall_s) as (
-                _,
-                replies,
-            ):
-                answers.check_stored(replies, list(blobs))
+            with self._guarded(lambda guard: self._stub.Put(messages(guard), metadata=metadata), stall_s) as put:
+                answers.check_stored(put[1], list(blobs))
 
     def get(self, name: str) -> memoryview:
         """Read a blob from the board and verify it.
@@ -111,8 +104,6 @@ class AgentClient(AgentConnection):
         Raises:
             BoardLost: what came is not what the digest says, or did not come in time.
         """
-        hasher = StreamHasher(digest.algorithm_of(name))
-        at = 0
         request, metadata = pb.GetRequest(digest=name), self._token()
         with (
             self._seam(),
@@ -121,26 +112,17 @@ class AgentClient(AgentConnection):
             size = answers.blob_size(next(replies, None))
             deadline = time.monotonic() + STALL_S + size / _SLOWEST_LINK_BYTES_S
             view = memoryview(answers.room_for(size).data)
-            for message in replies:
-                data = answers.data_of(message, size - at)
-                view[at : at + data.nbytes] = data
-                hasher.update(view[at : at + data.nbytes])
-                at += data.nbytes
-                guard.within(min(STALL_S, deadline - time.monotonic()))
-        if at != view.nbytes or hasher.digest() != name:
+            found = receive(replies, view, StreamHasher(digest.algorithm_of(name)), guard, deadline)
+            if next(replies, None) is not None:
+                raise answers.broken("it sent more data than it announced")
+        if found != name:
             raise errors.BoardLost(f"what the board sent is not {name}", board=self.board)
         return view
 
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
         """Load an artifact whose files the board has; raises as :meth:`load`."""
-        return self.load(
-            artifact.digests,
-            artifact.main,
-            runtime=artifact.runtime,
-            device=device,
-            function=artifact.function,
-            timeout=timeout,
-        )
+        how: dict[str, Any] = {"runtime": artifact.runtime, "device": device, "function": artifact.function}
+        return self.load(artifact.digests, artifact.main, **how, timeout=timeout)
 
     def load(
         self, files: Mapping[str, str], main: str, *, runtime: str, device: str, function: str, timeout: float
@@ -221,8 +203,7 @@ class AgentClient(AgentConnection):
     ) -> ProfilePass:
         """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets.
 
-        Args:
-            tool: digest of the tool that the board's runtime lacks (``profile_tool`` in Describe); "" where it has it.
+        ``tool`` is the digest of what the board's runtime lacks (``profile_tool`` in Describe), "" where it has it.
 
         Raises:
             UsageError: the program does not take these inputs.

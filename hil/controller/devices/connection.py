@@ -169,7 +169,6 @@ class InvokeStream:
             most: the most bytes that the outputs may take.
 
         Raises:
-            ProtocolBroken: the answer makes no sense.
             BoardLost: the stream ended, what came was damaged, or nothing came in time.
             grpc.RpcError: as the agent or the link ended it.
         """
@@ -235,15 +234,7 @@ class InvokeStream:
         fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
         target = given.reshape(-1).view(np.uint8) if fits and given is not None else answers.room_for(size)
         view = memoryview(target.data)
-        hasher = StreamHasher()
-        at = 0
-        while at < size:
-            self._guard.within(min(STALL_S, deadline - time.monotonic()))
-            data = answers.data_of(next(self._replies), size - at)
-            view[at : at + data.nbytes] = data
-            hasher.update(view[at : at + data.nbytes])
-            at += data.nbytes
-        return view, hasher.digest()
+        return view, receive(self._replies, view, StreamHasher(), self._guard, deadline)
 
     def _messages(self) -> Iterator[Any]:
         while (asked := self._asked.get()) is not None:
@@ -260,6 +251,20 @@ class InvokeStream:
                 yield pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 
 
+def receive(messages: Iterator[Any], view: memoryview, hasher: StreamHasher, guard: Guard, deadline: float) -> str:
+    """Receive as much data as there is room for, until the monotonic clock's ``deadline``; returns its digest."""
+    at = 0
+    while at < view.nbytes:
+        guard.within(min(STALL_S, deadline - time.monotonic()))
+        if (message := next(messages, None)) is None:
+            raise errors.BoardLost("the board ended the call without an answer")
+        data = answers.data_of(message, view.nbytes - at)
+        view[at : at + data.nbytes] = data
+        hasher.update(view[at : at + data.nbytes])
+        at += data.nbytes
+    return hasher.digest()
+
+
 def _placement(message: pb.Placement) -> Placement:
     return tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in message.parts)
 
@@ -273,10 +278,7 @@ _LOOK_S = 5.0
 
 
 class AgentConnection:
-    """A connection to one agent and the session on it.
-
-    over: why the board is ours no more, "" where nothing is known of that; asked when it failed.
-    """
+    """A connection to one agent and the session on it. ``over``: as of a :class:`Link`."""
 
     def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
         self.board = board
