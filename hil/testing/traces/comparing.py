@@ -98,7 +98,7 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
         return CallComparison(number, target.method, f"{trace.backend} called {reference.method} here")
     wanted, got = arrays_in(reference.outputs), arrays_in(target.outputs)
     if wanted.keys() != got.keys() or _shape(reference.outputs) != _shape(target.outputs):
-        reason = f"it returned {_told(target.outputs)}, {trace.backend} {_told(reference.outputs)}"
+        reason = f"it returned {_outline(target.outputs)}, {trace.backend} {_outline(reference.outputs)}"
         return CallComparison(number, target.method, reason)
     for name in dict.fromkeys((*reference.assigned, *target.assigned)):
         for one, call in ((trace, reference), (other, target)):
@@ -157,5 +157,5 @@ def _shape(value: Any) -> list[Any]:
     return [(path, None if hasattr(leaf, "dtype") else leaf) for path, leaf in leaves(value)]
 
 
-def _told(outputs: Any) -> str:
+def _outline(outputs: Any) -> str:
     return ", ".join(path for path, _ in leaves(outputs)) or "nothing"

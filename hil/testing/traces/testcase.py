@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from hil.core.results import Outcome
 from hil.errors import UsageError
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text
-from hil.testing.traces.session import ModuleTraces, told
+from hil.testing.traces.session import ModuleTraces, summary
 from hil.testing.traces.traced import TraceFunction
 
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
@@ -80,7 +80,7 @@ class TracedModuleTestCase(unittest.TestCase):
         __tracebackhide__ = True  # the message says it all
         traces = self._opened()
         results = traces.compare(trace_function)
-        text = told(results, traces.reference.name)
+        text = summary(results, traces.reference.name)
         if any(result.outcome.exit_code for result in results):
             raise self.failureException(text)
         if any(result.outcome is Outcome.XFAIL for result in results):
