@@ -55,11 +55,7 @@ class Runner:
         return tuple(as_numpy(f"argument {number} of {method}", value) for number, value in enumerate(args))
 
     def call(self, method: str, inputs: Inputs) -> Called:
-        """Call a method.
-
-        Raises:
-            HilError: it does not work, or not there.
-        """
+        """Call a method. Raises HilError: it does not work, or not there."""
         raise NotImplementedError
 
     def close(self) -> None:

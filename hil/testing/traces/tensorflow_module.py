@@ -62,11 +62,7 @@ class TfSubject:
         return self._methods
 
     def make(self) -> Any:
-        """Return a new module.
-
-        Raises:
-            UsageError: it has no such methods.
-        """
+        """Return a new module. Raises UsageError: it has no such methods."""
         module = self._class()
         found = exported(module)
         if self._exported is None:

@@ -83,11 +83,7 @@ class Programs:
         return program
 
     def compiled(self, program: MethodProgram, target: Target) -> Artifact:
-        """Return a program compiled for a board.
-
-        Raises:
-            StageError, BoardError: it cannot be compiled.
-        """
+        """Return a program compiled for a board. Raises StageError, BoardError: it cannot be compiled."""
 
         def make() -> Artifact:
             try:

@@ -103,10 +103,8 @@ class TracedModuleTestCase(unittest.TestCase):
                     f"{case.__name__} does not say which module it is about",
                     hint="decorate it with @hil.testing.compile_module(ModuleClass)",
                 )
-            expected = Path(inspect.getfile(case)).with_name(EXPECTED)
-            case._traces = ModuleTraces(
-                case.module_class, case.exported_names, options=self._options(), expected=expected
-            )
+            options, expected = self._options(), Path(inspect.getfile(case)).with_name(EXPECTED)
+            case._traces = ModuleTraces(case.module_class, case.exported_names, options=options, expected=expected)
         assert case._traces is not None
         return case._traces
 
