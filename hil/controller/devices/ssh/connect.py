@@ -23,16 +23,8 @@ from paramiko.auth_strategy import (
     AuthFailure,
 )
 
-from hil.controller.devices.ssh.address import (
-    Address,
-    KnownHosts,
-    name_of,
-    parse_address,
-    read_ssh_config,
-    route,
-    settings_for,
-    user_files,
-)
+from hil.controller.devices.ssh.address import Address, parse_address, read_ssh_config, route, settings_for
+from hil.controller.devices.ssh.known_hosts import KnownHosts, name_of, user_files
 from hil.controller.devices.ssh.login import PASSWORD_VARIABLE, Login
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.transport import END_S, AgentKey, FileKey, Hop, Transport, close_hops
