@@ -53,12 +53,7 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
         client.set_missing_host_key_policy(self)
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        """Pin the key of a host that has none, or refuse it.
-
-        Raises:
-            HostKeyRefused: it is not wanted.
-            StorageError: it cannot be written down.
-        """
+        """Pin the key of a host that has none, or refuse it (HostKeyRefused)."""
         if key in self._revoked:
             raise HostKeyRefused(f"the host key of {hostname} is revoked: {named(key)}", board=self._board)
         if self._accept_new:

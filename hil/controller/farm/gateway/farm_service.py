@@ -16,9 +16,8 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.lease_holder import LeaseHolder
-from hil.controller.farm.gateway.validation import submission_of
 from hil.controller.farm.messages import JobState, Priority, Role, parse_job
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message
+from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message, submission_of
 from hil.controller.farm.store import access, boards, event_log, leases, notifications, queries, submissions, sweeper
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.notifications import Change, drained

@@ -11,8 +11,7 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.attached_workers import AttachedWorker
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.validation import card_of, result_of
-from hil.controller.farm.rpc import DIAL_KEY
+from hil.controller.farm.rpc import DIAL_KEY, card_of, result_of
 from hil.controller.farm.store import access, leases
 from hil.controller.farm.store.database import end_tasks
 from hil.controller.farm.store.records import LEASES, fetched

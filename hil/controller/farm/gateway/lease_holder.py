@@ -15,9 +15,8 @@ from dataclasses import replace
 
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.validation import submission_of
 from hil.controller.farm.messages import JobState, Kind
-from hil.controller.farm.rpc import card_message, grant_message, status_message
+from hil.controller.farm.rpc import card_message, grant_message, status_message, submission_of
 from hil.controller.farm.store import access, leases, queries, submissions
 from hil.controller.farm.store.database import DatabaseAway, Tx, end_tasks
 from hil.controller.farm.store.notifications import AGAIN, Change, drained, tell

@@ -96,11 +96,7 @@ class Gateway:
         self.metrics = ""
 
     async def start(self) -> None:
-        """Listen, and begin what runs beside the calls.
-
-        Raises:
-            UsageError: it cannot listen there.
-        """
+        """Listen, and begin what runs beside the calls; UsageError where it cannot listen there."""
         config, context = self._config, self.context
         if config.advertise:
             host_port(config.advertise, what="address where hosts reach a gateway", hint="--advertise HOST:PORT")

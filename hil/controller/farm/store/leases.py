@@ -244,11 +244,7 @@ async def wait_for_start(tx: Tx, lease: int, settings: FarmSettings) -> None:
 
 @alone
 async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, settings: FarmSettings) -> None:
-    """A lease's holder gives it back. One that is over already is over.
-
-    Raises:
-        AccessRefused: the key is not its own.
-    """
+    """A lease's holder gives it back. One that is over already is over; AccessRefused where the key is not its own."""
     row = await lease_row(tx, lease)
     if row is None or row.job.kind is not Kind.LEASE or not hmac.compare_digest(row.key.encode(), key.encode()):
         raise AccessRefused(f"this key is not that of lease {lease}")

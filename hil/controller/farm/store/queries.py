@@ -78,11 +78,7 @@ async def jobs(
 
 
 async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """So many of the newest jobs, the newest last.
-
-    Raises:
-        UsageError: their texts are too long together.
-    """
+    """So many of the newest jobs, the newest last; UsageError where their texts are too long together."""
     found: list[dict[str, Any]] = []
     size, before = 0, 2**62
     conditions = " and ".join([*where, "job.id < %(before)s"])
@@ -104,11 +100,7 @@ async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: in
 
 
 async def job(tx: Tx, name: str) -> dict[str, Any]:
-    """One job, with all attempts at it.
-
-    Raises:
-        UsageError: there is none of this name, or it names more than one.
-    """
+    """One job, with all attempts at it; UsageError where there is none of this name, or it names more than one."""
     found = await _named(tx, name)
     if len(found) > 1:
         raise UsageError(f"{name} is {len(found)} jobs", hint=f"they are {found[0]['name']} to {found[-1]['name']}")
