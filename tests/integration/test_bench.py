@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from referencing import Registry, Resource
+from support.bench_boards import read_samples
 from support.models import DIGITS, save_model
 from support.waiting import eventually
-
-from hil.controller.analysis.bench.store import read_samples
 
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 DOCS = Path(__file__).parents[2] / "docs"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hil.controller.analysis.bench.measure import Side
+from hil.controller.analysis.bench.stats import Batch
 from hil.controller.devices.board_client import Invocation
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
@@ -72,3 +74,15 @@ def side_on(board: PacedBoard, label: str, name: str) -> Side:
     artifact = Artifact("paced", name, {}, {}, "main", "none")
     case = Case(f"{label}-{name}", Path(name), Options(), Path(), artifact=artifact, inputs={"x": np.zeros(1)})
     return Side(label, case, board)
+
+
+def read_samples(folder: Path) -> list[Batch]:
+    """The batches in a stored bench's ``samples.csv``, in order, without a last line that a kill cut off."""
+    whole, _, _ = (folder / "samples.csv").read_text().rpartition("\n")
+    rows = [line.split(",") for line in whole.splitlines()[1:]]
+    batches = []
+    for _, group in groupby(rows, key=lambda row: row[2]):
+        batch = list(group)
+        starts, durations = (np.array([int(row[column]) for row in batch]) for column in (4, 5))
+        batches.append(Batch(batch[0][0], int(batch[0][1]), int(batch[0][3]), starts, durations))
+    return batches

@@ -20,7 +20,7 @@ from hil.controller.cli.options import (
     seconds,
     tolerance_options,
 )
-from hil.controller.cli.screen import Screen, console, print_json
+from hil.controller.cli.screen import Screen, print_json
 from hil.errors import UsageError
 
 
@@ -99,8 +99,9 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
         print_json(document)
     else:
         from hil.controller.analysis.bench.show import print_bench
+        from hil.controller.storage.console import table_console
 
-        print_bench(console(), document)
+        print_bench(table_console(), document)
     return int(document["exit_code"])
 
 

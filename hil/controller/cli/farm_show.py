@@ -74,19 +74,19 @@ def _merged(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[di
 
 
 def _show_status(stats: dict[str, Any], rows: list[dict[str, Any]], known: list[dict[str, Any]], as_json: bool) -> None:
-    from hil.controller.cli.farm_tables import console, jobs_table, line, show, summary, utc_now
+    from hil.controller.cli.farm_tables import jobs_table, line, show, summary, utc_now
 
     if as_json:
         answer(True, {"stats": stats, "jobs": rows})
         return
     parts = summary(stats, sum(bool(board["job"]) for board in known))
-    jobs: list[RenderableType] = [line(""), jobs_table(rows, utc_now(), console().width)] if rows else []
+    jobs: list[RenderableType] = [line(""), jobs_table(rows, utc_now())] if rows else []
     show(*parts, *jobs)
 
 
 def _show_job(farm: Any, name: str, as_json: bool) -> None:
     """One job with its attempts, or the jobs of a submission that has several."""
-    from hil.controller.cli.farm_tables import console, jobs_table, show, utc_now
+    from hil.controller.cli.farm_tables import jobs_table, show, utc_now
     from hil.controller.farm.messages import parse_job
 
     submission, number = parse_job(name)
@@ -100,13 +100,13 @@ def _show_job(farm: Any, name: str, as_json: bool) -> None:
     if as_json:
         answer(True, {"submission": submission, "jobs": rows})
     else:
-        show(jobs_table(rows, utc_now(), console().width))
+        show(jobs_table(rows, utc_now()))
 
 
 def _print_job(job: dict[str, Any]) -> None:
-    from hil.controller.cli.farm_tables import attempts_table, console, jobs_table, line, show, utc_now
+    from hil.controller.cli.farm_tables import attempts_table, jobs_table, line, show, utc_now
 
-    now, width = utc_now(), console().width
+    now = utc_now()
     asked = [
         ("selector", job["selector"]),
         ("board", job.get("pinned", "")),
@@ -114,9 +114,9 @@ def _print_job(job: dict[str, Any]) -> None:
         ("project", job["project"]),
     ]
     wishes = [line((f"{label}: ", "bold"), text) for label, text in asked if text]
-    parts: list[RenderableType] = [jobs_table([job], now, width), line(""), *wishes]
+    parts: list[RenderableType] = [jobs_table([job], now), line(""), *wishes]
     if job["attempts_made"]:
-        parts += [line(""), attempts_table(job["attempts_made"], now, width)]
+        parts += [line(""), attempts_table(job["attempts_made"], now)]
     show(*parts)
 
 
@@ -126,7 +126,7 @@ def _print_job(job: dict[str, Any]) -> None:
 @json_option
 def boards(text: str, wide: bool, as_json: bool) -> None:
     """List the boards: how they are and why, what runs on them, and their labels."""
-    from hil.controller.cli.farm_tables import boards_table, console, plain, said_labels, show, utc_now
+    from hil.controller.cli.farm_tables import boards_table, plain, said_labels, show, utc_now
     from hil.controller.farm import selector
 
     wanted = selector.parse(text)
@@ -137,7 +137,7 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
     if as_json:
         answer(True, {"boards": found})
     elif found:
-        show(boards_table(found, utc_now(), console().width, labels=not wide))
+        show(boards_table(found, utc_now(), labels=not wide))
         for row in found if wide else ():
             click.echo(f"{plain(row['name'])}: {plain(said_labels(row['labels'], wide=True))}")
     elif not rows:
@@ -155,14 +155,14 @@ def top(as_json: bool) -> None:
 
     A user's board time is what counts for sharing: time long ago counts less.
     """
-    from hil.controller.cli.farm_tables import console, latency, line, show, summary, users_table
+    from hil.controller.cli.farm_tables import latency, line, show, summary, users_table
 
     with connected() as farm:
         stats = farm.ask("stats")
     if as_json:
         answer(True, {"stats": stats})
         return
-    users: list[RenderableType] = [line(""), users_table(stats["users"], console().width)] if stats["users"] else []
+    users: list[RenderableType] = [line(""), users_table(stats["users"])] if stats["users"] else []
     show(*summary(stats), latency(stats), *users)
 
 
@@ -173,13 +173,13 @@ def top(as_json: bool) -> None:
 @json_option
 def events(board: str, job: str, limit: int, as_json: bool) -> None:
     """List what happened to boards and jobs, and why."""
-    from hil.controller.cli.farm_tables import console, events_table, show
+    from hil.controller.cli.farm_tables import events_table, show
 
     with connected() as farm:
         rows = farm.ask("events", board=board, job=job, limit=limit)
     if as_json:
         answer(True, {"events": rows})
     elif rows:
-        show(events_table(rows, console().width))
+        show(events_table(rows))
     else:
         click.echo("nothing happened", err=True)

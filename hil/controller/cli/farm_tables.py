@@ -12,13 +12,11 @@ from hil.controller.farm.messages import BoardState, JobState, Kind
 from hil.core.text import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
 Row = Mapping[str, Any]
-# A pipe has no width: nothing is cut there.
-_PIPE_WIDTH = 4000
 _STYLES = {
     BoardState.ONLINE.value: "green",
     BoardState.SUSPECT.value: "yellow",
@@ -48,17 +46,11 @@ class Column:
     firm: bool = False  # whether others are cut before it
 
 
-def console() -> Console:
-    """Where tables go: stdout, as wide as it is."""
-    from hil.controller.storage.console import Console
-
-    out = Console(highlight=False, markup=False)
-    return out if out.is_terminal else Console(highlight=False, markup=False, width=_PIPE_WIDTH)
-
-
 def show(*parts: RenderableType) -> None:
     """Print tables and lines to stdout; into a pipe without blanks at the ends of lines."""
-    out = console()
+    from hil.controller.storage.console import table_console
+
+    out = table_console()
     with out.capture() as captured:
         for part in parts:
             out.print(part)
@@ -68,19 +60,18 @@ def show(*parts: RenderableType) -> None:
     out.file.flush()
 
 
-def table(columns: Sequence[Column], rows: Iterable[Row], width: int) -> Table:
-    """Rows as a table of at most ``width`` characters."""
-    from rich.table import Table
-    from rich.text import Text
+def table(columns: Sequence[Column], rows: Iterable[Row], width: int | None = None) -> Table:
+    """Rows as a table of at most ``width`` characters; None is what stdout has."""
+    from hil.controller.storage import texts
+    from hil.controller.storage.console import table_console
 
-    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    shown = [column for column in columns if column.least <= width]
-    for column in shown:
-        made.add_column(column.head, justify="right" if column.right else "left", no_wrap=column.firm)
-    for row in rows:
-        cells = (column.cell(row) for column in shown)
-        made.add_row(*(Text(plain(text), style, no_wrap=True, overflow="ellipsis") for text, style in cells))
-    return made
+    room = table_console().width if width is None else width
+    shown = [column for column in columns if column.least <= room]
+    heads = [column.head for column in shown]
+    numbers = [column.head for column in shown if column.right]
+    whole = [column.head for column in shown if column.firm]
+    cells = ([line(column.cell(row)) for column in shown] for row in rows)
+    return texts.table(heads, cells, numbers=numbers, whole=whole)
 
 
 def line(*parts: tuple[str, str] | str) -> Text:
@@ -99,7 +90,7 @@ def plain(text: str) -> str:
     return visible(text).translate({ord("\n"): " ", ord("\t"): " "})
 
 
-def jobs_table(rows: Sequence[Row], now: datetime, width: int) -> Table:
+def jobs_table(rows: Sequence[Row], now: datetime, width: int | None = None) -> Table:
     """Jobs: what, where, for whom, how long they waited and ran, and how they ended."""
     columns = [
         Column("JOB", lambda job: (job["name"], "bold"), firm=True),
@@ -116,7 +107,7 @@ def jobs_table(rows: Sequence[Row], now: datetime, width: int) -> Table:
     return table(columns, rows, width)
 
 
-def attempts_table(rows: Sequence[Row], now: datetime, width: int) -> Table:
+def attempts_table(rows: Sequence[Row], now: datetime, width: int | None = None) -> Table:
     """The attempts at a job: where, when, how long, and how they ended."""
     columns = [
         Column("ATTEMPT", lambda one: (str(rows.index(one) + 1), ""), right=True, firm=True),
@@ -129,7 +120,7 @@ def attempts_table(rows: Sequence[Row], now: datetime, width: int) -> Table:
     return table(columns, rows, width)
 
 
-def boards_table(rows: Sequence[Row], now: datetime, width: int, *, labels: bool = True) -> Table:
+def boards_table(rows: Sequence[Row], now: datetime, width: int | None = None, *, labels: bool = True) -> Table:
     """Boards: how they are and why, what runs there, and with ``labels`` what people look for of what selectors see."""
     columns = [
         Column("BOARD", lambda board: (board["name"], "bold"), firm=True),
@@ -147,7 +138,7 @@ def boards_table(rows: Sequence[Row], now: datetime, width: int, *, labels: bool
     return table(columns, rows, width)
 
 
-def events_table(rows: Sequence[Row], width: int) -> Table:
+def events_table(rows: Sequence[Row], width: int | None = None) -> Table:
     """What happened, and why."""
     columns = [
         Column("TIME", lambda event: (local(event["at"]), "dim"), firm=True),
@@ -159,7 +150,7 @@ def events_table(rows: Sequence[Row], width: int) -> Table:
     return table(columns, rows, width)
 
 
-def users_table(rows: Sequence[Row], width: int) -> Table:
+def users_table(rows: Sequence[Row], width: int | None = None) -> Table:
     """Who has boards, waits for them, and had them; who has most first."""
     columns = [
         Column("USER", lambda user: (user["user"], "bold")),

@@ -45,11 +45,11 @@ def watch(every_s: float, as_json: bool) -> int:
 
     Where stdout is no terminal, each event is a line, as it happens.
     """
-    from hil.controller.cli.farm_tables import console
+    from hil.controller.storage.console import table_console
 
     with connected() as farm:
         try:
-            if console().is_terminal and not as_json:
+            if table_console().is_terminal and not as_json:
                 _live(farm, every_s)
             else:
                 _lines(farm, every_s, as_json)
@@ -61,9 +61,9 @@ def watch(every_s: float, as_json: bool) -> int:
 def _live(farm: FarmClient, every_s: float) -> None:
     from rich.live import Live
 
-    from hil.controller.cli.farm_tables import console
+    from hil.controller.storage.console import table_console
 
-    out = console()
+    out = table_console()
     with Live(console=out, auto_refresh=False) as live:
         while True:
             began = time.monotonic()

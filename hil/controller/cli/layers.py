@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from hil.controller.analysis.layers import Layer
     from hil.controller.analysis.layers.values import SavedLayer
     from hil.core.tensors import TensorSpec
-
-# Wider than any line of the table, if no terminal limits it.
-_ONE_LINE = 2000
 
 
 @click.command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
@@ -91,39 +88,29 @@ def _print_json(model: Path, found: Sequence[Layer], saved: Sequence[SavedLayer]
 
 def _print_table(found: Sequence[Layer]) -> None:
     """Print layers of one signature in one line, with their number."""
-    import sys
-
-    from rich.table import Table
-    from rich.text import Text
-
     from hil.controller.analysis.layers import layer_specs
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.console import table_console
+    from hil.controller.storage.texts import counted, table
 
     copies = Counter(layer.same_as or layer.name for layer in found)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("depth", justify="right")
-    for title in ("layer", "op", "inputs", "outputs"):
-        table.add_column(title, overflow="fold")
-    table.add_column("x", justify="right")
-    for layer in found:
-        if not layer.same_as:
-            sides = (", ".join(map(_type, specs)) for specs in layer_specs(layer))
-            row = (str(layer.depth), layer.name, layer.op, *sides, str(copies[layer.name]))
-            table.add_row(*map(Text, row))
-    # For programs that read it: a line for each layer.
-    Console(width=None if sys.stdout.isatty() else _ONE_LINE).print(table)
-    total = f"{len(found)} layer{'' if len(found) == 1 else 's'}"
+    rows = [
+        (str(layer.depth), layer.name, layer.op, *_sides(layer_specs(layer)), str(copies[layer.name]))
+        for layer in found
+        if not layer.same_as
+    ]
+    table_console().print(table(("depth", "layer", "op", "inputs", "outputs", "x"), rows, numbers=("depth", "x")))
+    total = counted(len(found), "layer")
     click.echo(f"{total} of {len(copies)} signatures" if len(copies) < len(found) else total)
     for layer in found:
         if layer.by_chance:
             click.echo(f"note: {layer.name} draws random numbers: no two runs of it agree")
 
 
-def _type(spec: TensorSpec) -> str:
-    """Return a tensor's dtype and shape; ? if its rank is unknown."""
+def _sides(sides: Iterable[Sequence[TensorSpec]]) -> list[str]:
+    """Return the tensors that go in, and those that come out; ? is one whose rank is unknown."""
     from hil.core.tensors import type_text
 
-    return type_text(spec.dtype, spec.shape) if spec.dtype else "?"
+    return [", ".join(type_text(spec.dtype, spec.shape) if spec.dtype else "?" for spec in side) for side in sides]
 
 
 def _print_saved(saved: Sequence[SavedLayer], folder: Path | None) -> None:

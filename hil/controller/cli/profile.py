@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.options import json_option, options, runs_option, seconds
-from hil.controller.cli.screen import answer, console
+from hil.controller.cli.screen import answer
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,12 +95,13 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
         print_profile,
         profile_record,
     )
+    from hil.controller.storage.console import table_console
 
     folder = _find(run, case, out)
     if is_compile_profile(folder):
         if as_json or plot:
             raise UsageError("a profile of a compilation is not printed as JSON, nor drawn", hint=f"see {folder}/*.csv")
-        print_compile_profile(console(), folder, top=top)
+        print_compile_profile(table_console(), folder, top=top)
         return
     found = _read(run, case, out)
     if plot:
@@ -110,7 +111,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
     if as_json:
         answer(True, {**profile_record(found, by=by, top=top), "plot": str(plot) if plot else None})
         return
-    print_profile(console(), found, by=by, top=top)
+    print_profile(table_console(), found, by=by, top=top)
     if plot:
         click.echo(f"drawn in {plot}")
 
@@ -165,8 +166,9 @@ def diff(
         answer(True, {**found.as_json(), **files})
         return
     from hil.controller.analysis.profile.show import print_diff
+    from hil.controller.storage.console import table_console
 
-    print_diff(console(), found, top=top)
+    print_diff(table_console(), found, top=top)
     for name in filter(None, files.values()):
         click.echo(f"written: {name}")
 

@@ -18,24 +18,12 @@ from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.core.text import jsonable
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from typing_extensions import Self
 
     from hil.controller.workloads.suites.store import CaseRecord
 
-# Wider than any line of a table, if no terminal limits it.
-_UNLIMITED = 2000
-
 _QUIET = (Outcome.PASS.value, Outcome.XFAIL.value, Outcome.SKIP.value)
 _MESSAGE = 200
-
-
-def console() -> Console:
-    """Return the console for tables: as wide as the terminal, or else as wide as they need."""
-    from hil.controller.storage.console import Console
-
-    found = Console()
-    return found if found.is_terminal else Console(width=_UNLIMITED)
 
 
 def print_json(document: Any) -> None:

@@ -99,13 +99,11 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
 
 
 def _print(rows: Any, out: Path) -> None:
-    import sys
-
-    from hil.controller.storage.console import Console
+    from hil.controller.storage.console import table_console
     from hil.controller.workloads.study.record import summary
     from hil.controller.workloads.study.show import failures, terminal_table
 
-    Console(width=None if sys.stdout.isatty() else 2000).print(terminal_table(rows))
+    table_console().print(terminal_table(rows))
     for line in failures(rows):
         click.echo(line)
     click.echo(f"{summary(rows)}; stored in {out}")

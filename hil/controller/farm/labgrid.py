@@ -90,11 +90,7 @@ class Place:
     board: str
 
     def acquire(self) -> None:
-        """Take it, unless it is ours already.
-
-        Raises:
-            BoardBusy: somebody else has it.
-        """
+        """Take it, unless it is ours already; BoardBusy where somebody else has it."""
         try:
             self._call("acquire")
         except BoardBusy:
@@ -110,11 +106,7 @@ class Place:
         return self.show()[0] == self._me
 
     def show(self) -> tuple[str, dict[str, Resource]]:
-        """Who has the place ("" for nobody), and its resources by name.
-
-        Raises:
-            UsageError: there is no such place.
-        """
+        """Who has the place ("" for nobody), and its resources by name; UsageError where there is no such place."""
         lines = self._call("show").splitlines()
         # A name that there is not finds what it is a part of.
         if lines[:1] != [f"Place '{self.labgrid.place}':"]:
@@ -127,12 +119,7 @@ class Place:
         return "" if owner == "None" else owner, _resources(lines)
 
     def address(self, resources: Mapping[str, Resource]) -> str:
-        """``USER@HOST:PORT`` of its ``NetworkService``.
-
-        Raises:
-            UsageError: it has none, or several and the config names none of them.
-            BoardUnreachable: its exporter is gone.
-        """
+        """``USER@HOST:PORT`` of its ``NetworkService``."""
         services = {name: one for name, one in resources.items() if one.get("cls") == "NetworkService"}
         named = self.labgrid.service
         if (named and named not in services) or (not named and len(services) != 1):

@@ -51,11 +51,7 @@ _LONGEST_SOCKET = 107
 
 
 def need_packages() -> None:
-    """Refuse to run a farm without the packages that it needs; whoever only uses one needs none of them.
-
-    Raises:
-        UsageError: the extra ``farm`` is not installed.
-    """
+    """Refuse to run a farm without the packages that it needs; whoever only uses one needs none of them."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(f"running a farm needs {', '.join(missing)}", hint="pip install 'hil[farm]'")
 
@@ -77,11 +73,7 @@ def prepare_home(home: Path) -> None:
 
 
 def ask(home: Path, what: str, **arguments: Any) -> Any:
-    """Ask the farm of a home, without patience.
-
-    Raises:
-        FarmUnreachable: it does not answer.
-    """
+    """Ask the farm of a home, without patience; FarmUnreachable where it does not answer."""
     try:
         token = token_file(home).read_text().strip()
     except OSError as error:

@@ -13,7 +13,7 @@ from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import Run
-from hil.controller.storage.texts import say, seconds, together
+from hil.controller.storage.texts import say, seconds, table, together
 from hil.core.results import NEVER_IN, Outcome, RunResult, exit_code_of, placement_text
 from hil.core.tensors import TensorSpec, type_text
 from hil.core.text import jsonable
@@ -186,7 +186,6 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
 
 def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
     """A verdict's outputs as a table that 80 columns hold, and below it why outputs do not agree."""
-    from rich.table import Table
     from rich.text import Text
 
     say(console, "against", verdict["against"] + _tolerance(verdict["outputs"]))
@@ -201,13 +200,12 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
                 place = rows[0].index(statistic.heading)
                 rows = [[*row[:place], *row[place + 1 :]] for row in rows]
         room = max(_room(console, rows, gap), _NAME_LEAST)
-    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column in ("output", "shape") else "right", no_wrap=True)
-    for output, (name, *rest) in zip(verdict["outputs"], rows[1:], strict=True):
-        table.add_row(Text(_shortened(name, room), style="green" if output["passed"] else "red"), *rest)
-    if verdict["outputs"]:
-        console.print(_indented(table))
+    shown = [
+        (Text(_shortened(name, room), style="green" if output["passed"] else "red"), *rest)
+        for output, (name, *rest) in zip(verdict["outputs"], rows[1:], strict=True)
+    ]
+    if shown:
+        console.print(_indented(table(rows[0], shown, numbers=rows[0][2:], whole=rows[0], gap=gap)))
     failed = [output for output in verdict["outputs"] if not output["passed"]]
     for output in failed[:_REASONS_SHOWN]:
         say(console, "", f"{output['name']}: {output['reason']}", style="red")

@@ -10,6 +10,9 @@ from rich.segment import Segment
 
 from hil.core.text import VisibleStream, visible
 
+# Wider than any line of a table.
+_UNLIMITED = 4000
+
 
 class Console(rich.console.Console):
     """rich's console, which shows what a terminal would obey in a text (see :func:`hil.core.text.visible`)."""
@@ -30,3 +33,9 @@ class Console(rich.console.Console):
     @file.setter
     def file(self, new_file: IO[str]) -> None:
         self._file = new_file
+
+
+def table_console() -> Console:
+    """The console for tables: as wide as the terminal; as wide as they need where stdout is none."""
+    found = Console(highlight=False, markup=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, width=_UNLIMITED)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hil.core.text import visible
 from hil.errors import HilError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, JustifyMethod, RenderableType
+    from rich.table import Table
 
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
@@ -151,3 +152,35 @@ def say(
     body = Text(units(text), style=style)
     line.add_row(label, body) if label else line.add_row(body)
     show(console, Padding(line, (0, 0, 0, indent), expand=False))
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Iterable[Any]],
+    *,
+    numbers: Collection[str] = (),
+    whole: Collection[str] = (),
+    gap: int = 2,
+) -> Table:
+    """Rows in aligned columns; a cell that does not fit is folded.
+
+    Args:
+        heads: what stands above the columns; if all are "", nothing does.
+        rows: texts, which are shown as they are (no markup), or what rich can print.
+        numbers: heads of columns that are aligned to the right and never folded.
+        whole: heads of other columns that are never folded.
+        gap: blanks between two columns.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim", show_header=any(heads))
+    for head in heads:
+        justify: JustifyMethod = "right" if head in numbers else "left"
+        if head in numbers or head in whole:
+            made.add_column(head, justify=justify, no_wrap=True)
+        else:
+            made.add_column(Text(head, overflow="ellipsis"), overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return made

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import secrets
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,16 @@ from typing import Any
 import numpy as np
 
 from hil.controller.analysis.bench.measure import LEAST_ROUNDS, Side, measure
-from hil.controller.analysis.bench.show import time_text
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import (
-    SampleFile,
     bench_document,
     keep_program,
+    sample_file,
     save_document,
     stored_case,
     write_google,
 )
-from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import BoardChoice, knows_target, with_target
+from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.devices.board_resolver import is_address
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
@@ -38,6 +35,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name
+from hil.controller.storage.texts import seconds
 from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable
@@ -47,11 +45,8 @@ from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, Usa
 _WHERE = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key")
 
 
-def on_the_same_board(job: Job, stored: Job) -> Job:
-    """The job with the board of a stored one, where its own command named none. Faults are never taken over."""
-    if job.board or job.hw_type:
-        return job
-    return replace(job, **{name: getattr(stored, name) for name in _WHERE})
+def _with_board(job: Job, other: Job) -> Job:
+    return replace(job, **{name: getattr(other, name) for name in _WHERE})
 
 
 def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
@@ -63,62 +58,13 @@ def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
     if own:
         return stored
     if job.board or job.hw_type:
-        return replace(stored, **{name: getattr(job, name) for name in _WHERE})
+        return _with_board(stored, job)
     if is_address(stored.board) or is_file(stored.board):
         raise UsageError(
             f"the stored bench ran on {stored.board}, and was not begun by you here: its record may be anybody's",
             hint="name the board: --board",
         )
     return replace(stored, identity=None, known_hosts=None, accept_new_host_key=False)
-
-
-def compiled(case: Case, job: Job, choice: BoardChoice, boards: Boards, runner: Runner) -> Case:
-    """Compile a case; the board is asked first only where it alone knows for what."""
-    config = choice.config
-    if not (case.outcome or case.artifact or knows_target(config, job.runtime)):
-        board = boards(job, choice).board
-        config, target = with_target(board.config, job.runtime, board.info["machine"])
-        boards.say(f"compiling for {target or board.target or board.name}")
-    return runner.compile(case, config)
-
-
-class Boards:
-    """The boards of a bench's jobs: those for one board, with the same faults, share it."""
-
-    def __init__(self, jobs: Sequence[Job], pool: BoardPool, say: Callable[[str], None]) -> None:
-        self._jobs = [(one, choice_of(one)) for one in jobs]
-        self._pool = pool
-        self.say = say
-
-    def __call__(self, job: Job, choice: BoardChoice) -> BoardSession:
-        """The board of a job."""
-        place = choice.name, choice.config.path, job.faults
-        runtimes = [one.runtime for one, its in self._jobs if (its.name, its.config.path, one.faults) == place]
-        return self._pool.session(choice, runtimes=runtimes, faults=job.faults)
-
-
-def trial(case: Case, session: BoardSession, runner: Runner, *, check: bool) -> Case:
-    """Push, load and run a case once, cold, and compare its answer: what is measured has to be right.
-
-    Args:
-        case: with an artifact; with references already where it was stored.
-        check: compare; else the case's outcome says that nothing was compared.
-    """
-    case = runner.execute(case, session)
-    if case.outcome:
-        return case
-    if not check or not (case.references or case.model):
-        return replace(case, outcome=Outcome.SKIP, reason="the answer was not compared")
-    return runner.judge(case)
-
-
-def side_of(case: Case, label: str, board: Board) -> Side:
-    """The side that a case makes after its trial."""
-    side = Side(label, case, board, result=case.result)
-    if case.result is not None and case.result.device_ns:
-        side.first_run_ns = case.result.device_ns[0]
-        side.peak_memory_bytes = case.result.peak_memory_bytes
-    return side
 
 
 _COPIES_MOST = 32
@@ -174,7 +120,7 @@ class _Bench:
 
     def __init__(self, bench: BenchJob, shop: RunContext, screen: Progress) -> None:
         self.bench = bench
-        self.shop = shop
+        self.runner = Runner(shop)
         self.screen = screen
         self.store = RunStore(bench.job.out)
         self.jobs: list[Job] = []
@@ -183,20 +129,20 @@ class _Bench:
         self.programs: dict[str, dict[str, Any]] = {}
 
     def run(self) -> dict[str, Any]:
-        """Do it all."""
         base = self.store.open(self.bench.against) if self.bench.against else None
         # What was typed wrongly shows here: nothing is stored before that is known.
         self._begin(base)
-        choices = [choice_of(job) for job in self.jobs]
+        self.choices = [choice_of(job) for job in self.jobs]
         run = self.store.create(f"bench-{self.cases[-1].name}", jsonable(asdict(self.jobs[-1])))
         self.cases = [replace(case, folder=run.case_folder(case.name)) for case in self.cases]
         self.recorder = Recorder(run, [case.name for case in self.cases], self.cases)
+        sink = ProgressSink(self._watch, self.recorder.keep, self.recorder.write)
+        self.runner = replace(self.runner, sink=sink)
         interrupted = False
         try:
             with BoardPool(f"hil bench {run.id}", wait_s=self.bench.job.wait_s, say=self.screen.note) as pool:
-                boards = Boards(self.jobs, pool, self.screen.note)
-                for number, (job, choice) in enumerate(zip(self.jobs, choices, strict=True)):
-                    self._prepare(run, number, job, choice, boards)
+                for number in range(len(self.jobs)):
+                    self._prepare(run, number, pool)
                 if all(case.outcome in (Outcome.PASS, Outcome.SKIP) for case in self.cases):
                     self._measure(run)
         except StorageError:
@@ -219,7 +165,8 @@ class _Bench:
         if base is not None:
             stored, case = stored_case(base)
             stored = board_of_stored(stored, job, own=is_sealed(base.folder, base.record["request"]))
-            job = on_the_same_board(job, stored)
+            if not (job.board or job.hw_type):  # faults are never taken over
+                job = _with_board(job, stored)
             self.jobs.append(stored)
             self.cases.append(replace(case, name=f"A-{safe_name(case.path.stem)}"))
             names = [f"B-{names[0]}"]
@@ -227,23 +174,32 @@ class _Bench:
             names = [f"{label}-{name}" for label, name in zip("AB", names, strict=True)]
         for name, path in zip(names, models, strict=True):
             self.jobs.append(job)
-            self.cases.append(
-                Runner(self.shop).begin(path, job.options(), Path(), name=name, want_inputs=self.bench.check)
-            )
+            self.cases.append(self.runner.begin(path, job.options(), Path(), name=name, want_inputs=self.bench.check))
 
-    def _prepare(self, run: Run, number: int, job: Job, choice: BoardChoice, boards: Boards) -> None:
+    def _session(self, pool: BoardPool, number: int) -> BoardSession:
+        """Open a job's board; jobs for one board, with the same faults, share it."""
+        places = [(its.name, its.config.path, job.faults) for job, its in zip(self.jobs, self.choices, strict=True)]
+        shared = [job.runtime for job, place in zip(self.jobs, places, strict=True) if place == places[number]]
+        return pool.session(self.choices[number], runtimes=shared, faults=self.jobs[number].faults)
+
+    def _prepare(self, run: Run, number: int, pool: BoardPool) -> None:
         """Everything up to a side that can be measured; an error of model or board is the case's outcome."""
-        case, runner = self.cases[number], self._runner()
+        case, runtime, config = self.cases[number], self.jobs[number].runtime, self.choices[number].config
         self.screen.begin(case.name, len(STAGES))
         try:
-            case = compiled(case, job, choice, boards, runner)
+            # The board is asked before compiling only if it alone knows the target.
+            if not (case.outcome or case.artifact or knows_target(config, runtime)):
+                board = self._session(pool, number).board
+                config, target = with_target(board.config, runtime, board.info["machine"])
+                self.screen.note(f"compiling for {target or board.target or board.name}")
+            case = self.runner.compile(case, config)
             if not case.outcome:
-                session = boards(job, choice)
+                session = self._session(pool, number)
                 board = session.board
                 if number == len(self.cases) - 1:
                     run.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
-                case = trial(case, session, runner, check=self.bench.check)
-                self.sides.append(side_of(case, "AB"[number], board))
+                case = self._tried(case, session)
+                self.sides.append(Side("AB"[number], case, board))
                 if case.model is None:
                     self.recorder.keep(case, "references")  # that came with a stored bench
             if case.outcome in (Outcome.PASS, Outcome.SKIP):
@@ -255,26 +211,35 @@ class _Bench:
             self.cases[number] = case
         self.recorder.end(case)
 
+    def _tried(self, case: Case, session: BoardSession) -> Case:
+        """Push, load and run a case once, cold, and compare its answer: what is measured has to be right."""
+        case = self.runner.execute(case, session)
+        if case.outcome:
+            return case
+        if not self.bench.check or not (case.references or case.model):
+            return replace(case, outcome=Outcome.SKIP, reason="the answer was not compared")
+        return self.runner.judge(case)
+
     def _measure(self, run: Run) -> None:
         save_document(run, self._document(run, finished=False))
         title = " and ".join(case.name for case in self.cases)
         order = random.Random(secrets.randbits(64))
 
         def keep(side: Side, batch: Batch, share: float) -> None:
-            samples.append(batch)
-            typical = time_text(float(np.median(batch.duration_ns)))
+            append(batch)
+            typical = seconds(float(np.median(batch.duration_ns)) / 1e9)
             self.screen.stage(title, round(100 * share), f"measuring {side.label}: {typical}")
 
         self.screen.begin(title, 100)
-        with SampleFile(run.folder) as samples:
-            try:
+        try:
+            with sample_file(run.folder) as append:
                 measure(self.sides, self.bench, keep, order)
-            except UsageError:
-                raise
-            except HilError:
-                pass  # the side's case has it as its outcome; what was measured until then stays
-            finally:
-                self.screen.end(title)
+        except UsageError:
+            raise
+        except HilError:
+            pass  # the side's case has it as its outcome; what was measured until then stays
+        finally:
+            self.screen.end(title)
 
     def _finish(self, run: Run, interrupted: bool) -> dict[str, Any]:
         for side in self.sides:
@@ -315,10 +280,7 @@ class _Bench:
         code = EXIT_INTERRUPTED if interrupted else None
         return bench_document(run, self.bench, self.cases, self.sides, self.programs, finished=finished, exit_code=code)
 
-    def _runner(self) -> Runner:
-        def watch(case: Case, stage: Stage, note: str) -> None:
-            self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
-            if not note:
-                self.recorder.write(case)
-
-        return Runner(self.shop, sink=ProgressSink(watch, self.recorder.keep, self.recorder.write))
+    def _watch(self, case: Case, stage: Stage, note: str) -> None:
+        self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
+        if not note:
+            self.recorder.write(case)

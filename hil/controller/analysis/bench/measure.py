@@ -70,6 +70,13 @@ class Side:
     cpu_ns: int = 0  # what the worker's threads computed in all its iterations, where the board tells it
     ran_ns: int = 0  # how long those iterations took; 0 where the board does not tell the other
 
+    def __post_init__(self) -> None:
+        """Take over what the case's first run, if it had one, told."""
+        self.result = self.case.result
+        if self.result is not None and self.result.device_ns:
+            self.first_run_ns = self.result.device_ns[0]
+            self.peak_memory_bytes = self.result.peak_memory_bytes
+
 
 # Told of every batch when it is there: the side, the batch, and the share of the work that is done.
 Keep = Callable[[Side, Batch, float], None]
@@ -144,13 +151,9 @@ def _in_turns(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.
                     side.batches.append(batch)
                     keep(side, batch, (number + (turn + 1) / (len(sizes["A"][number]) // 2)) / rounds)
         number += 1
-        if (
-            number == rounds
-            and bench.iterations is None
-            and number < _LONGER * ROUNDS
-            and not _is_precise(sides, bench)
-        ):
-            for rows in sizes.values():
+        if number == rounds < _LONGER * ROUNDS and bench.iterations is None:
+            found = compare_sides(sides, bench)
+            for rows in () if found and is_precise(found) else sizes.values():
                 rows += rows[-LEAST_ROUNDS:]
 
 
@@ -160,11 +163,6 @@ def compare_sides(sides: Sequence[Side], bench: BenchJob) -> Comparison | None:
         return None
     batches = [batch for side in sides for batch in side.batches]
     return compare_rounds(round_log_ratios(batches), min_effect=bench.min_effect)
-
-
-def _is_precise(sides: Sequence[Side], bench: BenchJob) -> bool:
-    found = compare_sides(sides, bench)
-    return found is not None and is_precise(found)
 
 
 def _plan(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[list[int]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.storage.texts import show, together, units
+from hil.controller.storage.texts import seconds, show, table, together, units
 from hil.core.results import placement_text
 
 if TYPE_CHECKING:
@@ -19,18 +19,13 @@ _Cell = Callable[[Mapping[str, Any]], str]
 
 def print_bench(console: Console, document: Mapping[str, Any]) -> None:
     """Print what was measured, and for two programs whether they differ."""
-    from rich.table import Table
     from rich.text import Text
 
-    sides = document["sides"]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    for _ in sides:
-        table.add_column(overflow="fold")
+    sides, rows = document["sides"], []
     for label, is_timed, cell in _ROWS:
         texts = ["" if is_timed and not side["times"] else cell(side) for side in sides]
         if any(texts):
-            table.add_row(label, *(Text(units(text)) for text in texts))
+            rows.append((Text(label, "dim", no_wrap=True), *map(units, texts)))
     for side in sides:
         outcome = side["outcome"] or "UNFINISHED"
         line = Text(outcome, style=f"bold {_COLOURS.get(outcome, 'magenta')}")
@@ -39,7 +34,7 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
         line.append(f"  {where} on {side['board']}" if side["board"] else "", style="default")
         line.append(f"  {_checked(side)}", style="dim")
         console.print(line, soft_wrap=True)
-    show(console, table)
+    show(console, table([""] * (1 + len(sides)), rows))
     _print_notes(console, document)
     if document["comparison"]:
         _print_comparison(console, document["comparison"])
@@ -49,10 +44,7 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
 
 def time_text(nanoseconds: float) -> str:
     """A time with three digits and its unit: ``59.5 us``."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.3g} {unit}"
-    return f"{nanoseconds:.3g} ns"
+    return seconds(nanoseconds / 1e9)
 
 
 def bars(values: Sequence[float]) -> str:
@@ -104,8 +96,8 @@ def _known(key: str, text: Callable[[float], str]) -> _Cell:
 
 def _stages(*names: str) -> _Cell:
     def told(side: Mapping[str, Any]) -> str:
-        spent = [(name, side["timings"][f"{name}_s"]) for name in names]
-        texts = [f"{name.replace('_', ' ')} {time_text(s * 1e9)}" for name, s in spent if s is not None]
+        spent = {name: side["timings"][f"{name}_s"] for name in names}
+        texts = [f"{name.replace('_', ' ')} {seconds(value)}" for name, value in spent.items() if value is not None]
         return ", ".join(map(together, texts))
 
     return told

@@ -132,11 +132,7 @@ _OUTLIER_SHARE = 0.05
 
 
 def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float) -> Summary:
-    """What there is to say of one side's iterations.
-
-    Args:
-        drift_share: the least change, as a share of the median, that is marked as drift.
-    """
+    """What there is to say of one side's iterations; a drift is marked from ``drift_share`` of the median on."""
     p10, p50, p90, p99 = (float(value) for value in np.percentile(durations, (10, 50, 90, 99)))
     spread = _SIGMA_BY_MAD * float(np.median(np.abs(durations - p50)))
     above = p50 + max(_OUTLIER_SIGMAS * spread, _OUTLIER_SHARE * p50)
@@ -158,11 +154,7 @@ def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float
 
 
 def median_interval(durations: Nanoseconds, *, level: float = LEVEL, seed: int = 0) -> Interval | None:
-    """Confidence interval of the median of samples that may be autocorrelated; None where there are too few.
-
-    Args:
-        durations: samples in the order of time, [n].
-    """
+    """Confidence interval of the median of [n] samples in the order of time; None where there are too few."""
     # Blocks of about the cube root of n (Hall, Horowitz and Jing, 1995), and longer where that makes very many.
     blocks = min(durations.size // math.ceil(max(durations.size, 1) ** (1 / 3)), _BLOCKS_MOST)
     if blocks < LEAST_REPEATS:
@@ -181,7 +173,7 @@ def median_interval(durations: Nanoseconds, *, level: float = LEVEL, seed: int =
 
 
 def drift_of(starts: Nanoseconds, durations: Nanoseconds, *, share: float) -> Drift | None:
-    """Whether there is a trend over the run; None where there are too few samples to tell.
+    """Find a trend over the run; None where there are too few samples to tell.
 
     Its size is the slope of Theil and Sen over medians of groups; whether it is one, the test of Mann and Kendall, with
     the variance that Hamed and Rao give for autocorrelated data ("A modified Mann-Kendall trend test", 1998).
@@ -215,8 +207,7 @@ def _trend_variance(values: Floats, trend: Floats) -> float:
     alike = np.array([float((ranks[lag:] * ranks[:-lag]).sum()) for lag in lags]) / power
     alike[np.abs(alike) < _NORMAL.inv_cdf(0.975) / math.sqrt(n)] = 0.0
     more = 1 + 2 / (n * (n - 1) * (n - 2)) * float(((n - lags) * (n - lags - 1) * (n - lags - 2) * alike).sum())
-    # Samples that alternate would make it smaller: that is not counted on.
-    return plain * max(more, 1.0)
+    return plain * max(more, 1.0)  # alternating samples would make it smaller: that is not counted on
 
 
 def round_log_ratios(batches: Sequence[Batch]) -> Floats:
@@ -235,9 +226,6 @@ def compare_rounds(log_ratios: Floats, *, min_effect: float, level: float = LEVE
 
     A difference is claimed only where the interval of the ratio does not hold 1 and the ratio is off it by more than
     ``min_effect``.
-
-    Args:
-        log_ratios: of each round (:func:`round_log_ratios`), [rounds].
     """
     rounds = log_ratios.size
     if rounds < LEAST_REPEATS:
@@ -280,9 +268,7 @@ def _interval(resampled: Floats, repeats: int, level: float) -> Interval:
 def student_quantile(share: float, freedom: int) -> float:
     """The quantile of Student's t distribution, by Abramowitz and Stegun's expansion 26.7.5.
 
-    Args:
-        share: 0 to 1.
-        freedom: degrees of freedom; from 5 on it is off by less than 1 % at the 99.5 % quantile.
+    From 5 degrees of freedom on it is off by less than 1 % at the 99.5 % quantile.
     """
     z = _NORMAL.inv_cdf(share)
     terms = (

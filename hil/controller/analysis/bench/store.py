@@ -7,15 +7,16 @@ program.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import platform
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,10 @@ from hil.controller.analysis.bench.measure import Side, compare_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Job
-from hil.controller.storage.runs import Run, storing, write_json
+from hil.controller.storage.runs import Run, storing, write_file, write_json
 from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import EXIT_FAIL, EXIT_OK, UsageError
-
-_COLUMNS = ("side", "round", "batch", "copy", "start_ns", "duration_ns")
-_TYPES = [("side", "U1"), ("round", "i8"), ("batch", "i8"), ("copy", "i8"), ("start_ns", "i8"), ("duration_ns", "i8")]
 
 
 def save_document(run: Run, document: Mapping[str, Any]) -> None:
@@ -56,58 +54,30 @@ def read_document(run: Run) -> dict[str, Any]:
     return document
 
 
-class SampleFile:
-    """``samples.csv``, which grows by a batch at a time. A context manager.
+@contextlib.contextmanager
+def sample_file(folder: Path) -> Iterator[Callable[[Batch], None]]:
+    """Begin ``samples.csv``; yield the function that appends a batch, which is in the file when it returns.
 
     Raises:
         StorageError: it cannot be written.
     """
+    batches = itertools.count()
+    with storing(folder):
+        file = (folder / "samples.csv").open("w")
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._batches = 0
-        with storing(folder):
-            self._file = (folder / "samples.csv").open("w")
-            self._write(",".join(_COLUMNS) + "\n")
-
-    def append(self, batch: Batch) -> None:
-        """Write a batch; it is in the file when this returns."""
-        head = f"{batch.side},{batch.round},{self._batches},{batch.copy},"
+    def append(batch: Batch) -> None:
+        head = f"{batch.side},{batch.round},{next(batches)},{batch.copy},"
         pairs = zip(batch.start_ns.tolist(), batch.duration_ns.tolist(), strict=True)
-        self._write("".join(f"{head}{start},{duration}\n" for start, duration in pairs))
-        self._batches += 1
+        write("".join(f"{head}{start},{duration}\n" for start, duration in pairs))
 
-    def _write(self, text: str) -> None:
-        with storing(self._folder):
-            self._file.write(text)
-            self._file.flush()
+    def write(text: str) -> None:
+        with storing(folder):
+            file.write(text)
+            file.flush()
 
-    def __enter__(self) -> SampleFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-def read_samples(folder: Path) -> list[Batch]:
-    """The batches of a stored bench, in order; a last line that was cut off by a kill is left out.
-
-    Raises:
-        UsageError: there are none to be read.
-    """
-    try:
-        whole, _, _ = (folder / "samples.csv").read_text().rpartition("\n")
-        rows = np.array([tuple(line.split(",")) for line in whole.splitlines()[1:]], dtype=_TYPES)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder}/samples.csv cannot be read: {error}") from error
-    return list(_batches(rows))
-
-
-def _batches(rows: Any) -> Iterator[Batch]:
-    for _, numbers in groupby(range(len(rows)), key=lambda number: int(rows[number]["batch"])):
-        part = rows[list(numbers)]
-        first = part[0]
-        yield Batch(str(first["side"]), int(first["round"]), int(first["copy"]), part["start_ns"], part["duration_ns"])
+    with file:
+        write("side,round,batch,copy,start_ns,duration_ns\n")
+        yield append
 
 
 def keep_program(run: Run, case: Case) -> dict[str, Any]:
@@ -279,9 +249,7 @@ def _side(
         "compiled_from_cache": bool(artifact and artifact.cached),
         "times": asdict(summarise(starts, durations, drift_share=bench.min_effect)) if durations.size else None,
         "histogram": _histogram(durations) if durations.size else None,
-        "course_ns": [float(np.median(part)) for part in np.array_split(durations, min(_COURSE, durations.size))]
-        if durations.size
-        else [],
+        "course_ns": [float(np.median(part)) for part in np.array_split(durations, _COURSE) if part.size],
         "iterations_per_s": rate,
         "peak_memory_bytes": side.peak_memory_bytes if side else None,
         "parallelism": side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
@@ -299,48 +267,38 @@ def _histogram(durations: Nanoseconds) -> dict[str, Any]:
 def _exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: float | None) -> int:
     """The gravest outcome's, and 1 where B is slower by more than is allowed."""
     code = max((case.outcome.exit_code for case in cases if case.outcome is not None), default=EXIT_OK)
-    too_slow = allowed is not None and compared is not None and compared.verdict == "slower"
-    if too_slow and compared is not None and allowed is not None and compared.ratio - 1 > allowed:
-        return code or EXIT_FAIL
-    return code
-
-
-def google_document(document: Mapping[str, Any], sides: Sequence[Side]) -> dict[str, Any]:
-    """A bench as Google Benchmark would have told it.
-
-    ``cpu_time`` is the real time by how many cores were at work on average, and the real time where that is not known.
-    """
-    rows: list[dict[str, Any]] = []
-    for family, side in enumerate(one for one in sides if one.batches):
-        rows += _rows(side, family, document["concurrency"])
-    return {
-        "context": {
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(document["created"])),
-            "host_name": platform.node(),
-            "executable": "hil bench",
-            "num_cpus": os.cpu_count() or 1,
-            "mhz_per_cpu": 0,
-            "cpu_scaling_enabled": False,
-            "caches": [],
-            "load_avg": list(os.getloadavg()),
-            "library_build_type": "release",
-            "json_schema_version": 1,
-            "boards": ", ".join(dict.fromkeys(side.board.name for side in sides)),
-            "run": document["id"],
-        },
-        "benchmarks": rows,
-    }
+    if allowed is None or compared is None or compared.verdict != "slower" or compared.ratio - 1 <= allowed:
+        return code
+    return code or EXIT_FAIL
 
 
 def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[Side]) -> None:
-    """Write it.
+    """Write a bench as Google Benchmark would have told it.
+
+    ``cpu_time`` is the real time by how many cores were at work on average, and the real time where that is not known.
 
     Raises:
         StorageError: it cannot be written there.
     """
-    with storing(path, "--benchmark-out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(google_document(document, sides), indent=2) + "\n")
+    context = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(document["created"])),
+        "host_name": platform.node(),
+        "executable": "hil bench",
+        "num_cpus": os.cpu_count() or 1,
+        "mhz_per_cpu": 0,
+        "cpu_scaling_enabled": False,
+        "caches": [],
+        "load_avg": list(os.getloadavg()),
+        "library_build_type": "release",
+        "json_schema_version": 1,
+        "boards": ", ".join(dict.fromkeys(side.board.name for side in sides)),
+        "run": document["id"],
+    }
+    rows: list[dict[str, Any]] = []
+    for family, side in enumerate(one for one in sides if one.batches):
+        rows += _rows(side, family, document["concurrency"])
+    text = json.dumps({"context": context, "benchmarks": rows}, indent=2) + "\n"
+    write_file(path, text, option="--benchmark-out", make_folder=True)
 
 
 def _rows(side: Side, family: int, threads: int) -> list[dict[str, Any]]:
@@ -354,6 +312,7 @@ def _rows(side: Side, family: int, threads: int) -> list[dict[str, Any]]:
         "run_name": name,
         "repetitions": len(means),
         "threads": threads,
+        "time_unit": "ns",
     }
     rows = [
         {
@@ -363,30 +322,21 @@ def _rows(side: Side, family: int, threads: int) -> list[dict[str, Any]]:
             "iterations": int(batch.duration_ns.size),
             "real_time": mean,
             "cpu_time": mean * busy,
-            "time_unit": "ns",
         }
         for number, (batch, mean) in enumerate(zip(side.batches, means, strict=True))
     ]
     middle = statistics.fmean(means)
     spread = statistics.stdev(means) if len(means) > 1 else 0.0
-    aggregates = {
-        "mean": (middle, "time"),
-        "median": (statistics.median(means), "time"),
-        "stddev": (spread, "time"),
-        "cv": (spread / middle if middle else 0.0, "percentage"),
-    }
-    for word, (value, unit) in aggregates.items():
-        rows.append(
-            {
-                **common,
-                "name": f"{name}_{word}",
-                "run_type": "aggregate",
-                "aggregate_name": word,
-                "aggregate_unit": unit,
-                "iterations": len(means),
-                "real_time": value,
-                "cpu_time": value if word == "cv" else value * busy,
-                "time_unit": "ns",
-            }
-        )
+    aggregates = {"mean": middle, "median": statistics.median(means), "stddev": spread, "cv": spread / (middle or 1.0)}
+    for word, value in aggregates.items():
+        aggregate = {
+            "name": f"{name}_{word}",
+            "run_type": "aggregate",
+            "aggregate_name": word,
+            "aggregate_unit": "percentage" if word == "cv" else "time",
+            "iterations": len(means),
+            "real_time": value,
+            "cpu_time": value if word == "cv" else value * busy,
+        }
+        rows.append({**common, **aggregate})
     return rows

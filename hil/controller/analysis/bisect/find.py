@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,6 @@ from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, storing
 from hil.core.results import BOARD_OUTCOMES, Outcome, Stage
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array
 from hil.errors import BoardRefused, BoardUnreachable, ImportFailed, StageError, UsageError
 
 _WHOLE, _EXPOSED = "whole", "exposed"
@@ -102,8 +101,8 @@ def bisect(
             )
         finally:
             screen.end(model.stem)
-        place = _Place(pool, choice, chosen.runtime, faults)
-        bench = _Bench(subject, flow, place, shop, screen, out or Path(scratch), keep=out is not None)
+        folder = out or Path(scratch)
+        bench = _Bench(subject, flow, pool, choice, chosen.runtime, faults, shop, screen, folder, keep=out is not None)
         layers, models, notes = _look(bench, ways)
     found = Bisection(
         model=str(model),
@@ -126,22 +125,15 @@ def bisect(
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The board."""
-
-    pool: BoardPool
-    choice: BoardChoice
-    runtime: str
-    faults: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class _Bench:
     """Where programs are run: takes cases to their ends and tells what each came to."""
 
     subject: Subject
     flow: Flow | None
-    place: _Place
+    pool: BoardPool
+    choice: BoardChoice
+    runtime: str
+    faults: tuple[str, ...]
     shop: RunContext
     screen: Progress
     folder: Path
@@ -161,20 +153,20 @@ class _Bench:
         def watch(case: Case, stage: Stage, note: str) -> None:
             self.screen.stage(label, len(ended), f"{case.name}: {stage.value} {note}".strip())
 
-        place, runner = self.place, Runner(self.shop, sink=ProgressSink(watch))
+        runner = Runner(self.shop, sink=ProgressSink(watch))
         judged = {trial.case.name: (trial.atol, trial.by_chance) for trial in trials}
         cases = [trial.case for trial in trials]
         # What has been judged needs no memory any more: there may be hundreds of layers.
         trials.clear()
         try:
-            for case in runner.run(cases, place.pool, place.choice, runtime=place.runtime, faults=place.faults):
+            for case in runner.run(cases, self.pool, self.choice, runtime=self.runtime, faults=self.faults):
                 cases.clear()
                 if not ended and isinstance(case.error, (BoardRefused, BoardUnreachable)):
                     raise case.error
                 found = finding_of(case, self.subject.options.rtol, *judged[case.name])
                 provenance = case.result.provenance if case.result else {}
                 placed = {name: provenance[name] for name in ("placement", "elsewhere") if name in provenance}
-                found = ended[case.name] = replace(found, **placed)
+                ended[case.name] = found = replace(found, **placed)
                 if self.keep:
                     keep_case(self.folder, case, found)
         finally:
@@ -259,7 +251,7 @@ def _isolated(bench: _Bench, layers: Sequence[Layer]) -> list[_Trial]:
 
 def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
     """Have the layers' programs in the cache before each is asked for: many small ones are compiled at a time."""
-    options, config = bench.subject.options, bench.place.choice.config
+    options, config = bench.subject.options, bench.choice.config
     iree = (options.compiler or options.runtime or config.runtime) == "iree"
     if not iree or options.debug_ir is not None or not knows_target(config, options.runtime):
         return
@@ -283,7 +275,8 @@ def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
 def _whole(bench: _Bench) -> _Trial:
     """The model as it is."""
     subject, path = bench.subject, bench.subject.compiled.path
-    options = replace(subject.options, inputs=subject.inputs, expected=_values(subject, subject.activations.outputs))
+    expected = {name: subject.activations[name] for name in subject.activations.outputs}
+    options = replace(subject.options, inputs=subject.inputs, expected=expected)
     return bench.trial(_WHOLE, path, options, bench.atol(path), subject.by_chance)
 
 
@@ -301,19 +294,12 @@ def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _
         timeout=max(subject.options.timeout, DEFAULT_TIMEOUT_S),
         log=bench.log,
     )
-    expected = _values(subject, dict.fromkeys([*own, *names]))
+    expected = {name: subject.activations[name] for name in [*own, *names]}
     options = replace(subject.options, inputs=subject.inputs, expected=expected)
     atol: Atol = subject.options.atol
     if atol is None and bench.flow is not None and bench.flow.quanta is not None:
-        atol = quantum_atols(bench.flow, path, bench.shop, bench.log)
+        atol = quantum_atols(bench.flow.quanta, path, bench.shop, bench.log)
     return bench.trial(_EXPOSED, path, options, atol, subject.by_chance)
-
-
-def _values(subject: Subject, names: Iterable[str]) -> dict[str, Array]:
-    return {name: subject.activations[name] for name in names}
-
-
-_KINDS = ("inputs", "outputs", "references")
 
 
 def keep_case(folder: Path, case: Case, finding: Finding) -> None:
@@ -324,14 +310,13 @@ def keep_case(folder: Path, case: Case, finding: Finding) -> None:
     """
     if finding.outcome in (Outcome.PASS, Outcome.SKIP):
         return
-    place = folder / case.name
-    with storing(place):
+    with storing(folder / case.name):
         for name, path in case.model.files.items() if case.model else ():
-            target = place / name
+            target = folder / case.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-    tensors = (case.inputs, case.result.outputs if case.result else None, case.options.expected)
-    for kind, named in zip(_KINDS, tensors, strict=True):
+    outputs = case.result.outputs if case.result else None
+    for kind, named in (("inputs", case.inputs), ("outputs", outputs), ("references", case.options.expected)):
         if isinstance(named, dict):
             Run(folder, {}).save_tensors(case.name, kind, named)
 
@@ -342,42 +327,31 @@ def repeat_command(folder: Path, name: str, board: list[str]) -> str:
     Args:
         board: options that name the board and how the model is compiled.
     """
-    place = folder / name
-    (model,) = place.glob("*.onnx")
-    given = [
-        part
-        for kind, option in (("inputs", "--input"), ("references", "--expected"))
-        for path in _numbered(place / kind)
-        for part in (option, str(path))
-    ]
-    return shlex.join(["hil", "run", str(model), *board, *given])
-
-
-def _numbered(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.npy"), key=lambda path: int(path.name.split("-", 1)[0]))
+    (model,) = (folder / name).glob("*.onnx")
+    command = ["hil", "run", str(model), *board]
+    for kind, option in (("inputs", "--input"), ("references", "--expected")):
+        files = sorted((folder / name / kind).glob("*.npy"), key=lambda path: int(path.name.split("-", 1)[0]))
+        command += [part for path in files for part in (option, str(path))]
+    return shlex.join(command)
 
 
 _TIMEOUT_S = 600.0
 
 
-def quantum_atols(flow: Flow, path: Path, shop: RunContext, log: Path) -> dict[str, float]:
-    """What a flow's ``quanta`` come to for each of a model's outputs: see
-    :func:`hil.controller.models.flows.quantum_atol`.
+def quantum_atols(quantum: float, path: Path, shop: RunContext, log: Path) -> dict[str, float]:
+    """What a flow's ``quanta`` come to for each of a model's outputs: output -> absolute tolerance.
 
-    Returns:
-        Output -> absolute tolerance; an output that nothing quantises has none.
+    An output that nothing quantises has none; see :func:`hil.controller.models.flows.quantum_atol`.
 
     Raises:
         ImportFailed: the model cannot be read.
     """
-    if flow.quanta is None:
-        return {}
     arguments = {"path": str(path.absolute())}
     try:
         steps: list[dict[str, Any]] = shop.isolated.call(quanta.find_onnx, arguments, timeout=_TIMEOUT_S, log=log)
     except IsolatedError as error:
         raise ImportFailed(f"cannot read {path.name}: {error.message}", stage="import", detail=error.detail) from error
-    return {one["name"]: one["step"] * min(flow.quanta, one["roundings"]) for one in steps}
+    return {one["name"]: one["step"] * min(quantum, one["roundings"]) for one in steps}
 
 
 _BY_CHANCE = "random numbers go into it, so no two runs agree"
@@ -397,12 +371,12 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
         by_chance: names of tensors that random numbers go into.
     """
     outcome = case.outcome or Outcome.SKIP
-    if case.error is not None or case.result is None or not case.references:
-        error = case.error
-        return Finding(outcome, case.reason, case.stage if error else "", error.hint if error else "")
+    if case.error is not None:
+        return Finding(outcome, case.reason, case.stage, case.error.hint)
+    if case.result is None or not case.references:
+        return Finding(outcome, case.reason)
     (verdict,) = case.verdicts
-    is_judged_already = rtol is None and atol is None and not by_chance
-    if is_judged_already or not verdict.outputs:
+    if not verdict.outputs or (rtol is None and atol is None and not by_chance):
         return Finding(outcome, case.reason, outputs=verdict.outputs)
     judged: list[OutputComparison] = []
     unjudged: dict[str, str] = {}
@@ -414,17 +388,10 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
             unjudged[name] = _BY_CHANCE
             continue
         own = atol.get(name) if isinstance(atol, Mapping) else atol
+        noise, blind = case.references[0].noise.get(name), case.options.allow_blind
         try:
             judged.append(
-                compare_output(
-                    name,
-                    given[name],
-                    reference,
-                    rtol=rtol,
-                    atol=own,
-                    noise=case.references[0].noise.get(name),
-                    allow_blind=case.options.allow_blind,
-                )
+                compare_output(name, given[name], reference, rtol=rtol, atol=own, noise=noise, allow_blind=blind)
             )
         except UsageError as error:
             unjudged[name] = error.message

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.compare.verdict import OutputComparison
 from hil.controller.storage.pictures import check_picture, new_figure, save_figure
+from hil.controller.storage.texts import line, table
 from hil.core.results import Outcome, exit_code_of
 from hil.core.text import jsonable
 
@@ -24,7 +25,6 @@ _NAMES_SHOWN = 4
 # among it.
 _TOGETHER = "layers compute something else when compiled together, or this run alone went wrong (repeat it to know)"
 _ANY_CAUSE = f"errors add up from layer to layer, {_TOGETHER}"
-_FINE = (Outcome.PASS, Outcome.SKIP)
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,10 @@ class LayerFinding:
         """What one of :data:`WAYS` found."""
         return self.isolated if way == "isolated" else self.cumulative
 
+    def outcome(self, way: str) -> Outcome | None:
+        """How it did in one of :data:`WAYS`; None where that was not asked for."""
+        return _outcome(self.by(way))
+
     def __str__(self) -> str:
         return f"{self.name} ({self.op}, node{'' if len(self.nodes) == 1 else 's'} {listed(self.nodes)})"
 
@@ -101,7 +105,7 @@ class Bisection:
 
     def first_wrong(self, way: str) -> LayerFinding | None:
         """The first layer, in topological order, whose answer differs; ``way`` is one of :data:`WAYS`."""
-        return next((layer for layer in self.layers if _outcome(layer.by(way)) is Outcome.FAIL), None)
+        return next((layer for layer in self.layers if layer.outcome(way) is Outcome.FAIL), None)
 
     def failed(self) -> Iterator[tuple[str, str, Finding]]:
         """Every error: of what (a layer, or the whole model), in which way, and the finding."""
@@ -109,9 +113,9 @@ class Bisection:
             for layer in self.layers:
                 if (found := layer.by(way)) and _is_error(found):
                     yield str(layer), way, found
-        for what, finding in (("the whole model", self.whole), ("the whole model", self.exposed)):
+        for finding, way in ((self.whole, "as it is"), (self.exposed, "with its intermediates as outputs")):
             if finding and _is_error(finding):
-                yield what, "as it is" if finding is self.whole else "with its intermediates as outputs", finding
+                yield "the whole model", way, finding
 
     @property
     def exit_code(self) -> int:
@@ -156,7 +160,7 @@ class Bisection:
         if not ways:
             return "no layer was judged"
         judged = all(_ran(layer.by(way)) for layer in self.layers for way in ways)
-        blind = [str(layer) for layer in self.layers if any(_outcome(layer.by(way)) is Outcome.BLIND for way in WAYS)]
+        blind = [str(layer) for layer in self.layers if any(layer.outcome(way) is Outcome.BLIND for way in WAYS)]
         unjudged = f"; nobody can judge {listed(blind)}" if blind else ""
         return f"no layer {'' if judged else 'that was judged '}is wrong, {' and '.join(ways)}{unjudged}"
 
@@ -182,20 +186,9 @@ def listed(names: Sequence[str]) -> str:
 def _finding_json(finding: Finding | None) -> dict[str, Any] | None:
     if finding is None:
         return None
-    document: dict[str, Any] = jsonable(
-        {
-            "outcome": finding.outcome.value,
-            "reason": finding.reason,
-            "stage": finding.stage,
-            "hint": finding.hint,
-            "max_abs": finding.max_abs,
-            "sqnr_db": finding.sqnr_db,
-            "unjudged": finding.unjudged,
-            "placement": finding.placement,
-            "elsewhere": finding.elsewhere,
-            "outputs": [{**one.record(), "mismatch_share": one.mismatch_share} for one in finding.outputs],
-        }
-    )
+    keys = ("outcome", "reason", "stage", "hint", "max_abs", "sqnr_db", "unjudged", "placement", "elsewhere")
+    outputs = [{**one.record(), "mismatch_share": one.mismatch_share} for one in finding.outputs]
+    document: dict[str, Any] = jsonable({**{key: getattr(finding, key) for key in keys}, "outputs": outputs})
     return document
 
 
@@ -221,7 +214,7 @@ def _ran(finding: Finding | None) -> bool:
 
 
 def _is_error(finding: Finding) -> bool:
-    return finding.outcome not in (*_FINE, Outcome.FAIL, Outcome.BLIND)
+    return finding.outcome not in (Outcome.PASS, Outcome.SKIP, Outcome.FAIL, Outcome.BLIND)
 
 
 _STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.BLIND: "yellow", Outcome.SKIP: "dim"}
@@ -237,33 +230,27 @@ _UNBOUNDED = 1000
 
 def print_bisection(console: Console, found: Bisection) -> None:
     """Print the table, the reasons and the verdict."""
-    from rich.table import Table
-    from rich.text import Text
 
     ways = [way for way in WAYS if any(layer.by(way) for layer in found.layers)]
     if not console.is_terminal:
         console.width = _UNBOUNDED
     roomy = console.width >= _ROOMY
     numbers = _fitting(console.width, found, ways)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("depth", justify="right", no_wrap=True)
-    table.add_column("layer", overflow="fold", min_width=_NAME_LEAST)
-    if roomy:
-        table.add_column("op", overflow="fold")
-        table.add_column("nodes", overflow="fold")
+    heads = ["depth", "layer", *(["op", "nodes"] if roomy else ())]
+    rows = [
+        [str(layer.depth), layer.name, *([layer.op, listed(layer.nodes)] if roomy else ())] for layer in found.layers
+    ]
     for way in ways:
-        table.add_column(way, no_wrap=True)
-        for title in numbers:
-            table.add_column(title, justify="right", no_wrap=True)
-    for layer in found.layers:
-        cells: list[Any] = [str(layer.depth), Text(layer.name)]
-        if roomy:
-            cells += [Text(layer.op), Text(listed(layer.nodes))]
-        for way in ways:
-            cells += _cells(layer.by(way))[: 1 + len(numbers)]
-        table.add_row(*cells)
-    _head(console, found)
-    console.print(table)
+        heads += [way, *numbers]
+        for row, layer in zip(rows, found.layers, strict=True):
+            row += _cells(layer.by(way))[: 1 + len(numbers)]
+    layers = table(heads, rows, numbers=("depth", *numbers), whole=ways, gap=1)
+    layers.columns[1].min_width = _NAME_LEAST
+    compiled = f", compiled from {found.artifact_model}" if found.artifact_model != found.model else ""
+    flow = f", flow {found.flow}" if found.flow else ""
+    head = f"{found.model} on {found.board} by {found.runtime}{flow}{compiled}; against {found.against}"
+    console.print(head, markup=False, highlight=False, soft_wrap=True)
+    console.print(layers)
     for text in (*_reasons(found), *(f"note: {note}" for note in found.notes)):
         # What a runtime says may be of several lines.
         console.print(" ".join(text.split()), style="dim", markup=False, highlight=False, soft_wrap=True)
@@ -283,32 +270,24 @@ def _fitting(width: int, found: Bisection, ways: Sequence[str]) -> list[str]:
     return numbers
 
 
-def _head(console: Console, found: Bisection) -> None:
-    compiled = f", compiled from {found.artifact_model}" if found.artifact_model != found.model else ""
-    flow = f", flow {found.flow}" if found.flow else ""
-    text = f"{found.model} on {found.board} by {found.runtime}{flow}{compiled}; against {found.against}"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _cells(finding: Finding | None) -> list[Any]:
+def _cells(finding: Finding | None) -> tuple[Any, str, str]:
     from rich.text import Text
 
     if finding is None:
-        return ["-", "-", "-"]
+        return "-", "-", "-"
     outcome = Text(finding.outcome.value, style=_STYLES.get(finding.outcome, "magenta"))
     if finding.nonfinite:  # what the other values say would look like an answer that is almost right
-        return [outcome, "NaN/Inf", "-"]
-    return [outcome, _number(finding.max_abs), _number(finding.sqnr_db)]
+        return outcome, "NaN/Inf", "-"
+    error, ratio = ("-" if value is None else f"{value:.3g}" for value in (finding.max_abs, finding.sqnr_db))
+    return outcome, error, ratio
 
 
 def _reasons(found: Bisection) -> list[str]:
     """Why: of the first wrong layer in each way, of the model as it is, of every error, of what was not judged."""
     said = []
     for way in WAYS:
-        layer = found.first_wrong(way)
-        finding = layer.by(way) if layer else None
-        if layer and finding:
-            said.append(f"{layer.name}, {way}: {finding.reason}")
+        if (layer := found.first_wrong(way)) and (wrong := layer.by(way)):
+            said.append(f"{layer.name}, {way}: {wrong.reason}")
     if found.whole and found.whole.outcome in (Outcome.FAIL, Outcome.BLIND):
         said.append(f"the model as it is: {found.whole.reason}")
     alike: dict[str, list[str]] = {}
@@ -322,10 +301,6 @@ def _reasons(found: Bisection) -> list[str]:
     if len(said) > _REASONS_SHOWN:
         said = [*said[:_REASONS_SHOWN], f"and {len(said) - _REASONS_SHOWN} more: see --json"]
     return said
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
 
 
 _NAMED = 40  # more layers than this have no room for their names
@@ -363,47 +338,49 @@ def plot_growth(path: Path, found: Bisection) -> None:
     upper, lower = figure.subplots(2, 1, sharex=True)
     _draw(upper, found, "max_abs")
     _draw(lower, found, "sqnr_db")
-    _name_layers(lower, found)
+    lower.set_xlim(-0.5, max(count, 1) - 0.5)
+    if count > _NAMED:
+        lower.set_xlabel("layers in topological order (a band is a depth)")
+    else:
+        labels = [f"{_short(layer.name)} ({layer.depth})" for layer in found.layers]
+        lower.set_xticks(range(count), labels, rotation=60, ha="right", fontsize=8)
+        lower.set_xlabel("layer (depth)")
     save_figure(figure, path)
 
 
 def _draw(axes: Any, found: Bisection, what: str) -> None:
     """One panel: ``max_abs`` on a logarithmic scale, or ``sqnr_db``."""
     logarithmic = what == "max_abs"
-    values = {way: [_value_of(layer.by(way), what) for layer in found.layers] for way in WAYS}
-    finite = [
-        value for line in values.values() for value in line if value is not None and _drawable(value, logarithmic)
-    ]
-    low, high = (min(finite), max(finite)) if finite else (0.1, 1.0) if logarithmic else (0.0, 1.0)
-    if logarithmic:
-        low, high = math.log10(low), math.log10(high)
+    heights = {way: [_height(layer.by(way), what) for layer in found.layers] for way in WAYS}
+    finite = [y for ys in heights.values() for y in ys if y is not None and math.isfinite(y)]
+    low, high = (min(finite), max(finite)) if finite else (-1.0, 0.0) if logarithmic else (0.0, 1.0)
     room = max(high - low, 1.0) * _MARGIN
     best, worst = (low - room, high + room) if logarithmic else (high + room, low - room)
     is_beyond = False
-    for way, line in values.items():
-        points = [
-            (x, _height(value, best, worst, logarithmic=logarithmic))
-            for x, value in enumerate(line)
-            if value is not None
-        ]
-        if points:
-            xs, ys = zip(*points, strict=True)
-            is_beyond |= worst in ys
-            axes.plot(xs, ys, color=_COLOURS[way], label=way, **_MARKS[way])
-        wrong = [(x, y) for x, y in points if _outcome_at(found, x, way) is Outcome.FAIL]
+    for way, ys in heights.items():
+        # An infinite height is that of equal answers, NaN one that no number tells.
+        known = {x: y for x, y in enumerate(ys) if y is not None}
+        places = {x: y if math.isfinite(y) else worst if math.isnan(y) else best for x, y in known.items()}
+        is_beyond |= worst in places.values()
+        if places:
+            axes.plot(list(places), list(places.values()), color=_COLOURS[way], label=way, **_MARKS[way])
+        outcomes = [layer.outcome(way) for layer in found.layers]
+        wrong = [(x, y) for x, y in places.items() if outcomes[x] is Outcome.FAIL]
         if wrong:
-            xs, ys = zip(*wrong, strict=True)
-            axes.plot(xs, ys, "o", markersize=12, markerfacecolor="none", markeredgecolor=_WRONG, linestyle="none")
+            across, up = zip(*wrong, strict=True)
+            axes.plot(across, up, "o", markersize=12, markerfacecolor="none", markeredgecolor=_WRONG, linestyle="none")
             name = _short(found.layers[wrong[0][0]].name)
             axes.annotate(name, wrong[0], (9, 4), textcoords="offset points", color=_WRONG, fontsize=8)
-        for x in range(len(found.layers)):
-            if _outcome_at(found, x, way) not in (None, Outcome.PASS, Outcome.FAIL, Outcome.BLIND, Outcome.SKIP):
+        for x, layer in enumerate(found.layers):
+            if (finding := layer.by(way)) and _is_error(finding):
                 axes.plot(x, best, "x", color=_COLOURS[way], markersize=8, markeredgewidth=2)
     _draw_edge(axes, best, "equal")
     if is_beyond:
         _draw_edge(axes, worst, "off the scale (NaN/Inf)")
     axes.set_ylabel("log10 max |error|" if logarithmic else "SQNR, dB")
-    _draw_depths(axes, found)
+    for x, layer in enumerate(found.layers):
+        if layer.depth % 2:
+            axes.axvspan(x - 0.5, x + 0.5, color="#f1f1f1", linewidth=0, zorder=-1)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", fontsize=8)
 
@@ -414,47 +391,16 @@ def _draw_edge(axes: Any, height: float, text: str) -> None:
     axes.text(0.002, height, text, transform=axes.get_yaxis_transform(), fontsize=7, color="#777", va="bottom")
 
 
-def _height(value: float, best: float, worst: float, *, logarithmic: bool) -> float:
-    """Where a value lies on an axis; NaN stands for an answer that is NaN or infinite."""
-    if _drawable(value, logarithmic):
-        return math.log10(value) if logarithmic else value
-    is_equal = value == (0 if logarithmic else math.inf)
-    return best if is_equal else worst
-
-
-def _draw_depths(axes: Any, found: Bisection) -> None:
-    """A band for every second depth."""
-    for x, layer in enumerate(found.layers):
-        if layer.depth % 2:
-            axes.axvspan(x - 0.5, x + 0.5, color="#f1f1f1", linewidth=0, zorder=-1)
-
-
-def _name_layers(axes: Any, found: Bisection) -> None:
-    axes.set_xlim(-0.5, max(len(found.layers), 1) - 0.5)
-    if len(found.layers) > _NAMED:
-        axes.set_xlabel("layers in topological order (a band is a depth)")
-        return
-    labels = [f"{_short(layer.name)} ({layer.depth})" for layer in found.layers]
-    axes.set_xticks(range(len(labels)), labels, rotation=60, ha="right", fontsize=8)
-    axes.set_xlabel("layer (depth)")
+def _height(finding: Finding | None, what: str) -> float | None:
+    """Where a finding lies: infinitely good where all is equal, NaN beyond any number; None without a value."""
+    value: float | None = getattr(finding, what) if finding else None
+    if finding and finding.nonfinite:
+        return math.nan
+    if value is None or what == "sqnr_db":
+        return value if value is None or value > -math.inf else math.nan
+    return math.log10(value) if 0 < value < math.inf else -math.inf if value == 0 else math.nan
 
 
 def _short(name: str) -> str:
     """A layer's name, shortened; a dollar sign would begin a formula."""
-    text = name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
-    return text.replace("$", r"\$")
-
-
-def _value_of(finding: Finding | None, what: str) -> float | None:
-    if finding and finding.nonfinite:
-        return math.nan
-    return getattr(finding, what) if finding else None
-
-
-def _drawable(value: float, logarithmic: bool) -> bool:
-    return math.isfinite(value) and (value > 0 or not logarithmic)
-
-
-def _outcome_at(found: Bisection, number: int, way: str) -> Outcome | None:
-    finding = found.layers[number].by(way)
-    return finding.outcome if finding else None
+    return line(name, _NAME_LENGTH).replace("$", r"\$")

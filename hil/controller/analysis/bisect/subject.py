@@ -37,14 +37,11 @@ def check_signatures(model: Model, other: Model) -> None:
     Raises:
         UsageError: an input or output differs.
     """
+    what = f"{other.path.name} is not the same network as {model.path.name}"
     for kind, mine, theirs in (("inputs", model.inputs, other.inputs), ("outputs", model.outputs, other.outputs)):
         if mine != theirs:
-            texts = [", ".join(map(str, specs or ())) or "unknown" for specs in (theirs, mine)]
-            raise UsageError(
-                f"{other.path.name} is not the same network as {model.path.name}: "
-                f"its {kind} are {texts[0]}, they should be {texts[1]}",
-                hint=_HINT,
-            )
+            had, wanted = (", ".join(map(str, specs or ())) or "unknown" for specs in (theirs, mine))
+            raise UsageError(f"{what}: its {kind} are {had}, they should be {wanted}", hint=_HINT)
 
 
 def check_layers(model: Model, layers: Sequence[Layer], other: Model, others: Sequence[Layer]) -> None:
@@ -107,6 +104,7 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
     import onnx
     from onnx import inliner
 
+    from hil.controller.analysis.layers.graph import reads
     from hil.formats.ort_values import ONNX_TYPES
 
     proto = onnx.load(model, load_external_data=False)
@@ -116,19 +114,24 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
     graph = proto.graph
     if only:
         wanted = {name for name, _, _ in tensors}
-        kept = [output for output in graph.output if output.name in wanted]
+        own = [output for output in graph.output if output.name in wanted]
         del graph.output[:]
-        graph.output.extend(kept)
+        graph.output.extend(own)
     there = {output.name for output in graph.output}
     for name, dtype, shape in tensors:
         if name not in there:
             graph.output.append(onnx.helper.make_tensor_value_info(name, ONNX_TYPES[dtype], shape))
-    if only:
-        needed = _needed(graph)
-        del graph.node[:]
-        graph.node.extend(needed)
-    # A tensor is described once: as an output.
     outputs = {output.name for output in graph.output}
+    if only:
+        needed = set(outputs)
+        kept = []
+        for node in reversed(graph.node):
+            if not needed.isdisjoint(node.output):
+                kept.append(node)
+                needed.update(reads(node))
+        del graph.node[:]
+        graph.node.extend(reversed(kept))
+    # A tensor is described once: as an output.
     inner = [value for value in graph.value_info if value.name not in outputs]
     del graph.value_info[:]
     graph.value_info.extend(inner)
@@ -137,20 +140,6 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
         target = Path(folder) / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
-
-
-def _needed(graph: Any) -> list[Any]:
-    """The nodes that the graph's outputs need, in order."""
-    from hil.controller.analysis.layers.graph import reads
-
-    wanted = {output.name for output in graph.output}
-    kept = []
-    for node in reversed(graph.node):
-        if wanted.isdisjoint(node.output):
-            continue
-        kept.append(node)
-        wanted.update(reads(node))
-    return kept[::-1]
 
 
 @dataclass(frozen=True)
@@ -220,8 +209,15 @@ def open_subject(
         model, inputs, recompute=options.recompute, timeout=max(options.timeout, DEFAULT_TIMEOUT_S), **settings
     )
     for name in computed.outputs:
-        _check_tolerance(name, computed[name], options)
-    return Subject(model, compiled, options, inputs, layers, twins, computed, _by_chance(layers))
+        # A tolerance within which the model's own outputs could not be wrong is refused.
+        dtype = dtype_name(computed[name].dtype)
+        tolerance, scale = fitted((dtype, dtype), computed[name], options.rtol, options.atol)
+        refuse_vacuous(name, tolerance, scale, rtol=options.rtol, atol=options.atol)
+    by_chance: set[str] = set()
+    for layer in layers:
+        if layer.by_chance or not by_chance.isdisjoint(layer.inputs):
+            by_chance.update(layer.outputs)
+    return Subject(model, compiled, options, inputs, layers, twins, computed, frozenset(by_chance))
 
 
 def with_flow(options: Options, flow: Flow | None) -> Options:
@@ -236,22 +232,6 @@ def with_flow(options: Options, flow: Flow | None) -> Options:
         rtol=flow.rtol if options.rtol is None else options.rtol,
         atol=flow.atol if options.atol is None else options.atol,
     )
-
-
-def _by_chance(layers: Sequence[Layer]) -> frozenset[str]:
-    """What layers that draw random numbers make, and all that takes from it."""
-    found: set[str] = set()
-    for layer in layers:
-        if layer.by_chance or not found.isdisjoint(layer.inputs):
-            found.update(layer.outputs)
-    return frozenset(found)
-
-
-def _check_tolerance(name: str, reference: Array, options: Options) -> None:
-    """Refuse a tolerance within which the model's own outputs could not be wrong."""
-    dtype = dtype_name(reference.dtype)
-    tolerance, scale = fitted((dtype, dtype), reference, options.rtol, options.atol)
-    refuse_vacuous(name, tolerance, scale, rtol=options.rtol, atol=options.atol)
 
 
 def _read(path: Path, options: Options, flow: Flow | None, shop: RunContext, log: Path) -> Model:

@@ -15,16 +15,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import paramiko
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 
 from hil.errors import BoardRefused, StorageError, UsageError
-
-if TYPE_CHECKING:
-    import paramiko
-
 
 SSH_PORT = 22
 # As OpenSSH does it, no user's name may hold what a shell reads: the ssh config may hand it to one.
@@ -72,30 +67,20 @@ _DEEPEST = 16
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What the ssh config says about a host.
-
-    Args:
-        only_identities: whether keys of the agent that are not among them are left out.
-        known_hosts: files of pinned host keys; empty leaves it to the usual ones.
-        jumps: the machines on the way, the nearest first.
-        proxy_command: the command that leads there in place of a TCP connection, or "".
-    """
+    """What the ssh config says about a host."""
 
     identities: tuple[Path, ...] = ()
-    only_identities: bool = False
-    known_hosts: tuple[Path, ...] = ()
-    jumps: tuple[Address, ...] = ()
-    proxy_command: str = ""
+    only_identities: bool = False  # whether keys of the agent that are not among them are left out
+    known_hosts: tuple[Path, ...] = ()  # files of pinned host keys; empty leaves it to the usual ones
+    jumps: tuple[Address, ...] = ()  # the machines on the way, the nearest first
+    proxy_command: str = ""  # the command that leads there in place of a TCP connection, or ""
 
 
 def read_ssh_config(address: Address | None = None) -> paramiko.SSHConfig:
     """Both files, the user's first; before them what an address says itself, so that a ProxyCommand has it, too.
 
-    Raises:
-        UsageError: one cannot be read or understood.
+    Raises UsageError where one cannot be read or understood.
     """
-    import paramiko
-
     config = paramiko.SSHConfig()
     if address:
         given = {"User": address.user, "Port": str(address.port or "")}
@@ -129,13 +114,7 @@ def _lines(path: Path, folder: Path, block: list[str], depth: int = 0) -> Iterat
 
 
 def settings_for(config: paramiko.SSHConfig, host: str) -> HostSettings:
-    """What the config says about a host, by the name that the user calls it.
-
-    Raises:
-        UsageError: it says something that makes no sense.
-    """
-    import paramiko
-
+    """What the config says about a host, by the name that the user calls it; UsageError where that makes no sense."""
     try:
         return _settings(config, host)
     except (paramiko.SSHException, ValueError, RuntimeError) as error:  # RuntimeError: ~USER of nobody
@@ -161,11 +140,7 @@ def _settings(config: paramiko.SSHConfig, host: str) -> HostSettings:
 
 
 def route(config: paramiko.SSHConfig, address: Address, passed: tuple[str, ...] = ()) -> tuple[Address, ...]:
-    """The machines to log in to, one through the other, up to the address itself.
-
-    Raises:
-        UsageError: the jumps of the ssh config go in a circle.
-    """
+    """The machines to log in to, one through the other, up to the address itself; UsageError for a circle."""
     if address.host in passed:
         raise UsageError(f"the ssh config reaches {address.host} through itself", hint="look at its ProxyJump")
     jumps = settings_for(config, address.host).jumps
@@ -211,12 +186,7 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
         client.set_missing_host_key_policy(self)
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        """Pin the key of a host that has none, or refuse it.
-
-        Raises:
-            HostKeyRefused: it is not wanted.
-            StorageError: it cannot be written down.
-        """
+        """Pin the key of a host that has none, or refuse it (HostKeyRefused)."""
         if key in self._revoked:
             raise HostKeyRefused(f"the host key of {hostname} is revoked: {named(key)}", board=self._board)
         if self._accept_new:

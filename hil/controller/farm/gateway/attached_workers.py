@@ -16,13 +16,14 @@ from collections.abc import Iterable
 
 from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.metrics import Metrics
-from hil.controller.farm.messages import BoardCard, Grant, Principal, job_name
+from hil.controller.farm.messages import BoardCard, Grant, Principal
 from hil.controller.farm.rpc import grant_message
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import access, boards, leases
 from hil.controller.farm.store.database import Database, DatabaseAway
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.notifications import PubSub, drained
+from hil.controller.farm.store.records import LEASES, NAME, fetched
 from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
@@ -30,13 +31,10 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _LOOK_S = 2.0
 _AWAY_S = 0.2
 _MOST_HAD = 100
-_WAITED = """
-    select lease.board, lease.attempt, lease.granted_at, job.submission, job.number, job.queued_at, job.kind,
-        submission.jobs, submission.priority, submission.trace
-    from hil.leases as lease
-    join hil.jobs as job on job.id = lease.job
-    join hil.submissions as submission on submission.id = job.submission
-    where lease.id = any(%s)
+_WAITED = f"""
+    select lease.board, lease.attempt, lease.granted_at, {NAME} as job, job.queued_at, job.kind, submission.priority,
+        submission.trace
+    from {LEASES} where lease.id = any(%s)
 """
 
 
@@ -195,13 +193,12 @@ class Dispatch:
             while not self._sent.empty():
                 sent.append(self._sent.get_nowait())
             async with self._db.transaction() as tx:
-                rows = await (await tx.execute(_WAITED, [sent])).fetchall()
+                rows = await fetched(tx, _WAITED, [sent])
             for row in rows:
                 queued, granted = row["queued_at"].timestamp(), row["granted_at"].timestamp()
                 self._metrics.granted(row["kind"], row["priority"], granted - queued)
-                said = {name: row[name] for name in ("board", "attempt", "priority")}
-                name = job_name(row["submission"], row["number"], row["jobs"])
-                telemetry.record("queue", row["trace"], queued, granted, job=name, **said)
+                said = {name: row[name] for name in ("job", "board", "attempt", "priority")}
+                telemetry.record("queue", row["trace"], queued, granted, **said)
 
     async def _send(self) -> None:
         owned = [one.board for one in self._owners()]
@@ -278,7 +275,7 @@ class Heartbeats:
         async with self._db.transaction() as tx:
             beats = await leases.beats(tx, said, self._settings)
             asked = [[one.board for one in now], [one.worker for one in now], known]
-            unheard = await (await tx.execute(_UNHEARD, asked)).fetchall()
+            unheard = await fetched(tx, _UNHEARD, asked)
             lost = await leases.grants_of(tx, [row["id"] for row in unheard], self._settings) if unheard else []
         self._dispatch.give(lost, again=True)
         for one, beat in zip(now, beats, strict=True):

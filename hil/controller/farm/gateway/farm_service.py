@@ -16,13 +16,13 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.lease_holder import LeaseHolder
-from hil.controller.farm.gateway.validation import submission_of
-from hil.controller.farm.messages import JobState, Priority, Role, job_name, parse_job
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message
+from hil.controller.farm.messages import JobState, Priority, Role, parse_job
+from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message, submission_of
 from hil.controller.farm.store import access, boards, event_log, leases, notifications, queries, submissions, sweeper
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.notifications import Change, drained
 from hil.controller.farm.store.queries import unrunnable
+from hil.controller.farm.store.records import JOBS, NAME, fetched
 from hil.errors import AccessRefused, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -96,7 +96,7 @@ class FarmService:
         lease = int(given)
         async with context.db.transaction() as tx:
             held = await leases.renew_holder(tx, lease, call.metadata.get(LEASE_SECRET_KEY, ""), context.settings)
-            grant = await leases.grant_of(tx, lease) if held else None
+            grant = await leases.grant_of(tx, lease, context.settings) if held else None
         if grant is None:
             raise AccessRefused(f"lease {lease} is over, or the key that was shown is not its own")
         with context.tunnels.opened(lease) as tunnel:
@@ -230,11 +230,6 @@ _GATHER_S, _LATE_S = 0.05, 0.2
 # So many changes at a time are read one by one; of more, all jobs are read at once.
 _FEW = 16
 _FINAL = {JobState.DONE.value, JobState.CANCELLED.value}
-_JOBS = """
-    select job.id, job.submission, job.number, submission.jobs
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-    where job.submission = any(%s) order by job.id
-"""
 
 
 class JobFollower:
@@ -293,15 +288,15 @@ class JobFollower:
     async def _find(self, tx: Tx, names: Collection[str]) -> None:
         """Which jobs are meant: a submission's name means all of its jobs."""
         wanted = {(*parse_job(name), name) for name in names}
-        rows = await (await tx.execute(_JOBS, [list({submission for submission, _, _ in wanted})])).fetchall()
+        query = f"select job.id, job.submission, job.number, {NAME} as name from {JOBS} where job.submission = any(%s)"
+        rows = await fetched(tx, query, [list({submission for submission, _, _ in wanted})])
         for submission, number, name in wanted:
             found = [row for row in rows if row["submission"] == submission and number in (None, row["number"])]
             if not found:
                 raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them; old ones are deleted")
             if len(self._names) + len(found) > _MOST_JOBS:
                 raise UsageError(f"at most {_MOST_JOBS} jobs can be followed at a time")
-            for row in found:
-                self._names[row["id"]] = job_name(row["submission"], row["number"], row["jobs"])
+            self._names |= {row["id"]: row["name"] for row in found}
 
     async def _look(self, touched: set[str] | None) -> None:
         """Read what may have changed, the states before the logs: what a job printed is told before its end."""

@@ -11,18 +11,15 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.attached_workers import AttachedWorker
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.validation import card_of, result_of
-from hil.controller.farm.rpc import DIAL_KEY
+from hil.controller.farm.rpc import DIAL_KEY, card_of, result_of
 from hil.controller.farm.store import access, leases
 from hil.controller.farm.store.database import end_tasks
+from hil.controller.farm.store.records import LEASES, fetched
 from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
-_TRACE = """
-    select submission.trace from hil.leases as lease join hil.jobs as job on job.id = lease.job
-    join hil.submissions as submission on submission.id = job.submission where lease.id = %s
-"""
+_TRACE = f"select submission.trace from {LEASES} where lease.id = %s"
 _MOST_LEASES = 100
 _MOST_TEXT = 1 << 20
 # What a worker has not read yet of what it was told.
@@ -67,7 +64,7 @@ class HostService:
             )
             said = {"recorded": recorded, "exit_code": result.exit_code, "outcome": result.outcome}
             await access.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, said)
-            trace = await (await tx.execute(_TRACE, [request.lease])).fetchall() if telemetry.is_on() else []
+            trace = await fetched(tx, _TRACE, [request.lease]) if telemetry.is_on() else []
         context.dispatch.poke()
         for row in trace:
             telemetry.record("record", row["trace"], began, time.time(), lease=request.lease, **said)

@@ -32,6 +32,7 @@ from hil.controller.farm.store import queries, sweeper
 from hil.controller.farm.store.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.notifications import PubSub
+from hil.controller.farm.store.records import fetched
 from hil.protocol import wire
 from hil.protocol.listening import (
     HANDSHAKE,
@@ -95,11 +96,7 @@ class Gateway:
         self.metrics = ""
 
     async def start(self) -> None:
-        """Listen, and begin what runs beside the calls.
-
-        Raises:
-            UsageError: it cannot listen there.
-        """
+        """Listen, and begin what runs beside the calls; UsageError where it cannot listen there."""
         config, context = self._config, self.context
         if config.advertise:
             host_port(config.advertise, what="address where hosts reach a gateway", hint="--advertise HOST:PORT")
@@ -257,7 +254,7 @@ class SweepTimer:
         context = self._context
         async with context.db.transaction() as tx:
             happened = await sweeper.tick(tx, context.engine, context.settings, heard_since)
-            expired = await (await tx.execute(_EXPIRED)).fetchall() if happened else []
+            expired = await fetched(tx, _EXPIRED) if happened else []
         if happened:
             context.dispatch.poke()
         context.metrics.expired(len(expired))

@@ -84,12 +84,7 @@ class BoardConnection:
         return fence if fence < MOST_FENCE else 0
 
     def look(self) -> None:
-        """Find out how the board is, opening the way to it where that is not done.
-
-        Raises:
-            BoardError: nobody answers, or no agent can be there.
-            UsageError: the config is wrong.
-        """
+        """Find out how the board is, opening the way to it where that is not done."""
         if self.agentless:
             self._borrow()
             return
@@ -148,11 +143,7 @@ class BoardConnection:
         return True
 
     def take(self, grant: Grant) -> None:
-        """Take the board with a lease's fence, until :meth:`release`: nobody has it by an older one from now on.
-
-        Raises:
-            BoardError: it cannot be had; where its fence is higher, :attr:`fence` tells.
-        """
+        """Take the board with a lease's fence, until :meth:`release`: nobody has it by an older one from now on."""
         for mended in (False, True):
             if self._link is None:
                 self.look()

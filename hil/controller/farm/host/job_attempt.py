@@ -92,13 +92,7 @@ class JobAttempt:
     timings: dict[str, float] = field(default_factory=dict)
 
     def run(self, files: Files, farm: Callable[[], FarmClient]) -> JobResult:
-        """Do the job, and store what it wrote; the result lacks what only its caller knows. A farm that is away for now
-        is waited for.
-
-        Raises:
-            UsageError: the job itself is wrong.
-            BoardError: the board failed, or the farm's store.
-        """
+        """Do the job, and store what it wrote; a farm that is away for now is waited for."""
         work, out = self.folder / "files", self.folder / "out"
         work.mkdir(parents=True)
         with self._timed("fetch"):
@@ -252,12 +246,7 @@ class Files:
         self._most = most_bytes
 
     def lay_out(self, spec: JobSpec, folder: Path, client: FarmClient) -> None:
-        """Put a job's files into its folder.
-
-        Raises:
-            FarmError: the store lacks one.
-            UsageError: a path leads elsewhere, or a digest is none.
-        """
+        """Put a job's files into its folder."""
         fetched = False
         for name, digest in spec.files.items():
             target = inside(folder, name)

@@ -176,12 +176,7 @@ class LeaseGuard(grpc.GenericRpcHandler):
             context.abort(error.code(), error.details() or "")
 
     def _check(self, request: bytes) -> None:
-        """Refuse to open a session with another fence than the lease's.
-
-        Raises:
-            UsageError: the request is none.
-            BoardError: it is another one.
-        """
+        """Refuse to open a session with another fence than the lease's."""
         try:
             asked = agent_pb.HoldRequest.FromString(request)
         except DecodeError:

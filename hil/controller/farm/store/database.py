@@ -103,8 +103,8 @@ class Database:
         """All or nothing: committed at the end, rolled back where an error leaves it.
 
         Raises:
-            DatabaseAway: it does not answer, or stopped answering. Where that happens at the very end,
-                what was done may have been done nevertheless.
+            DatabaseAway: it does not answer, or stopped answering. Where that happens at the very end, what was done
+                may have been done nevertheless.
         """
         with seam():
             async with self.pool.connection() as connection:
@@ -136,11 +136,7 @@ async def connect(url: str) -> Tx:
 
 
 def parameters(url: str) -> dict[str, Any]:
-    """What we say of a connection beside its URL, which goes first.
-
-    Raises:
-        UsageError: this is no URL of a PostgreSQL.
-    """
+    """What we say of a connection beside its URL, which goes first; UsageError where this is no URL of a PostgreSQL."""
     try:
         said = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:

@@ -73,11 +73,7 @@ class LeaseQueue:
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Register as a worker, and stay registered.
-
-        Raises:
-            DatabaseAway: the database does not answer.
-        """
+        """Register as a worker, and stay registered; DatabaseAway where the database does not answer."""
         with _seam():
             # It asks for rows of its own sort wherever it matters.
             await self._connector.open_async(cast("AsyncConnectionPool[Any]", self._database.pool))

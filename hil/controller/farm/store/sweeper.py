@@ -145,15 +145,15 @@ async def gc(
     async with tx.transaction(force_rollback=dry_run):
         # The files may take their time.
         await tx.execute("set local idle_in_transaction_session_timeout = '10min'")
-        asked = await tx.execute(_OLD, {"keep_s": keep_s})
-        values = {"keep_s": keep_s, "old": [row["id"] for row in await asked.fetchall()], "most": _MOST_FILES}
+        old = [row["id"] for row in await fetched(tx, _OLD, {"keep_s": keep_s})]
+        values = {"keep_s": keep_s, "old": old, "most": _MOST_FILES}
         counts = {}
         for name, tables in _OF_THEM.items():
-            asked = await tx.execute(f"select count(*) as n from {tables} where submission = any(%(old)s)", values)
-            counts[name] = (await asked.fetchall())[0]["n"]
+            query = f"select count(*) as n from {tables} where submission = any(%(old)s)"
+            counts[name] = (await fetched(tx, query, values))[0]["n"]
         for name, query in _DELETED.items():
             counts[name] = (await tx.execute(query, values)).rowcount
-        unused = await (await tx.execute(_UNUSED, values)).fetchall()
+        unused = await fetched(tx, _UNUSED, values)
         digests = [row["digest"] for row in unused]
         if digests and not dry_run:
             await delete(digests)

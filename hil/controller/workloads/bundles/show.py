@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hil.bundles import Bundle, Method
 from hil.bundles.signature import fingerprint
 from hil.compare.stats import STATISTICS, worst_of
+from hil.controller.storage.texts import table
 from hil.core.digest import digest_of
 from hil.core.tensors import Array, dtype_name, to_bytes, type_text
 
@@ -122,19 +123,18 @@ def _call(method: Mapping[str, Any]) -> str:
 
 def print_run(record: Mapping[str, Any]) -> None:
     """A run of a bundle on the terminal: a line a case, and below it why those failed that did."""
-    from rich.table import Table
+    from rich.text import Text
 
     from hil.controller.storage.console import Console
 
     console = Console()
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in ("case", "outcome") else "right", no_wrap=True)
-    for case in record["cases"]:
-        colour = {"PASS": "green", "FAIL": "red"}.get(case["outcome"], "magenta")
-        table.add_row(case["name"], f"[{colour}]{case['outcome']}[/]", *_statistics(case))
-    if record["cases"]:
-        console.print(table)
+    colours = {"PASS": "green", "FAIL": "red"}
+    rows = [
+        (case["name"], Text(case["outcome"], colours.get(case["outcome"], "magenta")), *_statistics(case))
+        for case in record["cases"]
+    ]
+    if rows:
+        console.print(table(_COLUMNS, rows, numbers=_COLUMNS[2:], whole=_COLUMNS))
     for reason, names, hint in _reasons(record["cases"]):
         _say(console, "", f"{', '.join(names)}: {reason}", style="red")
         if hint:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
-from hil.controller.storage.texts import as_text
+from hil.controller.storage.texts import as_text, table
 from hil.controller.workloads.study.record import FAILED, PASSED, Row, StageResult
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
 
@@ -63,17 +63,12 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 def terminal_table(rows: Sequence[Row]) -> Table:
     """The table for a terminal."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     lines = [cells(row) for row in rows]
-    for column in lines[0] if lines else ():
-        table.add_column(column, overflow="fold")
-    for line in lines:
-        style = {"PASS": "green", "not run": "dim"}.get(line["outcome"], "red")
-        table.add_row(*(Text(text, style if column == "outcome" else "") for column, text in line.items()))
-    return table
+    styles = {"PASS": "green", "not run": "dim"}
+    shown = [{**line, "outcome": Text(line["outcome"], styles.get(line["outcome"], "red"))} for line in lines]
+    return table(list(lines[0]) if lines else (), [list(line.values()) for line in shown])
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -82,8 +77,8 @@ def markdown(rows: Sequence[Row]) -> str:
     if not lines:
         return ""
     heads = list(lines[0])
-    table = [heads, ["---"] * len(heads), *(list(line.values()) for line in lines)]
-    text = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in table)
+    marked = [heads, ["---"] * len(heads), *(list(line.values()) for line in lines)]
+    text = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in marked)
     return text + "".join(f"\n- {line}" for line in failures(rows)) + ("\n" if failures(rows) else "")
 
 

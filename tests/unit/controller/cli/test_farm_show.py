@@ -393,8 +393,7 @@ def test_each_event_as_a_json_document_on_a_line(happening: list[list[dict[str, 
 def test_a_terminal_is_looked_at_again_and_again_until_ctrl_c(farm: Farm, monkeypatch: pytest.MonkeyPatch):
     out, looks = StringIO(), []
     monkeypatch.setattr(
-        farm_tables,
-        "console",
+        "hil.controller.storage.console.table_console",
         lambda: Console(file=out, force_terminal=True, width=100, height=30),
     )
 

@@ -1,10 +1,14 @@
-"""What errors of other people's code say, in a line."""
+"""Texts for people: what errors of other people's code say, in a line, and tables."""
 
 from __future__ import annotations
 
-import pytest
+from io import StringIO
 
-from hil.controller.storage.texts import first_line, import_hint
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from hil.controller.storage.texts import first_line, import_hint, table
 from hil.controller.workloads.suites.torch_cases import find_tests
 
 
@@ -27,3 +31,24 @@ def test_a_library_beside_a_torch_that_it_was_not_built_for_is_told_with_a_way_o
     assert "index of CPU builds" in vision["problem"]
     assert absent["problem"].endswith("pip install a_package_that_is_not_there")
     assert import_hint(RuntimeError("something else")) == ""
+
+
+def printed(width: int, *args: object, **settings: object) -> list[str]:
+    out = StringIO()
+    Console(file=out, width=width).print(table(*args, **settings))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_table_shows_texts_as_they_are_and_folds_what_does_not_fit() -> None:
+    rows = [("[red]a[/]", "1", Text("x")), ("b" * 12, "23", "")]
+    assert printed(80, ("name", "n", "end"), rows, numbers=("n",)) == [
+        "name           n  end",
+        "[red]a[/]      1  x",
+        "bbbbbbbbbbbb  23",
+    ]
+    narrow = printed(14, ("name", "n"), [row[:2] for row in rows], numbers=("n",), gap=1)
+    assert narrow[1:] == ["[red]a[/]    1", "bbbbbbbbbbb 23", "b"]
+
+
+def test_a_table_without_heads_has_no_line_for_them() -> None:
+    assert printed(80, ("", ""), [("a", "b")]) == ["a  b"]

@@ -1,4 +1,4 @@
-"""A bench's folder keeps what was measured, also when a kill cuts a line in two."""
+"""A bench's folder keeps what was measured, batch by batch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.bench_boards import read_samples
 
 from hil.controller.analysis.bench.stats import Batch
-from hil.controller.analysis.bench.store import SampleFile, read_document, read_samples, save_document
+from hil.controller.analysis.bench.store import read_document, sample_file, save_document
 from hil.controller.storage.runs import RunStore
 from hil.errors import StorageError, UsageError
 
@@ -22,9 +23,9 @@ def batches() -> list[Batch]:
 
 
 def store(folder: Path) -> None:
-    with SampleFile(folder) as samples:
+    with sample_file(folder) as append:
         for batch in batches():
-            samples.append(batch)
+            append(batch)
 
 
 def test_samples_come_back_as_they_were(tmp_path):
@@ -36,26 +37,10 @@ def test_samples_come_back_as_they_were(tmp_path):
 
 
 def test_a_batch_is_in_the_file_as_soon_as_it_is_appended(tmp_path):
-    with SampleFile(tmp_path) as samples:
+    with sample_file(tmp_path) as append:
         for number, batch in enumerate(batches(), 1):
-            samples.append(batch)
+            append(batch)
             assert len(read_samples(tmp_path)) == number
-
-
-def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path):
-    store(tmp_path)
-    path = tmp_path / "samples.csv"
-    path.write_text(path.read_text()[:-3])
-    assert [batch.duration_ns.size for batch in read_samples(tmp_path)] == [3, 1, 40, 1]
-
-
-@pytest.mark.parametrize("text", ["side,round\nA,zwei,drei\n", "side\n1,2,3\n"])
-def test_damaged_samples_are_bad_usage_and_no_traceback(tmp_path, text):
-    (tmp_path / "samples.csv").write_text(text)
-    with pytest.raises(UsageError):
-        read_samples(tmp_path)
-    with pytest.raises(UsageError):
-        read_samples(tmp_path / "nowhere")
 
 
 def test_a_run_that_is_no_bench_is_told_as_such(tmp_path):
@@ -67,5 +52,5 @@ def test_a_run_that_is_no_bench_is_told_as_such(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
-    with pytest.raises(StorageError):
-        SampleFile(tmp_path / "missing")
+    with pytest.raises(StorageError), sample_file(tmp_path / "missing"):
+        pass
