@@ -16,14 +16,14 @@ from hil.controller.devices.board_choice import with_target
 from hil.controller.models.compiling import Work
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.isolated import Isolated, naming_errors
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
 from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
-from hil.errors import CompileCrashed, CompileFailed, StageTimeout
+from hil.errors import CompileCrashed, CompileFailed, StageError
 from hil.formats.xla_program import VALUES as TFCOMPILE_VALUES
 
 # What becomes of an experiment, in this order. A compiler that has no such stage leaves it out.
@@ -91,13 +91,11 @@ def by_tfcompile(making: Making) -> Program:
     artifact = steps.artifact(graph, library)
     signature = tfcompile.signature_of(model.function, graph)
     values = signature.values((graph / TFCOMPILE_VALUES).read_bytes())
-    named = {f"variable {name}": value for name, value in values.items()}
-    count = len(signature.inputs(variables=False))
     return Program(
         artifact,
-        _names([spec.name for spec in artifact.inputs or ()], count),
+        _names([spec.name for spec in artifact.inputs or ()], len(signature.inputs(variables=False))),
         tuple(spec.name for spec in artifact.outputs or ()),
-        named,
+        {f"variable {name}": value for name, value in values.items()},
     )
 
 
@@ -155,20 +153,18 @@ WAYS: Mapping[str, Way] = MappingProxyType(
 )
 
 
-def call(isolated: Isolated, function: Callable[..., None], arguments: Mapping[str, Any], log: Path) -> None:
-    """Call a function in a process of its own, with the errors of compiling.
-
-    Raises:
-        CompileFailed, CompileCrashed, StageTimeout: it did not work.
-    """
-    try:
+def call(
+    isolated: Isolated,
+    function: Callable[..., None],
+    arguments: Mapping[str, Any],
+    log: Path,
+    *,
+    failure: type[StageError] = CompileFailed,
+    crash: type[StageError] = CompileCrashed,
+) -> None:
+    """Call a function of TensorFlow's in a process of its own; a StageTimeout, or what is named, where it fails."""
+    with naming_errors("compile", "TensorFlow", failure, "", crash=crash, died="TensorFlow"):
         isolated.call(function, arguments, timeout=TIMEOUT_S, log=log)
-    except IsolatedTimeout as error:
-        raise StageTimeout(f"TensorFlow {error.message}", stage="compile", detail=error.detail) from error
-    except IsolatedCrash as error:
-        raise CompileCrashed(f"TensorFlow: {error.message}", detail=error.detail) from error
-    except IsolatedFailure as error:
-        raise CompileFailed(error.message, detail=error.detail) from error
 
 
 def _names(names: Sequence[str], plain: int) -> tuple[str, ...]:
