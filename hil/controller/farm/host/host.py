@@ -26,7 +26,7 @@ _PRELOADED = (
     "hil.controller.workloads.board_checks",
     "hil.controller.workloads.run_job",
     "hil.controller.devices.links.agent",
-    "hil.controller.devices.ssh.address",
+    "hil.controller.devices.ssh.known_hosts",
     "hil.controller.backends.compilers.executorch",
     "hil.controller.backends.compilers.tfcompile",
     "hil.controller.backends.references.onnx",
