@@ -62,10 +62,6 @@ def serve(
         name: the host's, which no other one of the farm may have; "" is the machine's, with something that tells it
             from others that are called so.
         boards: names or files of configs; none are all here that have an address, unless there are simulators.
-
-    Raises:
-        UsageError: a board cannot be served, or the name is none.
-        FarmError: a host of this name runs here already.
     """
     name = checked(name) if name else _own_name(home)
     folder = home / "hosts" / name

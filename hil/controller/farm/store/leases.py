@@ -183,14 +183,9 @@ async def started(tx: Tx, lease: int, worker: str, direct: str) -> None:
 async def report(
     tx: Tx, queue: LeaseQueue, lease: int, worker: str, result: JobResult, fence: int, settings: FarmSettings
 ) -> tuple[bool, str]:
-    """How a lease's job ended, of its board's worker. What comes late counts for nothing.
+    """How a lease's job ended, of its board's worker; whether that counted, and why not. What comes late does not.
 
-    Args:
-        fence: the highest that the board has seen, so that the next one is above it. One that makes no sense is told
-            and not stored; the result counts all the same.
-
-    Returns:
-        Whether it counted, and why not.
+    A fence (the highest that the board has seen) that makes no sense is told and not stored; the result counts.
     """
     result = stored(result)
     row = await lease_row(tx, lease)

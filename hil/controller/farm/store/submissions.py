@@ -75,8 +75,8 @@ async def submit(
     Raises:
         NoSuchBoard: no board of the farm can ever match.
         UsageError: the order makes no sense.
-        AccessRefused: the project is not this bearer's.
-        FarmError: too many of this bearer's orders wait already.
+        AccessRefused: the project is not this user's.
+        FarmError: too many of this user's orders wait already.
     """
     _check(order)
     order = replace(order, title=storable(order.title), specs=tuple(stored(spec) for spec in order.specs))
