@@ -87,6 +87,7 @@ class AgentClient(AgentConnection, BoardClient):
                         for message in wire.data_messages(memoryview(piece)):
                             guard.within(stall_s)
                             yield message
+                            self._heard()
                         if progress:
                             progress(len(piece))
             guard.within(stall_s)
@@ -112,7 +113,7 @@ class AgentClient(AgentConnection, BoardClient):
             size = answers.blob_size(next(replies, None))
             deadline = time.monotonic() + STALL_S + size / _SLOWEST_LINK_BYTES_S
             view = memoryview(answers.room_for(size).data)
-            found = receive(replies, view, StreamHasher(digest.algorithm_of(name)), guard, deadline)
+            found = receive(replies, view, StreamHasher(digest.algorithm_of(name)), guard, deadline, self._heard)
             if next(replies, None) is not None:
                 raise answers.broken("it sent more data than it announced")
         if found != name:
@@ -255,7 +256,7 @@ class AgentClient(AgentConnection, BoardClient):
         with self._seam("run"):
             stream = self._invokes.get(thread)
             if stream is None or stream.broken:
-                stream = self._invokes[thread] = InvokeStream(self._stub, self._token())
+                stream = self._invokes[thread] = InvokeStream(self._stub, self._token(), self._heard)
             most = answers.most_bytes() if most_bytes is None else most_bytes
             return stream.call(start, streams, into, start.timeout_s + _GRACE_S, names, most)
 

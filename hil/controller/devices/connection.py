@@ -116,6 +116,10 @@ class Hold:
         if self.token:
             self._on_silence()
 
+    def heard(self) -> None:
+        """Note that another stream of the same connection brought something."""
+        self._guard.heard()
+
     def _keep_alive(self, ttl_s: float) -> None:
         while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_S), 0.1)):
             self._said.put(pb.HoldRequest(keep_alive=pb.KeepAlive()))
@@ -145,8 +149,9 @@ class Hold:
 class InvokeStream:
     """The stream that calls go over, one after another."""
 
-    def __init__(self, stub: Any, metadata: list[tuple[str, str]]) -> None:
+    def __init__(self, stub: Any, metadata: list[tuple[str, str]], heard: Callable[[], None]) -> None:
         self.broken = False
+        self._heard = heard
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._limit_s = STALL_S
         self._guard = Guard(lambda: self._replies.cancel())
@@ -234,7 +239,7 @@ class InvokeStream:
         fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
         target = given.reshape(-1).view(np.uint8) if fits and given is not None else answers.room_for(size)
         view = memoryview(target.data)
-        return view, receive(self._replies, view, StreamHasher(), self._guard, deadline)
+        return view, receive(self._replies, view, StreamHasher(), self._guard, deadline, self._heard)
 
     def _messages(self) -> Iterator[Any]:
         while (asked := self._asked.get()) is not None:
@@ -246,12 +251,20 @@ class InvokeStream:
                 for message in wire.data_messages(stream):
                     self._guard.within(STALL_S)
                     yield message
+                    self._heard()
             if streams:
                 self._guard.within(self._limit_s)
                 yield pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 
 
-def receive(messages: Iterator[Any], view: memoryview, hasher: StreamHasher, guard: Guard, deadline: float) -> str:
+def receive(
+    messages: Iterator[Any],
+    view: memoryview,
+    hasher: StreamHasher,
+    guard: Guard,
+    deadline: float,
+    heard: Callable[[], None],
+) -> str:
     """Receive as much data as there is room for, until the monotonic clock's ``deadline``; returns its digest."""
     at = 0
     while at < view.nbytes:
@@ -259,6 +272,7 @@ def receive(messages: Iterator[Any], view: memoryview, hasher: StreamHasher, gua
         if (message := next(messages, None)) is None:
             raise errors.BoardLost("the board ended the call without an answer")
         data = answers.data_of(message, view.nbytes - at)
+        heard()
         view[at : at + data.nbytes] = data
         hasher.update(view[at : at + data.nbytes])
         at += data.nbytes
@@ -423,6 +437,11 @@ class AgentConnection:
         self.close_session()
         self._closed = True
         wire.close_channel(self._channel)
+
+    def _heard(self) -> None:
+        """Note a sign of life on another stream than the session's own, whose answers may be behind a lot of data."""
+        if self._hold:
+            self._hold.heard()
 
     def _token(self) -> list[tuple[str, str]]:
         return [*self._metadata, (wire.SESSION_KEY, self._hold.token if self._hold else "")]

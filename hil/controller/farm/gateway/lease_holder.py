@@ -15,9 +15,8 @@ from dataclasses import replace
 
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.validation import submission_of
 from hil.controller.farm.messages import JobState, Kind
-from hil.controller.farm.rpc import card_message, grant_message, status_message
+from hil.controller.farm.rpc import card_message, grant_message, status_message, submission_of
 from hil.controller.farm.store import access, leases, queries, submissions
 from hil.controller.farm.store.database import DatabaseAway, Tx, end_tasks
 from hil.controller.farm.store.notifications import AGAIN, Change, drained, tell
@@ -44,14 +43,14 @@ class LeaseHolder:
 
     async def run(self, requests: AsyncIterator[pb.LeaseRequest]) -> None:
         """Until the holder ends it, or the lease is over."""
-        first = await anext(aiter(requests), None)
+        first = await anext(aiter(requests), pb.LeaseRequest())
         with self._context.pubsub.subscribed() as queue:
             hearing = asyncio.create_task(self._read(requests, queue))
             try:
-                kind = first.WhichOneof("kind") if first is not None else None
-                if first is not None and kind == "open":
+                kind = first.WhichOneof("kind")
+                if kind == "open":
                     await self._queue(first.open, queue)
-                elif first is not None and kind == "resume":
+                elif kind == "resume":
                     await self._resume(first.resume)
                 else:
                     raise UsageError("who holds a board says first which: open or resume")

@@ -23,11 +23,7 @@ _OURS = "farm"
 async def add_token(
     tx: Tx, user: str, role: Role, project: str = "", note: str = "", expires_at: datetime | None = None
 ) -> str:
-    """A new token, which is nowhere but in what this returns.
-
-    Raises:
-        UsageError: nobody can be called that.
-    """
+    """A new token, which is nowhere but in what this returns; UsageError where nobody can be called that."""
     for name in (user, project):
         if len(name) > _LONGEST_NAME or not name.isprintable() or name != name.strip():
             raise UsageError(f"{name!r} is no name", hint=f"up to {_LONGEST_NAME} letters without line ends")
@@ -44,11 +40,7 @@ async def add_token(
 
 
 async def revoke(tx: Tx, number: int) -> str:
-    """A token is good no more; returns whose it was. Once more is no error.
-
-    Raises:
-        UsageError: there is no such token.
-    """
+    """A token is good no more; returns whose it was. Once more is no error; UsageError where there is no such token."""
     query = "update hil.tokens set revoked_at = coalesce(revoked_at, now()) where id = %s returning user_name"
     rows = await fetched(tx, query, [number])
     if not rows:

@@ -56,11 +56,7 @@ class AttendReply:
 async def attend(
     tx: Tx, queue: LeaseQueue, card: BoardCard, worker: str, leases: Collection[int], settings: FarmSettings
 ) -> AttendReply:
-    """A worker presents its board: it owns the board from now on, unless another is still heard of.
-
-    Raises:
-        UsageError: the card makes no sense, or what the farm has kept of the board's fence does not.
-    """
+    """A worker presents its board: it owns the board from now on, unless another is still heard of."""
     [board] = await fetched(tx, _NEW, [card.name])
     if board["fence"] < 0:
         raise UsageError(
@@ -94,11 +90,7 @@ async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: Far
 
 @alone
 async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
-    """Hold a board back: what runs on it may end, nothing new begins.
-
-    Raises:
-        UsageError: there is no such board.
-    """
+    """Hold a board back: what runs on it may end, nothing new begins; UsageError where there is no such board."""
     await known_board(tx, name)
     said = storable(f"by {who.user}{f': {reason}' if reason else ''}")
     await tx.execute("update hil.boards set hold = 'draining', reason = %s where name = %s", [f"drained {said}", name])
@@ -110,11 +102,7 @@ async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
 
 @alone
 async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> None:
-    """Give a board back to the farm; one that is in quarantine is checked at once.
-
-    Raises:
-        UsageError: there is no such board.
-    """
+    """Give a board back to the farm; one that is in quarantine is checked at once."""
     state = await known_board(tx, name)
     said = f"by {who.user}"
     await tx.execute("update hil.boards set hold = '', reason = '' where name = %s", [name])
@@ -160,11 +148,7 @@ async def _checked(tx: Tx, name: str, settings: FarmSettings) -> bool:
 
 
 async def known_board(tx: Tx, name: str) -> BoardState:
-    """How a board is.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
+    """How a board is; UsageError where there is none of this name."""
     rows = await fetched(tx, "select name, state from hil.boards where not forgotten")
     states = {row["name"]: BoardState(row["state"]) for row in rows}
     if name not in states:
@@ -194,11 +178,7 @@ _ABSENT = """
 
 @alone
 async def forget(tx: Tx, who: Principal, name: str, settings: FarmSettings) -> list[str]:
-    """Forget a board; jobs that only it would have done have ended, and their names are returned.
-
-    Raises:
-        UsageError: there is no such board, or a host presents it.
-    """
+    """Forget a board; jobs that only it would have done have ended, and their names are returned."""
     await known_board(tx, name)
     if owners := await fetched(tx, _OWNER, [name]):
         raise UsageError(

@@ -183,14 +183,9 @@ async def started(tx: Tx, lease: int, worker: str, direct: str) -> None:
 async def report(
     tx: Tx, queue: LeaseQueue, lease: int, worker: str, result: JobResult, fence: int, settings: FarmSettings
 ) -> tuple[bool, str]:
-    """How a lease's job ended, of its board's worker. What comes late counts for nothing.
+    """How a lease's job ended, of its board's worker; whether that counted, and why not. What comes late does not.
 
-    Args:
-        fence: the highest that the board has seen, so that the next one is above it. One that makes no sense is told
-            and not stored; the result counts all the same.
-
-    Returns:
-        Whether it counted, and why not.
+    A fence (the highest that the board has seen) that makes no sense is told and not stored; the result counts.
     """
     result = stored(result)
     row = await lease_row(tx, lease)
@@ -244,11 +239,7 @@ async def wait_for_start(tx: Tx, lease: int, settings: FarmSettings) -> None:
 
 @alone
 async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, settings: FarmSettings) -> None:
-    """A lease's holder gives it back. One that is over already is over.
-
-    Raises:
-        AccessRefused: the key is not its own.
-    """
+    """A lease's holder gives it back. One that is over already is over; AccessRefused where the key is not its own."""
     row = await lease_row(tx, lease)
     if row is None or row.job.kind is not Kind.LEASE or not hmac.compare_digest(row.key.encode(), key.encode()):
         raise AccessRefused(f"this key is not that of lease {lease}")

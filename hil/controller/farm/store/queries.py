@@ -1,9 +1,5 @@
 """What can be asked of a farm, as JSON (docs/farm.schema.json says of what form). Lists go from the oldest to the
 newest, and where they are cut it is the oldest that are left out.
-
-The farm in numbers, for people and for metrics.
-
-Jobs that wait for boards which fail check after check: whoever waits for such a job is told, and need not go on.
 """
 
 from __future__ import annotations
@@ -42,14 +38,7 @@ _QUERY = f"""
 
 
 async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings) -> Any:
-    """Answer a question.
-
-    Args:
-        what: the question: a field of ``AskRequest``.
-
-    Raises:
-        UsageError: there is no such job, or an argument is impossible.
-    """
+    """Answer a question, a field of ``AskRequest``; UsageError where there is no such job, or a value is impossible."""
     for name, value in arguments.items():
         if isinstance(value, str) and storable(value) != value:
             raise UsageError(f"there is no {name} {value!r}")
@@ -78,11 +67,7 @@ async def jobs(
 
 
 async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """So many of the newest jobs, the newest last.
-
-    Raises:
-        UsageError: their texts are too long together.
-    """
+    """So many of the newest jobs, the newest last; UsageError where their texts are too long together."""
     found: list[dict[str, Any]] = []
     size, before = 0, 2**62
     conditions = " and ".join([*where, "job.id < %(before)s"])
@@ -104,11 +89,7 @@ async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: in
 
 
 async def job(tx: Tx, name: str) -> dict[str, Any]:
-    """One job, with all attempts at it.
-
-    Raises:
-        UsageError: there is none of this name, or it names more than one.
-    """
+    """One job, with all attempts at it; UsageError where there is none of this name, or it names more than one."""
     found = await _named(tx, name)
     if len(found) > 1:
         raise UsageError(f"{name} is {len(found)} jobs", hint=f"they are {found[0]['name']} to {found[-1]['name']}")

@@ -75,8 +75,8 @@ async def submit(
     Raises:
         NoSuchBoard: no board of the farm can ever match.
         UsageError: the order makes no sense.
-        AccessRefused: the project is not this bearer's.
-        FarmError: too many of this bearer's orders wait already.
+        AccessRefused: the project is not this user's.
+        FarmError: too many of this user's orders wait already.
     """
     _check(order)
     order = replace(order, title=storable(order.title), specs=tuple(stored(spec) for spec in order.specs))
@@ -99,12 +99,7 @@ async def submit(
 
 @alone
 async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> list[str]:
-    """End a job, or all jobs of a submission; returns the names of those that had not ended.
-
-    Raises:
-        UsageError: there is no such job.
-        AccessRefused: it is another user's.
-    """
+    """End a job, or all jobs of a submission; returns the names of those that had not ended."""
     submission, number = await _own(tx, who, name)
     result = JobResult(EXIT_INTERRUPTED, reason=f"cancelled by {who.user}")
     leases = {lease.job.id: lease for lease in await active_leases(tx, "submission.id = %(id)s", {"id": submission})}
@@ -122,12 +117,7 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
 
 @alone
 async def prioritise(tx: Tx, who: Principal, name: str, priority: Priority) -> list[str]:
-    """Put a submission into another class; returns the names of its jobs that have not ended.
-
-    Raises:
-        UsageError: there is no such submission.
-        AccessRefused: it is another user's.
-    """
+    """Put a submission into another class; returns the names of its jobs that have not ended."""
     submission, _ = await _own(tx, who, name)
     jobs = await _open_jobs(tx, submission, None)
     if jobs:

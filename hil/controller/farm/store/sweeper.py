@@ -37,10 +37,8 @@ _THAW = """
 async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
     """Let time pass; returns how much happened.
 
-    Args:
-        heard_since: `time.monotonic()` when this gateway began to hear workers and holders: its start, or the
-            end of the database's last outage. Until all had the time to be heard, and to report what ended
-            meanwhile, nothing expires. `math.inf` where that has not begun.
+    Until all workers and holders had the time to be heard, and to report what ended meanwhile, nothing expires:
+    ``heard_since`` is when this gateway began to hear them, by `time.monotonic()` (`math.inf`: not yet).
     """
     await thaw(tx)
     await tx.execute("set local lock_timeout = '5s'")
@@ -138,9 +136,8 @@ async def gc(
     """Delete submissions that ended long ago with all that belongs to them, old events, boards that are gone, and
     files that nothing refers to (at most 2000 of them: to be called again).
 
-    Args:
-        delete: takes files from the store. It is called in the transaction: who wants one of them meanwhile waits,
-            and is then told that it is lacking.
+    ``delete``, which takes files from the store, is called in the transaction: who wants one of them meanwhile waits,
+    and is then told that it is lacking.
     """
     async with tx.transaction(force_rollback=dry_run):
         # The files may take their time.
@@ -149,8 +146,8 @@ async def gc(
         values = {"keep_s": keep_s, "old": old, "most": _MOST_FILES}
         counts = {}
         for name, tables in _OF_THEM.items():
-            query = f"select count(*) as n from {tables} where submission = any(%(old)s)"
-            counts[name] = (await fetched(tx, query, values))[0]["n"]
+            [row] = await fetched(tx, f"select count(*) as n from {tables} where submission = any(%(old)s)", values)
+            counts[name] = row["n"]
         for name, query in _DELETED.items():
             counts[name] = (await tx.execute(query, values)).rowcount
         unused = await fetched(tx, _UNUSED, values)

@@ -176,11 +176,7 @@ _WARM_MOST = 64
 async def _end(
     tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings, result: JobResult | None = None
 ) -> None:
-    """The lease is over: its board is free, what it took is counted, and all who have to do with it are told.
-
-    Args:
-        result: what its worker reported, where that is what ended it.
-    """
+    """The lease is over (by its worker's report, if any): its board is free, what it took is counted, all are told."""
     said = None if result is None else as_json(result.to_json())
     await tx.execute(_END, {"lease": lease.id, "reason": reason, "result": said})
     share: Row = {"user": lease.job.user, "project": lease.job.project, "granted_at": lease.granted_at}
