@@ -65,12 +65,7 @@ class AgentClient(AgentConnection, BoardClient):
             return answers.missing_blobs(answers.given(reply), digests)
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Progress | None = None) -> None:
-        """Send blobs: digest -> (file, offset to go on from). The board verifies each.
-
-        Raises:
-            LoadFailed: the board has no room.
-            BoardLost: the link broke; what came is kept there for the next try.
-        """
+        """Send blobs, which the board verifies; where the link breaks, what came is kept there for the next try."""
 
         sizes = {name: path.stat().st_size for name, (path, _) in blobs.items()}
         # Whole chunks go on, or wait until the board's disk has what came before.
@@ -100,11 +95,7 @@ class AgentClient(AgentConnection, BoardClient):
                 answers.check_stored(put[1], list(blobs))
 
     def get(self, name: str) -> memoryview:
-        """Read a blob from the board and verify it.
-
-        Raises:
-            BoardLost: what came is not what the digest says, or did not come in time.
-        """
+        """Read a blob from the board and verify it: BoardLost where it is not what the digest says."""
         request, metadata = pb.GetRequest(digest=name), self._token()
         with (
             self._seam(),
@@ -128,11 +119,7 @@ class AgentClient(AgentConnection, BoardClient):
     def load(
         self, files: Mapping[str, str], main: str, *, runtime: str, device: str, function: str, timeout: float
     ) -> Loaded:
-        """Load a program whose blobs the board has: name -> digest.
-
-        Raises:
-            LoadFailed, RunCrashed, StageTimeout: as the board says.
-        """
+        """Load a program whose blobs the board has: name -> digest."""
         request = pb.LoadRequest(
             files=[pb.ProgramFile(name=name, digest=value) for name, value in files.items()],
             main=main,
@@ -176,17 +163,7 @@ class AgentClient(AgentConnection, BoardClient):
         state: bool = False,
         most_bytes: int | None = None,
     ) -> Invocation:
-        """Run a program once warm, ``iterations`` times, and fetch the last outputs.
-
-        Args:
-            into: arrays that large outputs are written into (by output name), where they fit.
-            most_bytes: the most that the outputs can take; None where nothing is known of them.
-
-        Raises:
-            UsageError: the program does not take these inputs.
-            RunFailed, RunCrashed, StageTimeout: as the board says.
-            BoardLost, SessionEnded: the board or the session went away; the run may have happened.
-        """
+        """Run a program warm, and fetch the last outputs, large ones ``into`` arrays (by name), where they fit."""
         start = pb.InvokeStart(
             program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout, state=state
         )
@@ -202,15 +179,7 @@ class AgentClient(AgentConnection, BoardClient):
         iterations: int = 1,
         timeout: float = 60.0,
     ) -> ProfilePass:
-        """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets.
-
-        ``tool`` is the digest of what the board's runtime lacks (``profile_tool`` in Describe), "" where it has it.
-
-        Raises:
-            UsageError: the program does not take these inputs.
-            RunFailed: the runtime cannot profile, or its profiler failed, or what it says of its clock makes no sense.
-            RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`invoke`.
-        """
+        """Run a program under its runtime's profiler."""
         start = pb.InvokeStart(
             program_id=program_id,
             warmup=warmup,

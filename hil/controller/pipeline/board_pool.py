@@ -18,11 +18,7 @@ from hil.errors import BoardError, BoardLost, HilError
 
 
 class BoardSession:
-    """A board and the programs that are loaded on it.
-
-    Args:
-        most_loaded: how many programs stay loaded between runs; 0 unloads each after its run.
-    """
+    """A board, and programs that are loaded on it: ``most_loaded`` between runs; 0 unloads each after its run."""
 
     def __init__(self, board: Board, most_loaded: int = 0) -> None:
         self.board = board
