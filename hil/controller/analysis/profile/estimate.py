@@ -71,20 +71,8 @@ _EACH_INPUT = _each(
     (2, "ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum GlobalLpPool"),
     (3, "ReduceLogSumExp"),
 )
-# Scalar operations that are not counted: constants, casts, indices.
-_FREE = frozenset(
-    "arith.constant arith.index_cast arith.extf arith.truncf arith.extsi arith.extui arith.trunci arith.bitcast "
-    "linalg.index linalg.yield tensor.extract".split()
-)
-# Structured operations that only move elements.
-_MOVING_STRUCTURED = frozenset(
-    "linalg.copy linalg.transpose linalg.broadcast linalg.fill linalg.pack linalg.unpack".split()
-)
-_LOAD, _STORE = "iree_tensor_ext.dispatch.tensor.load", "iree_tensor_ext.dispatch.tensor.store"
 # Per element: maximum, subtraction, exponential, sum, division.
-_SOFTMAX = 5
-
-Walk = Callable[[Any, Callable[[Any], bool]], Iterator[Any]]
+SOFTMAX = 5
 
 
 @dataclass(frozen=True)
@@ -144,7 +132,7 @@ class Estimates:
             if name and (name in self.results or any(user not in inside for user in self._users.get(name, ())))
         ]
         return Estimate(
-            _sum(node.flops for node in nodes),
+            total_of(node.flops for node in nodes),
             self._bytes(nodes, ins, outs),
             f"{self._shapes(ins)} -> {self._shapes(outs)}" if ins or outs else "",
         )
@@ -317,7 +305,7 @@ def _attention(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
         heads = int(given["q_num_heads"])
         batch, rows, size = query[0], query[1], query[2] // heads
         columns, value_size = key[1], value[2] // int(given["kv_num_heads"])
-    return int(batch * heads * rows * columns * (2 * size + 2 * value_size + _SOFTMAX))
+    return int(batch * heads * rows * columns * (2 * size + 2 * value_size + SOFTMAX))
 
 
 _COUNTS: dict[str, Count] = {
@@ -342,74 +330,7 @@ _COUNTS: dict[str, Count] = {
 }
 
 
-def dispatch_estimate(dispatch: Any, walk: Walk) -> tuple[int | None, int | None]:
-    """Return operations and bytes of a ``flow.dispatch.workgroups``; None if a shape or an operation is unknown.
-
-    Args:
-        walk: yields the operations within one that satisfy a predicate.
-    """
-    moved = _sum(_accessed_bytes(op) for op in walk(dispatch, lambda op: op.name in (_LOAD, _STORE)))
-    structured = walk(dispatch, lambda op: op.name.startswith(("linalg.", "iree_linalg_ext.")))
-    return _sum(_structured_operations(op, walk) for op in structured), moved
-
-
-def _sum(parts: Iterable[int | None]) -> int | None:
+def total_of(parts: Iterable[int | None]) -> int | None:
+    """Sum counts; None if one is unknown."""
     counts = list(parts)
     return None if None in counts else sum(filter(None, counts))
-
-
-def _accessed_bytes(operation: Any) -> int | None:
-    """Return the bytes of a load's result or of a store's first operand, which may be a part of a tensor."""
-    kind = (operation.results if operation.name == _LOAD else operation.operands)[0].type
-    shape, bits = _static_shape(kind), _bits(kind.element_type)
-    return None if shape is None or bits is None else -(-math.prod(shape) * bits // 8)
-
-
-def _structured_operations(operation: Any, walk: Walk) -> int | None:
-    if operation.name in _MOVING_STRUCTURED:
-        return 0
-    if operation.name == "linalg.softmax":
-        shape = _static_shape(operation.operands[0].type)
-        return None if shape is None else _SOFTMAX * math.prod(shape)
-    sizes = _sizes(operation)
-    if sizes is None:
-        return None
-    scalars = sum(1 for inner in walk(operation, lambda op: not len(op.regions)) if inner.name not in _FREE)
-    return math.prod(sizes) * scalars
-
-
-def _sizes(operation: Any) -> list[int] | None:
-    """Return the trip count of each loop of a structured operation."""
-    from iree.compiler import ir
-
-    if not operation.name.startswith("linalg.") or "indexing_maps" not in operation.attributes:
-        return None
-    maps = [item.value for item in operation.attributes["indexing_maps"]]
-    sizes: dict[int, int] = {}
-    for map_, operand in zip(maps, operation.operands, strict=False):
-        shape = _static_shape(operand.type)
-        if shape is None:
-            return None
-        for expression, size in zip(map_.results, shape, strict=True):
-            if isinstance(expression, ir.AffineDimExpr):
-                sizes[expression.position] = size
-    count = maps[0].n_dims if maps else 0
-    return [sizes[position] for position in range(count)] if len(sizes) == count else None
-
-
-def _static_shape(kind: Any) -> Sequence[int] | None:
-    """Return a tensor's shape, () for a scalar; None if a dimension is dynamic."""
-    from iree.compiler import ir
-
-    if not isinstance(kind, ir.RankedTensorType):
-        return ()
-    return list(kind.shape) if kind.has_static_shape else None
-
-
-def _bits(element: Any) -> int | None:
-    from iree.compiler import ir
-
-    if isinstance(element, ir.ComplexType):
-        part = _bits(element.element_type)
-        return None if part is None else 2 * part
-    return 64 if isinstance(element, ir.IndexType) else getattr(element, "width", None)
