@@ -15,7 +15,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.client import AgentClient
-from hil.controller.devices.deploy.ensure import ensure_agent
+from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.digest import digest_file
@@ -99,7 +99,7 @@ def tensor_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: 
     into = np.zeros(COUNT, np.float32)
     turn = 0
     shell = open_shell(choice.address, choice.config.connection, board=board.name, base=folder)
-    place = ensure_agent(shell, folder="", runtimes=("iree",), board=board.name, say=print)
+    place = ensure_agent(shell, Recipe.of(["iree"]), folder="", board=board.name, say=print)
     bare = BareTunnel(board, folder, SIZE)
     rows = []
 

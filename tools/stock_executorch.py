@@ -9,7 +9,7 @@ def run(module: str, function: str, choice: int, number: int, flow: str) -> dict
     """Lower, run and compare a model as the tester does it.
 
     Args:
-        module, function, choice, number: which: see :func:`hil.controller.workloads.suites.torch_cases.find_tests`.
+        module, function, choice, number: which: see :class:`hil.controller.workloads.suites.torch_cases.TorchTest`.
         flow: the tester's name of a flow.
 
     Returns:

@@ -97,20 +97,15 @@ def _read_config(path: Path) -> Tried:
     """A file of TOML, as each of the things that one may be."""
     from hil.controller.farm.settings import load_settings
     from hil.controller.models.flows import read_flows
-    from hil.controller.workloads.suites.expected import made_with, parse, read_text
+    from hil.controller.workloads.suites.expected import Expectations
     from hil.core.boards import load_board, parse_board
-
-    def expected() -> None:
-        text = read_text(path)
-        parse(text, path)
-        made_with(text)
 
     read = {
         "board": lambda: load_board(str(path)),
         "text": lambda: parse_board(path.read_text("utf-8", "replace"), path),
         "terms": lambda: load_settings(path),
         "flows": lambda: read_flows(path),
-        "expected": expected,
+        "expected": lambda: Expectations.load(path),
     }
     kinds = []
     for name, work in read.items():

@@ -174,9 +174,9 @@ def test_every_sort_of_tensor_comes_back(connect, board, artifact_for):
 def test_nothing_is_left_on_the_board_and_nobody_else_can_look(connect, board, artifact_for):
     opened = connect(board)
     call(opened, artifact_for(board.arch, "main"), np.ones(4, np.float32), np.array(1, np.int32))
-    left = board.run(["ls", "-A", f"{opened.client.folder}/runs"])
+    left = board.run(["ls", "-A", f"{opened.client.store.folder}/runs"])
     assert (left.returncode, left.stdout) == (0, "")
-    open_to_others = board.run(["find", opened.client.folder, "-perm", "/077"])
+    open_to_others = board.run(["find", opened.client.store.folder, "-perm", "/077"])
     assert (open_to_others.returncode, open_to_others.stdout) == (0, "")
 
 
@@ -235,7 +235,7 @@ def test_a_run_that_nobody_waits_for_ends_on_the_board(connect, board_x86, artif
         board_x86.run(["pkill", "-9", "-f", "sshd: root"])
     eventually(lambda: not running(board_x86))
     assert isinstance(hanging.ended(), BoardLost)
-    eventually(lambda: board_x86.run(["ls", "-A", f"{opened.client.folder}/runs"]).stdout == "")
+    eventually(lambda: board_x86.run(["ls", "-A", f"{opened.client.store.folder}/runs"]).stdout == "")
     assert call(connect(board_x86), artifact_for("x86_64", "refuses"), np.array(3, np.int32)).outputs
 
 
@@ -270,7 +270,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(connect, make_board, artifact_fo
     board.run(["sh", "-c", "dd if=/dev/zero of=/root/full bs=64k 2>/dev/null"])
     with pytest.raises(LoadFailed, match="no room"):
         opened.push(artifact_for("x86_64", "main"))
-    assert board.run(["find", opened.client.folder, "-type", "f"]).stdout == ""
+    assert board.run(["find", opened.client.store.folder, "-type", "f"]).stdout == ""
     board.run(["rm", "/root/full"])
     assert call(opened, artifact_for("x86_64", "refuses"), np.array(3, np.int32)).outputs
 

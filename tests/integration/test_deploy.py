@@ -19,7 +19,7 @@ from hil.controller.devices.board_client import Target
 from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy import ensure, probe, wheels
-from hil.controller.devices.deploy.ensure import AgentPlace
+from hil.controller.devices.deploy.ensure import AgentPlace, Recipe
 from hil.controller.devices.deploy.packages import NoPython, NoWheels
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.shell import Shell
@@ -51,7 +51,7 @@ def log_in() -> Iterator[LogIn]:
 
 
 def put(shell: Shell, *runtimes: str, folder: str = "", say: Callable[[str], None] = print) -> AgentPlace:
-    return ensure.ensure_agent(shell, folder=folder, runtimes=runtimes or ("iree",), board="board", say=say)
+    return ensure.ensure_agent(shell, Recipe.of(runtimes or ["iree"]), folder=folder, board="board", say=say)
 
 
 def on(board: VirtualBoard, command: str) -> str:
@@ -94,7 +94,7 @@ def test_a_board_gets_its_agent_once_and_keeps_nothing_of_it(make_board: MakeBoa
     listening = {line.split()[4].rpartition(":")[2] for line in on(board, "ss -Hltun").splitlines() if line.strip()}
     assert listening <= {"22"}
 
-    assert probe.clean(shell, "")
+    assert probe.clean(shell, "").used_bytes
     assert files_of(board) - before == set()
     assert "hil.agent" not in on(board, "ps -eo args")
 
@@ -315,4 +315,4 @@ def test_clean_does_not_end_anothers_work(make_board: MakeBoard, log_in: LogIn):
 
     client.close()
     tunnel.close()
-    assert probe.clean(shell, "", force=True)
+    assert probe.clean(shell, "", force=True).used_bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.devices.deploy.ensure import AgentPlace, Recipe, put_agent
+from hil.controller.devices.deploy.ensure import AgentPlace, Recipe, ensure_agent
 
 Small = Callable[..., Recipe]
 
@@ -24,7 +24,7 @@ def empty_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put(shell: Any, recipe: Recipe, say: Callable[[str], None] = print, folder: str = "") -> AgentPlace:
-    return put_agent(shell, recipe, folder=folder, board="here", say=say)
+    return ensure_agent(shell, recipe, folder=folder, board="here", say=say)
 
 
 def accepts(place: AgentPlace) -> bool:

@@ -101,7 +101,8 @@ class Desk:
             assert self.board(name)["state"] == BoardState.ONLINE.value
 
     def beat(self, board: str, held: Sequence[int] = (), worker: str = "") -> leases.BeatReply:
-        return self.do(leases.beat, board, worker or f"worker of {board}", held, self.settings)
+        said = leases.WorkerBeat(board, worker or f"worker of {board}", held)
+        return self.do(leases.beats, [said], self.settings)[0]
 
     def beat_all(self) -> None:
         for row in self.rows("select name, worker from hil.boards where worker <> ''"):

@@ -128,15 +128,15 @@ def _answer(choice: BoardChoice) -> str:
 @json_option
 def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     """Put hil's agent on a board and start it; nothing is sent where it is there already."""
-    from hil.controller.devices.deploy.ensure import ensure_agent
+    from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
     from hil.controller.devices.deploy.probe import status
 
     choice = chosen_place(settings)
     folder = choice.config.connection.folder
     start = time.monotonic()
     with shell_at(choice) as there:
-        wanted = runtimes or (choice.config.runtime,)
-        place = ensure_agent(there, folder=folder, runtimes=wanted, board=choice.name, say=say)
+        recipe = Recipe.of(runtimes or (choice.config.runtime,))
+        place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=say)
         now = status(there, folder, board=choice.name)
     seconds = time.monotonic() - start
     found = {
@@ -161,21 +161,15 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
 def clean(as_json: bool, force: bool, **settings: Any) -> None:
     """End hil's agent on a board and remove all that hil put there."""
     from hil.controller.devices.deploy.probe import clean as remove
-    from hil.controller.devices.deploy.probe import status
 
     choice = chosen_place(settings)
-    folder = choice.config.connection.folder
     with shell_at(choice) as there:
-        before = status(there, folder, board=choice.name)
-        removed = remove(there, folder, board=choice.name, force=force)
-    text = f"{before.folder} removed, {before.used_bytes / 1e6:.0f} MB freed"
-    if not removed:
-        text = f"there was nothing of hil's in {before.folder}"
-    answer(
-        as_json,
-        {"board": choice.name, "folder": before.folder, "removed": removed, "freed_bytes": before.used_bytes},
-        f"{choice.name}: {text}",
-    )
+        was = remove(there, choice.config.connection.folder, board=choice.name, force=force)
+    text = f"{was.folder} removed, {was.used_bytes / 1e6:.0f} MB freed"
+    if not was.used_bytes:
+        text = f"there was nothing of hil's in {was.folder}"
+    found = {"folder": was.folder, "removed": bool(was.used_bytes), "freed_bytes": was.used_bytes}
+    answer(as_json, {"board": choice.name, **found}, f"{choice.name}: {text}")
 
 
 @click.command("reset-fence", epilog="Example: hil board reset-fence --board root@192.168.7.2")

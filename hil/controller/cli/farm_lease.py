@@ -87,7 +87,7 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
         holding.wait_told(wait_s, lambda text: click.echo(text, err=True))
         held = holding.held
         config = Path(at) / f"{held.card.name}.toml"
-        config.write_text(holding.config_text)
+        config.write_text(holding.config.text)
         if command:
             return _run(command, config, holding)
         # Ctrl-C is how one gives it back.

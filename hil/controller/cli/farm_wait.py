@@ -150,7 +150,7 @@ def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None
 
     console = Console()
     if "suite" in document:
-        from hil.controller.workloads.suites.reports import print_summary
+        from hil.controller.workloads.suites.reports.summary import print_summary
 
         print_summary(console, Path(document["suite"]["folder"]))
         return

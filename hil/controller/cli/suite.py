@@ -101,7 +101,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     """
     from hil.controller.storage.console import Console
     from hil.controller.workloads.suites.job import resume_suite, run_suite
-    from hil.controller.workloads.suites.reports import print_summary
+    from hil.controller.workloads.suites.reports.summary import print_summary
 
     if (source is None) == (resume is None):
         raise UsageError("name a suite, or a run to --resume", hint="hil suite run models, or hil suite run --help")
@@ -183,7 +183,7 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
     Exits with 1 if a case broke, or a new case fails.
     """
     from hil.controller.storage.console import Console
-    from hil.controller.workloads.suites.reports import diff_markdown, diff_runs, print_diff
+    from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff
 
     found = diff_runs(first, second)
     code = EXIT_FAIL if found.is_worse else EXIT_OK
@@ -201,7 +201,8 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 def report(folder: Path) -> None:
     """Write a RUN's reports again from its results, and show its summary."""
     from hil.controller.storage.console import Console
-    from hil.controller.workloads.suites.reports import print_summary, write_reports
+    from hil.controller.workloads.suites.reports import write_reports
+    from hil.controller.workloads.suites.reports.summary import print_summary
 
     write_reports(folder)
     print_summary(Console(), folder)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import tenacity
 
-from hil.controller.devices.agentless.signature import Signature, check_inputs, fits
+from hil import errors
+from hil.controller.devices.agentless.signature import check_inputs, fits
 from hil.controller.devices.answers import expected_bytes
 from hil.controller.devices.board_choice import BoardChoice, with_target
 from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
@@ -19,23 +21,12 @@ from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.devices.health import changed
 from hil.controller.devices.links.link import Link
-from hil.controller.devices.measurement import BoardClock, CounterWatch, placed, provenance_of
+from hil.controller.devices.measurement import BoardClock, CounterWatch
 from hil.controller.storage.cache import Cache
 from hil.core import clock
 from hil.core.digest import algorithm_of, digest_file
 from hil.core.results import Artifact, Placement, RequestedDevice, RunResult
 from hil.core.tensors import Array
-from hil.errors import (
-    BlobDamaged,
-    BoardBusy,
-    BoardError,
-    BoardLost,
-    BoardRefused,
-    BoardUnreachable,
-    RunFailed,
-    SessionEnded,
-    UsageError,
-)
 from hil.formats.iree_command import PROFILE_TOOL
 
 if TYPE_CHECKING:
@@ -53,6 +44,7 @@ class Board:
         config: its config; the target to compile for is filled in from what the board shows, where it named none.
         target: what to compile for, in words, where the board shows it; "" where the config names it.
         info: what Describe said; of a board without an agent what its shell shows, with the same keys.
+        client: the board's calls; another client after the link was made anew.
 
     Raises:
         UsageError: the address or the config is wrong, or the runtime needs an agent.
@@ -72,14 +64,14 @@ class Board:
         self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
-        self._client = self._connected()
+        self.client = self._connected()
         try:
             self.info: dict[str, Any] = self._describe()
             try:
                 self.config, self.target = with_target(self.config, choice.runtime, self.info["machine"])
-            except UsageError as error:  # what the board shows of itself is not the user's doing
-                raise BoardRefused(error.message, board=self.name, hint=error.hint) from error
-        except BoardUnreachable as error:
+            except errors.UsageError as error:  # what the board shows of itself is not the user's doing
+                raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
+        except errors.BoardUnreachable as error:
             if self.shell is not None:
                 error.hint = "its process is there but says nothing: `hil board clean --force` ends it"
                 error.detail = error.detail or self._link.log()
@@ -97,12 +89,11 @@ class Board:
             )
 
     def _connected(self) -> BoardClient:
-        if self._link.connect is not None:
-            return self._link.connect(self.name)
-        return AgentClient(self._link.target, self.name, over=self._link.over)
+        link = self._link
+        return link.connect(self.name) if link.connect else AgentClient(link.target, self.name, over=link.over)
 
     def _describe(self) -> dict[str, Any]:
-        found = self._client.info()
+        found = self.client.info()
         lease = self.config.connection.lease
         return {**found, "lease": lease} if lease else found
 
@@ -112,15 +103,9 @@ class Board:
         return str(versions.get(runtime, ""))
 
     def note(self, seen: Invocation) -> list[str]:
-        """Keep in :attr:`info` what a run's answer says of the board; what happened since the last time (see
-        :func:`changed`)."""
+        """Keep in :attr:`info` what a run's answer says of the board; what :func:`changed` since the last time."""
         before, self.info = self.info, {**self.info, **seen.state}
         return changed(before, self.info)
-
-    @property
-    def client(self) -> BoardClient:
-        """The board's calls; another client after the link was made anew."""
-        return self._client
 
     @property
     def shell(self) -> Shell | None:
@@ -142,11 +127,13 @@ class Board:
         for mended in (False, True):
             try:
                 fence = self.config.connection.fence
-                self._client.open_session(self._purpose, fence=fence, wait_s=self._wait_s, on_wait=self._say)
-                if not self._link.build or self._client.info().get("build") == self._link.build:
+                self.client.open_session(self._purpose, fence=fence, wait_s=self._wait_s, on_wait=self._say)
+                if not self._link.build or self.client.info().get("build") == self._link.build:
                     break
-                gone: BoardError = BoardBusy("an agent of another version has taken the place of ours", board=self.name)
-            except (BoardLost, BoardUnreachable, SessionEnded) as error:
+                gone: errors.BoardError = errors.BoardBusy(
+                    "an agent of another version has taken the place of ours", board=self.name
+                )
+            except (errors.BoardLost, errors.BoardUnreachable, errors.SessionEnded) as error:
                 gone = error
             if mended or self._link.renew is None:
                 raise gone
@@ -156,13 +143,13 @@ class Board:
 
     def _connect_anew(self) -> None:
         """A new link and client; what the old one had of the board is given up."""
-        sent = self._client.payload_bytes_sent
+        sent = self.client.payload_bytes_sent
         self._there.clear()
-        self._client.close()
+        self.client.close()
         if self._link.renew:
             self._link.renew()
-        self._client = self._connected()
-        self._client.payload_bytes_sent = sent
+        self.client = self._connected()
+        self.client.payload_bytes_sent = sent
         # What happened until now happened to no run.
         self.info = self._describe()
         self._ours = False
@@ -171,17 +158,17 @@ class Board:
     @property
     def payload_bytes_sent(self) -> int:
         """Blob bytes sent so far, on whatever connection."""
-        return self._client.payload_bytes_sent
+        return self.client.payload_bytes_sent
 
     def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
         """Send the files that the board lacks, and the tools that run them; returns the bytes sent. Takes the board.
 
         Raises:
             LoadFailed: the board has no room, or there is no tool for it.
-            BoardLost: the link broke again and again.
+            BoardLost: the link broke in each of several tries.
         """
         files = {artifact.digests[name]: path for name, path in artifact.files.items()}
-        return self._send({**files, **self._client.tools()}, progress)
+        return self._send({**files, **self.client.tools()}, progress)
 
     def push_profiler(self, runtime: str) -> str:
         """Send the tool that the board's runtime needs for profiling and lacks; its digest, "" where it lacks none.
@@ -189,34 +176,25 @@ class Board:
         A link that is mended on the way costs the session, and with it what is loaded.
 
         Raises:
-            LoadFailed, BoardError: there is no such tool for the board.
-            BoardLost: the link broke again and again.
+            LoadFailed, BoardError: there is no such tool for the board, or it could not be sent.
         """
         shown: dict[str, Any] = next((one for one in self.info.get("runtimes", ()) if one["name"] == runtime), {})
         if shown.get("profile_tool") != PROFILE_TOOL:
             return ""  # another's is not ours to bring: the pass itself says what it lacks
         if self._profiler is None:
-            machine = self.info["machine"]
-            path = iree_tool(
-                PROFILE_TOOL,
-                machine.get("arch", ""),
-                machine.get("libc", ""),
-                version=shown.get("version", ""),
-                cache=Cache(),
-                board=self.name,
-            )
+            arch, libc = (self.info["machine"].get(name, "") for name in ("arch", "libc"))
+            version = shown.get("version", "")
+            path = iree_tool(PROFILE_TOOL, arch, libc, version=version, cache=Cache(), board=self.name)
             self._profiler = path, digest_file(path)
         path, digest = self._profiler
         self._send({digest: path}, lambda sent, total: None)
         return digest
 
     def _send(self, paths: Mapping[str, Path], progress: Callable[[int, int], None]) -> int:
-        """Send blobs, digest -> file; returns the bytes sent.
+        """Send blobs, digest -> file; returns the bytes sent. A broken link is mended, and the upload goes on.
 
         What the board was seen to have is not asked for again until something is sent: the board is ours alone, and
         only an upload makes it evict anything.
-
-        Pushing is idempotent, so a broken link is mended and the upload goes on where it was cut.
         """
         self.take()
         before = self.payload_bytes_sent
@@ -224,27 +202,22 @@ class Board:
             return 0
 
         def once() -> None:
-            missing = self._client.missing(paths)
+            missing = self.client.missing(paths)
             total = sum(paths[name].stat().st_size - have for name, have in missing.items())
-            sent = 0
-
-            def count(size: int) -> None:
-                nonlocal sent
-                sent += size
-                progress(sent, total)
-
             if missing:
                 self._there.clear()
-                self._client.put({name: (paths[name], have) for name, have in missing.items()}, count)
+                blobs = {name: (paths[name], have) for name, have in missing.items()}
+                begin = self.payload_bytes_sent
+                self.client.put(blobs, lambda size: progress(self.payload_bytes_sent - begin, total))
             self._there.update(paths)
 
         def once_or_again() -> None:
             try:
                 once()
-            except BlobDamaged as error:
+            except errors.BlobDamaged as error:
                 for name, path in paths.items():
                     if digest_file(path, algorithm_of(name)) != name:
-                        raise UsageError(
+                        raise errors.UsageError(
                             f"{path} was altered after it was read",
                             hint="run it again, and leave the file alone meanwhile",
                         ) from error
@@ -252,7 +225,7 @@ class Board:
                 once()
 
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((BoardLost, SessionEnded)),
+            retry=tenacity.retry_if_exception_type((errors.BoardLost, errors.SessionEnded)),
             stop=tenacity.stop_after_attempt(_PUSH_TRIES),
             wait=tenacity.wait_exponential(_PUSH_PAUSE_S, max=2),
             before_sleep=lambda state: self._reconnect(state.outcome),
@@ -268,15 +241,13 @@ class Board:
         try:
             self._connect_anew()
             self.take()
-        except BoardUnreachable as gone:
-            raise BoardLost(
+        except errors.BoardUnreachable as gone:
+            raise errors.BoardLost(
                 "the board stopped answering during the upload", stage="push", board=self.name, detail=self._link.log()
             ) from gone
 
     def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> LoadedProgram:
-        """Load a pushed program in a worker of its own.
-
-        A file that was altered on the board is sent again, once.
+        """Load a pushed program in a worker of its own. A file that was altered on the board is sent again, once.
 
         Raises:
             LoadFailed, RunCrashed, StageTimeout: as the board says.
@@ -285,17 +256,17 @@ class Board:
         device = self.config.devices.get(artifact.runtime, "")
 
         def load() -> Loaded:
-            return self._client.load_program(artifact, device=device, timeout=timeout)
+            return self.client.load_program(artifact, device=device, timeout=timeout)
 
         try:
             loaded = load()
-        except BlobDamaged as error:
+        except errors.BlobDamaged as error:
             self.look_again(error)
             self.push(artifact)
             loaded = load()
-        return LoadedProgram(self, self._client, artifact, loaded, no_fallback=no_fallback)
+        return LoadedProgram(self, self.client, artifact, loaded, no_fallback=no_fallback)
 
-    def look_again(self, error: BlobDamaged) -> None:
+    def look_again(self, error: errors.BlobDamaged) -> None:
         """What was sent is not what it was: before the next use, ask what the board has."""
         self._say(f"{error.message}; sending it again")
         self._there.clear()
@@ -303,13 +274,13 @@ class Board:
     def logs(self, program_id: str) -> list[str]:
         """What a program's worker wrote to stderr; nothing where the board cannot be asked any more."""
         try:
-            return self._client.logs(program_id)
-        except BoardError:
+            return self.client.logs(program_id)
+        except errors.BoardError:
             return []
 
     def ping(self, count: int = 4) -> None:
         """Look at the board's clock now, for :meth:`clock_fit`."""
-        self._clock.add(self._client.pings(count))
+        self._clock.add(self.client.pings(count))
 
     def clock_fit(self, since_ns: int | None = None) -> clock.ClockFit | None:
         """The board's clock beside the host's, until now; None where it has none that can be asked.
@@ -326,18 +297,18 @@ class Board:
 
     def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
         """Read the board's counters beside whatever runs meanwhile: a context manager, see :class:`CounterWatch`."""
-        return CounterWatch(lambda: self._client.counters(period_s))
+        return CounterWatch(lambda: self.client.counters(period_s))
 
     def close(self) -> None:
         """Give the board back."""
         self.closed = True
-        self._client.close()
+        self.client.close()
         self._link.close()
 
     def __enter__(self) -> Board:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -399,22 +370,42 @@ class LoadedProgram:
         peak_bytes = invocation.peak_memory_bytes or None
         result = RunResult(source, outputs, invocation.iterations_ns, peak_bytes, provenance, cold)
         asked = RequestedDevice.of(name, self._artifact.flags, device)
-        return placed(result, self._placement, asked, no_fallback=self._no_fallback), invocation
+        return self._placed(result, asked), invocation
+
+    def _placed(self, result: RunResult, asked: RequestedDevice) -> RunResult:
+        """The result with where the program ran in its provenance, and a note on what ran ``elsewhere``."""
+        marked = None if self._placement is None else asked.mark(self._placement)
+        parts = None if marked is None else [part.to_json() for part in marked]
+        provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
+        try:
+            provenance["elsewhere"] = asked.check(marked, no_fallback=self._no_fallback)
+        except errors.RanElsewhere as error:
+            # Its times are another device's.
+            error.result = replace(result, provenance=provenance, iterations_ns=())
+            raise
+        return replace(result, provenance=provenance)
 
     def _provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
         """On what a call was measured: what every board tells, with its clock or its command where it has one."""
         board = self._board
         fit = board.clock_fit(invocation.host_ns[0])
         notes = [*board.note(invocation), *invocation.notes]
-        found = provenance_of(
-            board.name,
-            board.info,
-            board.shell,
-            runtime=self._artifact.runtime,
-            version=version,
-            device=self.loaded.device,
-            notes=notes,
-        )
+        info = board.info
+        found: dict[str, Any] = {
+            "board": board.name,
+            "board_id": info.get("board_id", ""),
+            "machine": info.get("machine", {}),
+            "readings": info.get("readings", []),
+            "simulated": info.get("simulated", []),
+            "agent_version": info.get("agent_version", ""),
+            "runtime": self._artifact.runtime,
+            "runtime_version": version,
+            "device": self.loaded.device,
+            "notes": notes,
+            "finished_at": time.time(),
+        }
+        if board.shell is not None:
+            found["host_key"] = board.shell.fingerprint
         if fit is not None:
             found["clock"] = {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns}
         if invocation.command is not None:
@@ -435,7 +426,7 @@ class LoadedProgram:
         self._check(inputs)
         try:
             return self._profile(inputs, warmup, iterations, timeout)
-        except BlobDamaged as error:
+        except errors.BlobDamaged as error:
             self._board.look_again(error)
             return self._profile(inputs, warmup, iterations, timeout)
 
@@ -452,13 +443,13 @@ class LoadedProgram:
     def _check(self, inputs: Mapping[str, Array]) -> None:
         """Refuse inputs that the program does not take; where its model takes them, that is not the user's doing."""
         try:
-            check_inputs(Signature(self.loaded.function, self.loaded.inputs, self.loaded.outputs), inputs)
-        except UsageError as error:
+            check_inputs(self.loaded.function, self.loaded.inputs, inputs)
+        except errors.UsageError as error:
             known = self._artifact.inputs
             if known is None or not fits(known, inputs):
                 raise
             what = f"the program takes other inputs on the board than its model does: {error.message}"
-            raise RunFailed(what, stage="run", board=self._board.name) from error
+            raise errors.RunFailed(what, stage="run", board=self._board.name) from error
 
     def log(self) -> list[str]:
         """What the worker wrote to stderr."""
@@ -466,7 +457,7 @@ class LoadedProgram:
 
     def unload(self) -> None:
         """End the worker; a board that is gone has none."""
-        with contextlib.suppress(BoardError):
+        with contextlib.suppress(errors.BoardError):
             self._client.unload(self.loaded.program_id)
 
     def __enter__(self) -> LoadedProgram:

@@ -11,6 +11,7 @@ from hil.core import clock
 from hil.core.results import Artifact, Placement
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import Span
+from hil.errors import BoardError
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Loaded:
 class BoardClient(Protocol):
     """The calls that a board answers: an agent's, over gRPC, or commands in its shell where it has no agent.
 
-    Every call raises BoardError and its kinds where the board or the link fails.
+    Every call raises BoardError and its kinds where the board or the link fails. What only an agent can do is nothing
+    here.
     """
 
     payload_bytes_sent: int
@@ -98,16 +100,20 @@ class BoardClient(Protocol):
         """What the board says of itself: hil.v1's DescribeReply as JSON. ``not_measured`` lists what it lacks."""
 
     def open_session(self, purpose: str, *, fence: int, wait_s: float, on_wait: Callable[[str], None]) -> int:
-        """Take the board; returns the session's fence."""
+        """Take the board; returns the session's fence. Without an agent each run waits until the board is free."""
+        return 0
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
         """Ping the board's clock; empty where it has none that can be asked."""
+        return []
 
     def counters(self, period_s: float) -> Any:
         """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled."""
+        raise BoardError("it has no agent that would tell them")
 
     def tools(self) -> dict[str, Path]:
         """Files that running any program needs beside it: digest -> file on the host."""
+        return {}
 
     def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
         """The files (digest -> file on the host) that the board lacks, with the bytes of each that it has already."""

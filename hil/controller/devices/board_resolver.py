@@ -17,6 +17,7 @@ from hil.controller.devices.links.agent import AGENT_KIND, SIM_KIND
 from hil.controller.devices.links.link import LENT_KIND, Link, LinkKind
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
 from hil.controller.storage.packages import points
+from hil.controller.storage.paths import located
 from hil.core.boards import load_board
 from hil.errors import UsageError
 
@@ -104,12 +105,11 @@ def choose(
         if of_variable:
             error.add(f"the variable {BOARD_VARIABLE} names it")
         raise
-    given: dict[str, Any] = {
-        "identity": _absolute(identity),
-        "known_hosts": _absolute(known_hosts),
-        "accept_new_host_key": accept_new_host_key,
-    }
-    connection = replace(choice.config.connection, **{key: value for key, value in given.items() if value})
+    files = {"identity": identity, "known_hosts": known_hosts}
+    given: dict[str, Any] = {key: str(located(path, Path.cwd())) for key, path in files.items() if path}
+    if accept_new_host_key:
+        given["accept_new_host_key"] = True
+    connection = replace(choice.config.connection, **given)
     return replace(choice, config=replace(choice.config, connection=connection))
 
 
@@ -140,10 +140,3 @@ def _of_farm(board: str, hw_type: str) -> BoardChoice:
     address = f"farm:{selector}"
     connection = replace(config.connection, address=address)
     return BoardChoice(replace(config, hw_type=hw_type or "farm", connection=connection), address)
-
-
-def _absolute(path: Path | None) -> str:
-    try:
-        return str(path.expanduser().absolute()) if path else ""
-    except RuntimeError as error:
-        raise UsageError(f"{path} lies in the home of a user that there is not") from error

@@ -1,23 +1,17 @@
-"""What is known of a measurement beside its numbers: the board's clock, its counters, and on what it was made."""
+"""What is known of a measurement beside its numbers: the board's clock and its counters."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 
 from hil.controller.devices import answers
 from hil.core import clock
-from hil.core.results import Placement, RequestedDevice, RunResult
 from hil.core.timeline import Sample
-from hil.errors import BoardError, HilError, ProtocolBroken, RanElsewhere
-
-if TYPE_CHECKING:
-    from hil.controller.devices.ssh.shell import Shell
+from hil.errors import BoardError, HilError, ProtocolBroken
 
 # A clock runs evenly for some minutes, not for hours.
 _EVEN_NS = 600_000_000_000
@@ -43,12 +37,8 @@ class BoardClock:
         return clock.now_ns() - self._pings[-1].received_ns if self._pings else float("inf")
 
     def fit(self, since_ns: int, until_ns: int) -> clock.ClockFit:
-        """The line through the pings of that time on the host's clock, of the minutes before it, and one from before it
-        in any case, where there is one.
-
-        Raises:
-            ValueError: there were none.
-        """
+        """The line through the pings of that time on the host's clock, of the minutes before it, and one from before
+        it in any case, where there is one. Raises ValueError: there were none."""
         before = max((ping.sent_ns for ping in self._pings if ping.sent_ns <= since_ns), default=since_ns)
         first = min(before, until_ns - _EVEN_NS)
         return clock.fit([ping for ping in self._pings if ping.sent_ns >= first], until_ns)
@@ -125,57 +115,6 @@ class CounterWatch:
 
 def _text(error: Any) -> str:
     """An error in a line."""
-    return (
-        error.message if isinstance(error, HilError) else str(error.details() if hasattr(error, "details") else error)
-    )
-
-
-def provenance_of(
-    board: str,
-    info: Mapping[str, Any],
-    shell: Shell | None,
-    *,
-    runtime: str,
-    version: str,
-    device: str,
-    notes: Sequence[str],
-) -> dict[str, Any]:
-    """What run.json has under ``provenance`` for every board; what else one can tell is added by it.
-
-    ``notes`` say what happened to the board meanwhile. Where the way to it is SSH, its host key belongs to the result.
-    """
-    return {
-        "board": board,
-        "board_id": info.get("board_id", ""),
-        "machine": info.get("machine", {}),
-        "readings": info.get("readings", []),
-        "simulated": info.get("simulated", []),
-        "agent_version": info.get("agent_version", ""),
-        "runtime": runtime,
-        "runtime_version": version,
-        "device": device,
-        "notes": list(notes),
-        "finished_at": time.time(),
-        **({"host_key": shell.fingerprint} if shell is not None else {}),
-    }
-
-
-def placed(result: RunResult, placement: Placement | None, asked: RequestedDevice, *, no_fallback: bool) -> RunResult:
-    """The result with where the program ran in its provenance: ``placement``, and a note on what ran ``elsewhere``.
-
-    Args:
-        placement: where the program ran; None where the board does not tell.
-        no_fallback: whether any node elsewhere is an error.
-
-    Raises:
-        RanElsewhere: it ran elsewhere. The error has the result, without times: they are another device's.
-    """
-    marked = None if placement is None else asked.mark(placement)
-    parts = None if marked is None else [part.to_json() for part in marked]
-    provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
-    try:
-        note = asked.check(marked, no_fallback=no_fallback)
-    except RanElsewhere as error:
-        error.result = replace(result, provenance=provenance, iterations_ns=())
-        raise
-    return replace(result, provenance={**provenance, "elsewhere": note})
+    if isinstance(error, HilError):
+        return error.message
+    return str(error.details() if hasattr(error, "details") else error)

@@ -1,7 +1,4 @@
-"""A farm's gateway as calls: for commands, for links, for the hosts of boards. Errors of gRPC become hil's here.
-
-A Unix socket here that leads to the agent of a leased board: each connection is a stream of the farm's.
-"""
+"""A farm's gateway as calls: for commands, for links, for the hosts of boards. Errors of gRPC become hil's here."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -34,6 +31,7 @@ from hil.protocol.listening import check_token_way, host_port
 from hil.protocol.v1 import farm_pb2 as pb
 
 T = TypeVar("T")
+M = TypeVar("M", pb.AskRequest, pb.DoRequest)
 
 _CONNECT_S = 5.0
 _CALL_S = 60.0
@@ -49,7 +47,6 @@ class FarmClient:
     """A connection to a farm. A context manager.
 
     Args:
-        address: the gateways, any of which will do, and the token.
         patience_s: for so long a gateway that is away is tried again, where that can do no harm.
         call_s: so long a call may take that is no stream.
 
@@ -64,15 +61,15 @@ class FarmClient:
         self.metadata: list[tuple[str, str]] = [("authorization", f"Bearer {address.token}")]
         self._channel: grpc.Channel | None = None
         self.gateway = ""
-        self._connect()
+        self.stub: FarmStub  # the calls themselves, for streams; their errors are gRPC's: see `seam`
+        self.connect()
 
-    @property
-    def stub(self) -> FarmStub:
-        """The calls themselves, for streams; errors are gRPC's: see :meth:`seam`."""
-        return self._stub
+    def connect(self) -> None:
+        """Connect to the first gateway that answers. Where that was done before: anew, and the old streams end.
 
-    def _connect(self) -> None:
-        """To the first gateway that answers."""
+        Raises:
+            FarmUnreachable: no gateway answers.
+        """
         self.close()
         for gateway in self.address.gateways:
             _check_way(gateway, self.address.ca)
@@ -85,7 +82,7 @@ class FarmClient:
                 wire.close_channel(channel)
                 continue
             self._channel, self.gateway = channel, gateway
-            self._stub = FarmStub(InterruptibleChannel(channel))
+            self.stub = FarmStub(InterruptibleChannel(channel))
             return
         raise errors.FarmUnreachable(
             f"no gateway of the farm answers at {', '.join(self.address.gateways)}",
@@ -112,31 +109,25 @@ class FarmClient:
             UsageError: the selector cannot be read, or the order is none.
             AccessRefused: the token does not let us.
         """
-        request = pb.SubmitRequest(submission=submission_message(submission), trace=trace)
-        reply = self._patiently(lambda stub: stub.Submit(request, timeout=self._call_s, metadata=self.metadata))
+        reply = self._repeat("Submit", pb.SubmitRequest(submission=submission_message(submission), trace=trace))
         return reply.submission, list(reply.jobs)
 
     def ask(self, what: str, **arguments: Any) -> Any:
         """Read something (see ``Ask`` in the protocol); a gateway that is away is waited for."""
-        with _typed(what):
-            request = pb.AskRequest(**{what: arguments})
-        reply = self._patiently(lambda stub: stub.Ask(request, timeout=self._call_s, metadata=self.metadata))
-        return json_of(reply.answer)
+        return json_of(self._repeat("Ask", _filled(pb.AskRequest, what, arguments)).answer)
 
     def do(self, action: str, **arguments: Any) -> Any:
         """Change something (see ``Do`` in the protocol). Sent once: never repeated."""
-        with _typed(action):
-            request = pb.DoRequest(**{action: arguments})
         with seam():
-            return json_of(self._stub.Do(request, timeout=self._call_s, metadata=self.metadata).answer)
+            return json_of(self._call("Do", _filled(pb.DoRequest, action, arguments)).answer)
 
     def follow(self, jobs: Iterable[str], *, logs: bool = False) -> Iterator[pb.FollowReply]:
         """What happens to jobs until all have ended; goes on where it was when a gateway went away."""
         names, after = list(jobs), 0
 
-        def begin(stub: FarmStub) -> tuple[Any, Generator[Any, None, None], Any]:
+        def begin() -> tuple[Any, Generator[Any, None, None], Any]:
             request = pb.FollowRequest(jobs=names, logs=logs, after=after)
-            stream = stub.Follow(request, metadata=self.metadata)
+            stream = self.stub.Follow(request, metadata=self.metadata)
             replies = heard(stream, SILENT_S)
             return stream, replies, next(replies, None)
 
@@ -160,10 +151,9 @@ class FarmClient:
 
     def report(self, lease: int, worker: str, result: JobResult, fence: int) -> pb.ReportReply:
         """How a job ended, until the farm has heard it: saying it twice is no error."""
-        request = pb.ReportRequest(lease=lease, worker=worker, result=result_message(result), fence=fence)
-        reply: pb.ReportReply = self._patiently(
-            lambda stub: stub.Report(request, timeout=self._call_s, metadata=self.metadata)
-        )
+        message = result_message(result)
+        request = pb.ReportRequest(lease=lease, worker=worker, result=message, fence=fence)
+        reply: pb.ReportReply = self._repeat("Report", request)
         return reply
 
     def upload(self, files: dict[str, Path]) -> int:
@@ -183,12 +173,10 @@ class FarmClient:
                         sent += len(data)
                         yield pb.FilePiece(data=data)
 
-        def once(stub: FarmStub) -> None:
-            asked = pb.LacksRequest(digests=list(files))
-            lacking = list(stub.Lacks(asked, timeout=self._call_s, metadata=self.metadata).digests)
-            if lacking:
+        def once() -> None:
+            if lacking := list(self._call("Lacks", pb.LacksRequest(digests=list(files))).digests):
                 # A blocking call would never return if the link were cut during the upload.
-                upload = stub.Upload.future(pieces(lacking), metadata=self.metadata)
+                upload = self.stub.Upload.future(pieces(lacking), metadata=self.metadata)
                 try:
                     with _watched(upload, _SILENT_FILE_S, lambda: sent):
                         upload.result()
@@ -209,9 +197,9 @@ class FarmClient:
         to.parent.mkdir(parents=True, exist_ok=True)
         with replacing(to) as part:
 
-            def once(stub: FarmStub) -> None:
+            def once() -> None:
                 with part.open("wb") as file:
-                    stream = stub.Download(pb.DownloadRequest(digest=digest), metadata=self.metadata)
+                    stream = self.stub.Download(pb.DownloadRequest(digest=digest), metadata=self.metadata)
                     for piece in heard(stream, _SILENT_FILE_S):
                         file.write(piece.data)
 
@@ -219,38 +207,40 @@ class FarmClient:
             if digest_file(part, digest.partition(":")[0]) != digest:
                 raise errors.FarmError(f"what the farm's store sent is not {digest}", hint="is its file damaged?")
 
-    def _patiently(self, call: Callable[[FarmStub], T]) -> T:
+    def _call(self, method: str, request: object) -> Any:
+        return getattr(self.stub, method)(request, timeout=self._call_s, metadata=self.metadata)
+
+    def _repeat(self, method: str, request: object) -> Any:
+        return self._patiently(lambda: self._call(method, request))
+
+    def _patiently(self, call: Callable[[], T]) -> T:
         """A call that may be repeated: a gateway that is away is tried again, and then any other one."""
+
+        def reconnect(state: tenacity.RetryCallState) -> None:
+            with contextlib.suppress(errors.FarmUnreachable):
+                self.connect()
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(is_away),
             stop=tenacity.stop_after_delay(self._patience_s),
             wait=tenacity.wait_random_exponential(0.1, max=2),
-            before_sleep=lambda state: self._again_if_there(),
+            before_sleep=reconnect,
             reraise=True,
         )
         with seam():
-            return retrying(lambda: call(self._stub))
+            return retrying(call)
 
-    def again(self) -> None:
-        """Connect anew, to any gateway; streams of the old connection end.
 
-        Raises:
-            FarmUnreachable: no gateway answers.
-        """
-        self._connect()
-
-    def _again_if_there(self) -> None:
-        with contextlib.suppress(errors.FarmUnreachable):
-            self.again()
+def _filled(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
+    """The message of a question or an action."""
+    try:
+        return kind(**{what: arguments})
+    except (TypeError, ValueError) as error:
+        raise errors.UsageError(f"{what!r} cannot be asked with that: {error}") from error
 
 
 def open_channel(gateway: str, ca: Path | None) -> grpc.Channel:
-    """A channel to a gateway.
-
-    Raises:
-        UsageError: the authority's file cannot be read, or there is none for a gateway on another machine: every call
-            carries a token.
-    """
+    """A channel to a gateway; UsageError where tokens would go to another machine in the clear."""
     _check_way(gateway, ca)
     options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if ca is None or gateway.startswith("unix:"):
@@ -316,19 +306,8 @@ def is_away(error: BaseException) -> bool:
     # ValueError: the channel was closed while no gateway answered.
     if isinstance(error, ValueError) and {"closed", "channel"} <= set(re.findall(r"\w+", str(error).lower())):
         return True
-    return isinstance(error, grpc.Call) and error.code() in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.CANCELLED,
-    )
-
-
-@contextlib.contextmanager
-def _typed(what: str) -> Iterator[None]:
-    """Raise UsageError where arguments do not fit the question or action."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise errors.UsageError(f"{what!r} cannot be asked with that: {error}") from error
+    away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    return isinstance(error, grpc.Call) and error.code() in away
 
 
 @contextlib.contextmanager
@@ -365,20 +344,17 @@ _LONGEST_FOLDER = 60
 
 
 class FarmTunnel:
-    """A way to the agent, until it is closed.
+    """A Unix socket that leads to the agent of a leased board, until it is closed: each connection is a stream.
 
     Args:
         dial: opens a stream to the agent that sends what is given, and gives what comes.
-
-    Attributes:
-        address: the local end, ``unix:PATH``, in a folder that nobody else can see into.
     """
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
         self._folder = new_folder("hil-farm-", for_sockets=True)
         path = self._folder / "agent.sock"
-        self.address = f"unix:{path}"
+        self.address = f"unix:{path}"  # in a folder that nobody else can see into
         self._socket = LocalSocket(path, self._carry, "hil-farm-tunnel")
 
     def log(self) -> str:
@@ -405,12 +381,7 @@ def pieces_from(near: socket.socket) -> Iterator[pb.Piece]:
 
 
 def pass_on(far: Any, near: socket.socket) -> None:
-    """Send a socket what comes from a stream of the farm's, until that ends; then both are at their end.
-
-    Raises:
-        grpc.RpcError: the stream broke.
-        OSError: the socket did.
-    """
+    """Send a socket what comes from a stream of the farm's, until that ends; then both are at their end."""
     try:
         for piece in far:
             if piece.data:

@@ -5,14 +5,15 @@ A spec's options say under ``needs`` which runtime the board's agent must have, 
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.controller.pipeline.flagfiles import parse_flagfile, read_flagfile
+from hil.controller.pipeline.flagfiles import parse_flagfile
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import safe_name
@@ -41,11 +42,7 @@ class JobFiles:
     _known: dict[Path, str] = field(default_factory=dict)
 
     def add(self, file: Path, at: str) -> str:
-        """Take a file along; returns its path below the job's folder.
-
-        Raises:
-            UsageError: it cannot be read.
-        """
+        """Take a file along; returns its path below the job's folder; UsageError where it cannot be read."""
         if not is_file(file):
             raise UsageError(f"no such file: {file}")
         self.files[at] = file
@@ -58,13 +55,10 @@ class JobFiles:
         return f"{below}/{model.path.name}"
 
     def add_tensor(self, text: str, below: str) -> list[str]:
-        """Take along the file that a text of ``--input`` or ``--expected`` names, if any.
+        """Take along the file that ``--input`` or ``--expected`` names, if any; UsageError where it is not there.
 
         Returns:
             What stands before the path, the path below the job's folder and what follows it; or the text alone.
-
-        Raises:
-            UsageError: it names a file that is not there.
         """
         found = _KEYED.fullmatch(text)
         body, key = (found[1], found[2]) if found else (text, "")
@@ -79,11 +73,7 @@ class JobFiles:
         return [text]
 
     def digests(self) -> dict[str, str]:
-        """Path below the job's folder -> digest of the file.
-
-        Raises:
-            UsageError: one cannot be read.
-        """
+        """Path below the job's folder -> digest of the file; UsageError where one cannot be read."""
         try:
             return {at: self._known.setdefault(file, digest_file(file)) for at, file in self.files.items()}
         except OSError as error:
@@ -95,14 +85,7 @@ class JobFiles:
 
 
 def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
-    """One model's job.
-
-    Args:
-        job: as `hil run` has it, without a flag file (see :func:`unfolded`).
-
-    Raises:
-        UsageError: a file that it names cannot be read.
-    """
+    """One model's job, as `hil run` has it, without a flag file."""
     parcel = JobFiles()
     main = parcel.add_model(model, "model")
     options = {
@@ -117,15 +100,11 @@ def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
 
 
 def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | None) -> tuple[JobSpec, JobFiles]:
-    """A bundle's job.
+    """A bundle's job, as `hil bundle run` has it; its one model is the bundle.
 
     Args:
-        job: as `hil bundle run` has it; its one model is the bundle.
         methods: those to run; none are all.
         key: a file of keys, one of which must have signed it.
-
-    Raises:
-        UsageError: a file that it names cannot be read.
     """
     parcel = JobFiles()
     (path,) = job.models
@@ -137,28 +116,24 @@ def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | No
     return JobSpec(Kind.BUNDLE, options, digests, affinity(digests[main])), parcel
 
 
-def unfolded(job: Job) -> Job:
-    """The job with what its flag file says: that stays here.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
-    return read_flagfile(job) if job.flagfile else job
-
-
 def affinity(*parts: str) -> str:
     """What a board is warm for once it ran what these tell."""
     return digest_of("\0".join(parts).encode())
 
 
-def job_of(options: Mapping[str, Any], folder: Path) -> Job:
-    """The job that a spec's options tell, on the host that has its files.
-
-    Raises:
-        UsageError: they are none, or name a file that did not come with the job.
-    """
-    known = {one.name for one in fields(Job)} - {*_LOCAL, *_PROFILES}
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
     try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        hint = "is the submitter's hil of another version?"
+        raise UsageError(f"this is no {what} of a farm: {error}", hint=hint) from error
+
+
+def job_of(options: Mapping[str, Any], folder: Path) -> Job:
+    """The job that a spec's options tell, on the host that has its files."""
+    known = {one.name for one in fields(Job)} - {*_LOCAL, *_PROFILES}
+    with _reading("job"):
         job = Job.of_record({name: value for name, value in options.items() if name in known})
         return replace(
             job,
@@ -166,46 +141,31 @@ def job_of(options: Mapping[str, Any], folder: Path) -> Job:
             inputs=tuple(_placed(parts, folder) for parts in options.get("inputs", ())),
             expected=tuple(_placed(parts, folder) for parts in options.get("expected", ())),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"this is no job of a farm: {error}", hint="is the submitter's hil of another version?"
-        ) from error
 
 
 def key_of(options: Mapping[str, Any], folder: Path) -> Path | None:
-    """The file of keys, one of which must have signed the bundle.
-
-    Raises:
-        UsageError: it did not come with the job.
-    """
+    """The file of keys, one of which must have signed the bundle; UsageError where it did not come with the job."""
     return inside(folder, str(options["key"])) if options.get("key") else None
 
 
 def inside(folder: Path, path: str) -> Path:
-    """A job's file in the job's folder: of the host's own files a job can name none.
-
-    Raises:
-        UsageError: the path leads elsewhere.
-    """
+    """A job's file in the job's folder; UsageError where the path leads elsewhere, to one of the host's own files."""
     below = PurePosixPath(path)
     if below.is_absolute() or ".." in below.parts:
         raise UsageError(f"the job's file {path!r} would lie outside of its folder")
     return folder / below
 
 
-def request_of(options: Mapping[str, Any], folder: Path) -> Request:
-    """The suite's part that a spec's options tell, on the host that has its files.
-
-    Raises:
-        UsageError: they are none, or name a file that did not come with the job.
-    """
+def typed_request(options: Mapping[str, Any]) -> Request:
+    """The suite's part that a spec's options tell, with files as the host knows them."""
     known = {one.name for one in fields(Request)}
-    try:
-        request = Request.of_json({name: value for name, value in options.items() if name in known})
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"this is no suite of a farm: {error}", hint="is the submitter's hil of another version?"
-        ) from error
+    return Request.of_json({name: value for name, value in options.items() if name in known})
+
+
+def request_of(options: Mapping[str, Any], folder: Path) -> Request:
+    """The suite's part that a spec's options tell, on the host that has its files."""
+    with _reading("suite"):
+        request = typed_request(options)
     source = request.source if request.source in BUILT_IN else str(inside(folder, request.source))
     if not options.get("flow_is_file") and ".toml" in request.flow:
         raise UsageError(f"the flow {request.flow!r} did not come with the job")
@@ -215,11 +175,7 @@ def request_of(options: Mapping[str, Any], folder: Path) -> Request:
 
 
 def _check_flagfiles(folder: Path) -> None:
-    """Refuse flag files among a job's files that name others: a suite's cases would be read from those.
-
-    Raises:
-        UsageError: one does.
-    """
+    """Refuse flag files among a job's files that name others: a suite's cases would be read from those."""
     root = folder.resolve()
     for path in sorted(folder.rglob("*")):
         if not (is_flagfile(path.name) and path.is_file()):

@@ -54,14 +54,11 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
     What the config says itself stays. One of a board that is no labgrid place is given back as it is.
 
     Args:
-        holder: who acquires it: the farm's host, by a name that no other one has. A place that this holder has already
-            (it was killed) is taken over.
+        holder: a name that no other one has; a place that it has already (it was killed) is taken over.
 
     Raises:
         UsageError: labgrid's command line, the place or its ``NetworkService`` is not there.
-        BoardBusy: somebody else has the place.
-        BoardUnreachable: the coordinator, or the exporter of the place, does not answer.
-        BoardError: labgrid refused.
+        BoardError: somebody else has the place, the coordinator or the exporter does not answer, or labgrid refused.
     """
     if not config.labgrid.place:
         yield config
@@ -90,11 +87,7 @@ class Place:
     board: str
 
     def acquire(self) -> None:
-        """Take it, unless it is ours already.
-
-        Raises:
-            BoardBusy: somebody else has it.
-        """
+        """Take it, unless it is ours already; BoardBusy where somebody else has it."""
         try:
             self._call("acquire")
         except BoardBusy:
@@ -110,11 +103,7 @@ class Place:
         return self.show()[0] == self._me
 
     def show(self) -> tuple[str, dict[str, Resource]]:
-        """Who has the place ("" for nobody), and its resources by name.
-
-        Raises:
-            UsageError: there is no such place.
-        """
+        """Who has the place ("" for nobody), and its resources by name; UsageError where there is no such place."""
         lines = self._call("show").splitlines()
         # A name that there is not finds what it is a part of.
         if lines[:1] != [f"Place '{self.labgrid.place}':"]:
@@ -127,12 +116,7 @@ class Place:
         return "" if owner == "None" else owner, _resources(lines)
 
     def address(self, resources: Mapping[str, Resource]) -> str:
-        """``USER@HOST:PORT`` of its ``NetworkService``.
-
-        Raises:
-            UsageError: it has none, or several and the config names none of them.
-            BoardUnreachable: its exporter is gone.
-        """
+        """``USER@HOST:PORT`` of its ``NetworkService``."""
         services = {name: one for name, one in resources.items() if one.get("cls") == "NetworkService"}
         named = self.labgrid.service
         if (named and named not in services) or (not named and len(services) != 1):
@@ -155,8 +139,7 @@ class Place:
             return {}
         settings = [f"{name}={value}" for name, value in self._settings.items()]
         return {
-            action: Command(("env", *settings, *self._client, "-p", self.labgrid.place, "power", action))
-            for action in ("on", "off", "cycle")
+            action: Command(("env", *settings, *self._command, "power", action)) for action in ("on", "off", "cycle")
         }
 
     @property
@@ -171,11 +154,11 @@ class Place:
         return f"{_word(socket.gethostname())}/hil-farm-{_word(self.holder)}"
 
     @property
-    def _client(self) -> list[str]:
-        return shlex.split(self.labgrid.client)
+    def _command(self) -> list[str]:
+        return [*shlex.split(self.labgrid.client), "-p", self.labgrid.place]
 
     def _call(self, action: str) -> str:
-        command = [*self._client, "-p", self.labgrid.place, action]
+        command = [*self._command, action]
         try:
             done = subprocess.run(
                 command,

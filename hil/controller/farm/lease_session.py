@@ -1,9 +1,4 @@
-"""A board of the farm that is leased to us: queued for, kept by beats, given back.
-
-A lease in words: how one is ordered, what is granted, and the leased board as a board config.
-
-The farm lends boards: ``--board farm:SELECTOR``.
-"""
+"""A board of the farm that is leased to us: queued for, kept by beats, given back. ``--board farm:SELECTOR``."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -54,9 +49,6 @@ class LeaseSession:
 
     A stream to the farm stands for it; where that breaks, it is taken up again at any gateway. :meth:`close` may be
     called at any time, by any thread.
-
-    Raises:
-        FarmUnreachable: no gateway answers.
     """
 
     def __init__(self, address: FarmAddress, order: Submission) -> None:
@@ -99,16 +91,15 @@ class LeaseSession:
             queued = self._client.ask("jobs", state=[JobState.QUEUED.value], limit=_QUEUE_MOST)
         except HilError:
             return f"job {mine.name} is queued"
-        own = _place(mine.priority, mine.submission)
-        ahead = sum(_place(job["priority"], job["submission"]) < own for job in queued)
+        own = _turn(mine.priority, mine.submission)
+        ahead = sum(_turn(job["priority"], job["submission"]) < own for job in queued)
         return f"{ahead} ahead of you" if ahead else "you are next"
 
     def wait(self, seconds: float) -> bool:
         """Wait for a board, at most so long; whether there is one. It may be asked again: the place in the queue stays.
 
         Raises:
-            FarmError: no board of the farm will ever do, or the farm gave up.
-            HilError: as the farm refused us.
+            HilError: the farm refused us; it gave up, or no board of it will ever do (FarmError).
         """
         return self._wait_for(lambda: self._held is not None, seconds)
 
@@ -137,9 +128,8 @@ class LeaseSession:
             if text and text != last:
                 say(f"waiting for a board of the farm: {text}")
             last, look = text, _LOOK_S
-        card = self.held.card
-        place = " at ".join(part for part in (card.host, card.site) if part)
-        say(f"board {card.name} of the farm" + (f" ({place})" if place else ""))
+        place = _place(self.held.card)
+        say(f"board {self.name} of the farm" + (f" ({place})" if place else ""))
 
     def ended(self, seconds: float) -> str:
         """Why the lease ended; waits so long for it to end. "" where it goes on."""
@@ -159,29 +149,17 @@ class LeaseSession:
         return self._tunnel.address
 
     @property
-    def config_text(self) -> str:
-        """The leased board as a board config, for as long as the lease goes on.
-
-        Raises:
-            NoSuchBoard: the board has no agent.
-        """
-        return self._board()[0]
-
-    @property
     def config(self) -> BoardConfig:
-        """The same, read."""
-        return self._board()[1]
-
-    def _board(self) -> tuple[str, BoardConfig]:
+        """The leased board's config, for as long as the lease goes on; NoSuchBoard where the board has no agent."""
         text = leased_config(self.held.card, self.held.grant, self.address)
-        config = parse_board(text, Path(f"{self.held.card.name}.toml"))
+        config = parse_board(text, Path(f"{self.name}.toml"))
         if config.command.kind == "command":
             raise NoSuchBoard(
                 "it has no agent, so nobody can hold it",
-                board=self.held.card.name,
+                board=self.name,
                 hint="`hil farm submit` runs models on it; a selector with !agentless leaves such boards out",
             )
-        return text, config
+        return config
 
     def log(self) -> str:
         """What the tunnel had to say."""
@@ -228,18 +206,17 @@ class LeaseSession:
             try:
                 self._talk()
                 self._end(FarmError("the farm ended the lease"))
-            except grpc.RpcError as error:
-                if not is_away(error):
-                    self._end(translated(error))
             except Exception as error:
-                if not is_away(error):
+                if isinstance(error, grpc.RpcError) and not is_away(error):
+                    self._end(translated(error))
+                elif not is_away(error):
                     self._end(FarmError(f"the farm cannot be understood: {error}"))
             if self._over is not None or self._closing.is_set():
                 return
             pause = _PAUSE_S[0] if time.monotonic() - began > longest else min(pause * 2, longest)
             self._closing.wait(pause)
             with contextlib.suppress(HilError):
-                self._client.again()
+                self._client.connect()
 
     def _talk(self) -> None:
         """One stream, from its opening to its end."""
@@ -293,7 +270,7 @@ class LeaseSession:
             raise FarmUnreachable("no gateway of the farm answers any more") from error
 
 
-def _place(priority: str, submission: int) -> tuple[int, int]:
+def _turn(priority: str, submission: int) -> tuple[int, int]:
     """Return a sort key of queued jobs: those of a higher class go first, then those that came first."""
     return list(Priority).index(Priority(priority)), submission
 
@@ -314,15 +291,10 @@ def lease_order(
     priority: Priority = Priority.NORMAL,
     project: str = "",
 ) -> Submission:
-    """The order of a lease.
-
-    Args:
-        purpose: what for, as others see it.
-        project: whom it is counted for, beside the user; "" is the token's.
-    """
+    """The order of a lease; others see the purpose."""
     purpose = purpose[:_LONGEST_PURPOSE]
-    spec, title = JobSpec(Kind.LEASE, {"purpose": purpose}), purpose or "lease"
-    return Submission(title, (spec,), selector=selector, timeout_s=for_s, priority=priority, project=project)
+    specs, title = (JobSpec(Kind.LEASE, {"purpose": purpose}),), purpose or "lease"
+    return Submission(title, specs, selector=selector, timeout_s=for_s, priority=priority, project=project)
 
 
 @dataclass(frozen=True)
@@ -335,14 +307,7 @@ class GrantedLease:
 
 
 def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
-    """The board config, as TOML, of a board that is leased.
-
-    Args:
-        address: the agent's, for whoever reads the config.
-
-    Raises:
-        FarmError: the card's own config cannot be read.
-    """
+    """The board config, as TOML, of a board that is leased; whoever reads it reaches the agent at ``address``."""
     try:
         config = tomlkit.parse(card.config)
     except TOMLKitError as error:
@@ -358,10 +323,13 @@ def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     return tomlkit.dumps(config)
 
 
+def _place(card: BoardCard) -> str:
+    return " at ".join(part for part in (card.host, card.site) if part)
+
+
 def describe_lease(card: BoardCard, grant: Grant) -> str:
     """Which lease it is, for results: ``job 17, lease 5, lab1-host at lab1``."""
-    place = " at ".join(part for part in (card.host, card.site) if part)
-    return ", ".join(part for part in (f"job {grant.job}", f"lease {grant.lease}", place) if part)
+    return ", ".join(part for part in (f"job {grant.job}", f"lease {grant.lease}", _place(card)) if part)
 
 
 def machine_id() -> str:
@@ -379,39 +347,30 @@ _REASON_S = 5.0
 class FarmProvider:
     """The lab farm as a provider of boards (:class:`hil.controller.devices.links.link.BoardProvider`)."""
 
-    def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
-        """The link to a board of the farm, which it is given back to when the link is closed."""
-        return _connect(self.order(selector, purpose), runtime, wait_s, say)
-
     def order(self, selector: str, purpose: str) -> LeaseSession:
         """Queue for a board of the farm."""
         return LeaseSession(farm_address(), lease_order(selector, purpose))
 
+    def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
+        """The link to a board of the farm, which it is given back to when the link is closed."""
+        lease = self.order(selector, purpose)
+        try:
+            lease.wait_told(wait_s, say)
+            config = lease.config
+            if runtime and config.devices and runtime not in config.devices:
+                raise NoSuchBoard(
+                    f"it has no runtime {runtime!r}",
+                    board=config.name,
+                    hint=f"its runtimes: {', '.join(config.devices)}; a narrower selector picks another board",
+                )
 
-def _connect(holding: LeaseSession, runtime: str, wait_s: float, say: Say) -> Link:
-    try:
-        holding.wait_told(wait_s, say)
-        config = holding.config
-        if runtime and config.devices and runtime not in config.devices:
-            raise NoSuchBoard(
-                f"it has no runtime {runtime!r}",
-                board=config.name,
-                hint=f"its runtimes: {', '.join(config.devices)}; a narrower selector picks another board",
-            )
+            def renew() -> Target:
+                if why := lease.ended(_REASON_S):
+                    raise SessionEnded(f"the lease ended: {why}", board=config.name)
+                return Target(lease.address)
 
-        def renew() -> Target:
-            if why := holding.ended(_REASON_S):
-                raise SessionEnded(f"the lease ended: {why}", board=config.name)
-            return Target(holding.address)
-
-        return Link(
-            Target(holding.address),
-            holding.close,
-            holding.log,
-            renew,
-            config=config,
-            over=lambda: holding.ended(_REASON_S),
-        )
-    except BaseException:
-        holding.close()
-        raise
+            over = partial(lease.ended, _REASON_S)
+            return Link(Target(lease.address), lease.close, lease.log, renew, config=config, over=over)
+        except BaseException:
+            lease.close()
+            raise

@@ -1,9 +1,4 @@
-"""A farm's folder on this machine: what is in it, and what the farm that is up there says of itself.
-
-A whole farm on one machine: its database, a gateway, a host for its boards, each started again when it dies.
-
-Ending the farm of a home, from another process than the one that runs it.
-"""
+"""A whole farm on one machine, in a folder: its database, a gateway, a host for its boards, kept running, and ended."""
 
 from __future__ import annotations
 
@@ -51,11 +46,7 @@ _LONGEST_SOCKET = 107
 
 
 def need_packages() -> None:
-    """Refuse to run a farm without the packages that it needs; whoever only uses one needs none of them.
-
-    Raises:
-        UsageError: the extra ``farm`` is not installed.
-    """
+    """Refuse to run a farm without the packages that it needs; whoever only uses one needs none of them."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(f"running a farm needs {', '.join(missing)}", hint="pip install 'hil[farm]'")
 
@@ -77,11 +68,7 @@ def prepare_home(home: Path) -> None:
 
 
 def ask(home: Path, what: str, **arguments: Any) -> Any:
-    """Ask the farm of a home, without patience.
-
-    Raises:
-        FarmUnreachable: it does not answer.
-    """
+    """Ask the farm of a home, without patience; FarmUnreachable where it does not answer."""
     try:
         token = token_file(home).read_text().strip()
     except OSError as error:
@@ -142,12 +129,10 @@ class UpOptions:
 
     def gateway_words(self) -> list[str]:
         """The options that say it of the gateway."""
-        named: list[tuple[str, Any]] = [
-            *(("--listen", self.listen), ("--metrics", self.metrics)),
-            *(("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)),
-        ]
-        absolute = ((name, value.absolute() if isinstance(value, Path) else value) for name, value in named)
-        return [word for name, value in absolute if value for word in (name, str(value))]
+        files = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
+        named = {"--listen": self.listen, "--metrics": self.metrics}
+        named |= {name: str(path.absolute()) for name, path in files.items() if path}
+        return [word for name, value in named.items() if value for word in (name, value)]
 
 
 class LocalFarm:
@@ -155,7 +140,6 @@ class LocalFarm:
 
     Raises:
         FarmError: one of this home is up already, or it does not start.
-        UsageError: something was asked for that cannot be.
         KeyboardInterrupt: it is to end before it serves.
     """
 
@@ -220,9 +204,8 @@ class LocalFarm:
         away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
         environment = {key: value for key, value in os.environ.items() if key not in away}
         environment |= {HOME_VARIABLE: str(self.home), **more}
-        kept = SupervisedProcess(
-            name, module_command("hil", "farm", name, *words), environment, self.home / LOGS, self._say
-        )
+        command = module_command("hil", "farm", name, *words)
+        kept = SupervisedProcess(name, command, environment, self.home / LOGS, self._say)
         self._kept.append(kept)
         kept.start()
         return kept

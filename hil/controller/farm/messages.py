@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar
 
+from hil.core.text import jsonable
 from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, EXIT_STAGE, UsageError
 
 D = TypeVar("D", bound="Document")
@@ -92,32 +93,17 @@ class Document:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        plain: dict[str, Any] = jsonable(asdict(self))
+        return plain
 
     @classmethod
     def of_json(cls: type[D], values: Mapping[str, Any]) -> D:
-        """Return the document that JSON values hold.
-
-        Raises:
-            UsageError: a field is missing or has an impossible value.
-        """
+        """Return the document that JSON values hold; UsageError where they hold none."""
         known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         try:
             return cls(**known)
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(f"this is no {cls.__name__} of a farm: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple, set, frozenset)) else value
-
-
-def _set(document: object, name: str, value: Any) -> None:
-    object.__setattr__(document, name, value)
 
 
 @dataclass(frozen=True)
@@ -134,7 +120,7 @@ class JobSpec(Document):
     affinity: str = ""  # what a board is warm for once it ran this; a warm board is preferred
 
     def __post_init__(self) -> None:
-        _set(self, "kind", Kind(self.kind))
+        object.__setattr__(self, "kind", Kind(self.kind))
 
 
 @dataclass(frozen=True)
@@ -153,7 +139,7 @@ class Submission:
     key: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
-        _set(self, "priority", Priority(self.priority))
+        object.__setattr__(self, "priority", Priority(self.priority))
 
 
 @dataclass(frozen=True)
@@ -174,7 +160,7 @@ class JobResult(Document):
     board_ns: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        _set(self, "board_ns", tuple(self.board_ns))
+        object.__setattr__(self, "board_ns", tuple(self.board_ns))
 
 
 @dataclass(frozen=True)
@@ -224,11 +210,7 @@ def job_name(submission: int, number: int, of: int) -> str:
 
 
 def parse_job(text: str) -> tuple[int, int | None]:
-    """Read a job's name: ``17`` -> (17, None), ``17.3`` -> (17, 3).
-
-    Raises:
-        UsageError: it is no such name.
-    """
+    """Read a job's name: ``17`` -> (17, None), ``17.3`` -> (17, 3); UsageError where it is none."""
     submission, dot, number = text.partition(".")
     if len(text) > _LONGEST_NAME or not submission.isdecimal() or (dot and not number.isdecimal()):
         raise UsageError(

@@ -55,11 +55,7 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
 
 
 def _own_token(home: Path, gateways: Sequence[str]) -> str:
-    """The token of this machine's own farm, for its own socket alone: no other user can serve that.
-
-    Raises:
-        UsageError: another farm is meant, or there is no token here.
-    """
+    """The token of this machine's own farm, for its own socket alone: no other user can serve that."""
     hint = f"set {TOKEN_VARIABLE}; an admin makes one: hil farm token add"
     if any(gateway != f"unix:{socket_of(home)}" for gateway in gateways):
         raise UsageError(f"the farm at {', '.join(gateways)} asks for a token of its own", hint=hint)
@@ -70,11 +66,7 @@ def _own_token(home: Path, gateways: Sequence[str]) -> str:
 
 
 def is_there(file: Path) -> bool:
-    """Whether a file of a farm's home is there.
-
-    Raises:
-        UsageError: the home is another user's, and we may not look.
-    """
+    """Whether a file of a farm's home is there; UsageError where the home is another user's, and we may not look."""
     try:
         file.stat()
     except PermissionError as error:

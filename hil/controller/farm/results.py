@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.farm.client import FarmClient
+from hil.controller.farm.job_files import typed_request
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind, gravest
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.reports import write_reports
@@ -80,7 +80,6 @@ def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -
     Raises:
         UsageError: the folder holds a run already.
         FarmError: the store has their files no more.
-        StorageError: it cannot be written.
     """
     typed = ended[0].spec.options["typed"]
     folder = out or default_folder(typed["suite"], typed["flow_name"])
@@ -122,12 +121,7 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
 
     The cases of a part that came to no record are lost, for the part's reason; those of a cancelled one are missing.
 
-    Args:
-        folder: the run's, which must not hold one already. What the cases kept is not fetched.
-
-    Raises:
-        UsageError: the folder holds a run.
-        StorageError: it cannot be written.
+    What the cases kept is not fetched.
     """
     heads = [part.result.record for part in parts if part.result.record.get("cases") is not None]
     run = SuiteRun.create(folder, _head(parts, heads, folder))
@@ -158,9 +152,7 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
 def _head(parts: Sequence[EndedJob], heads: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
     options = parts[0].spec.options
     typed = options["typed"]
-    known = {one.name for one in dataclasses.fields(Request)}
-    asked = Request.of_json({name: value for name, value in options.items() if name in known})
-    asked = replace(asked, source=typed["source"], flow=typed["flow"], filters=tuple(typed["filters"]))
+    asked = replace(typed_request(options), source=typed["source"], flow=typed["flow"], filters=tuple(typed["filters"]))
     listed = [case[0] for part in parts for case in part.spec.options["cases"]]
     all_ids = next((list(head["suite_ids"]) for head in heads if head.get("suite_ids")), listed)
     order = {case_id: number for number, case_id in enumerate(all_ids)}

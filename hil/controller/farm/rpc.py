@@ -1,21 +1,25 @@
 """The farm's protocol as Python sees it: stubs made from its descriptor, and the farm's documents as its messages.
 
-The functions that read a message check its form only; what a document may hold is for the gateway to check
-(:mod:`hil.controller.farm.gateway.validation`).
+What is read of a message is a valid document, or a UsageError; likewise what is written. The database checks whether a
+submission can be scheduled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind, Submission
+from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind, Submission
+from hil.core import digest
 from hil.errors import UsageError
 from hil.protocol import wire
 from hil.protocol.v1 import farm_pb2 as pb
@@ -23,6 +27,14 @@ from hil.protocol.v1 import farm_pb2 as pb
 SERVICES = ("Farm", "Hosts", "Artifacts")
 LEASE_KEY, LEASE_SECRET_KEY, DIAL_KEY = "hil-lease", "hil-lease-key", "hil-dial"
 
+MOST_FILES = 100_000
+# Most characters of a name or a title, which every user's table shows; most bytes of a board's labels, which every
+# selector reads, and of its config.
+_TEXT, _MOST_LABELS, _MOST_CONFIG = 2000, 64 << 10, 1 << 20
+# Most bytes of a file's name, and of its path below a job's folder: what file systems take.
+_LONGEST_NAME, _LONGEST_PATH = 255, 1000
+_BOARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,99}")
+_KEY = re.compile(r"[\x21-\x7e]{8,200}")
 # PostgreSQL's jsonb holds neither NUL nor half of a surrogate pair.
 _UNSTORABLE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})|\x00")
 
@@ -64,23 +76,15 @@ def json_message(value: Any) -> pb.Json:
 
 
 def json_of(message: pb.Json) -> Any:
-    """Return the value of an open document.
-
-    Raises:
-        ValueError: it is not JSON.
-    """
+    """Return the value of an open document."""
     return json.loads(message.text or b"{}")
 
 
 def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[str, Any]:
-    """Return an open document that is a JSON object.
+    """Return an open document that is a JSON object; UsageError where it is none.
 
     Args:
-        what: how errors call it.
         storable: refuse NaN, NUL and halves of surrogate pairs, which the farm's database cannot hold.
-
-    Raises:
-        UsageError: it is no object, or not storable.
     """
 
     def refuse(name: str) -> NoReturn:
@@ -117,22 +121,14 @@ def spec_message(spec: JobSpec) -> pb.JobSpec:
 
 
 def spec_of(message: pb.JobSpec) -> JobSpec:
-    """Return the spec that a message holds.
-
-    Raises:
-        UsageError: there is no such kind, or the options are no JSON object.
-    """
+    """Return the spec that a message holds."""
     options = json_object(message.options, "options")
     with _converting("job"):
         return JobSpec(Kind(message.kind), options, dict(message.files), message.affinity)
 
 
 def submission_message(submission: Submission) -> pb.Submission:
-    """Return a submission as a message.
-
-    Raises:
-        UsageError: a value does not fit its field.
-    """
+    """Return a submission as a message."""
     with _converting("submission"):
         same = _same(submission, pb.Submission, "specs", "priority")
         specs = map(spec_message, submission.specs)
@@ -140,22 +136,21 @@ def submission_message(submission: Submission) -> pb.Submission:
 
 
 def submission_of(message: pb.Submission) -> Submission:
-    """Return the submission that a message holds.
-
-    Raises:
-        UsageError: there is no such kind of job or priority.
-    """
+    """Return the submission that a message holds; its texts and files can be stored."""
     specs = tuple(map(spec_of, message.specs))
     with _converting("submission"):
-        return Submission(**_same(message, pb.Submission, "specs"), specs=specs)
+        submission = Submission(**_same(message, pb.Submission, "specs"), specs=specs)
+    _check_texts(submission, "title", "selector", "board", "project")
+    if not _KEY.fullmatch(submission.key):
+        raise UsageError("the submission's key must be 8 to 200 printable characters")
+    for spec in submission.specs:
+        _check_files(spec.files)
+        _check_texts(spec, "affinity")
+    return submission
 
 
 def result_message(result: JobResult) -> pb.JobResult:
-    """Return a result as a message; half surrogate pairs in its texts are replaced, so that no result is lost.
-
-    Raises:
-        UsageError: a value does not fit its field.
-    """
+    """Return a result as a message; half surrogate pairs in its texts are replaced, so that no result is lost."""
     begin_ns, end_ns = result.board_ns
     with _converting("result"):
         return pb.JobResult(
@@ -174,18 +169,20 @@ def _encodable(text: str) -> str:
 
 
 def result_of(message: pb.JobResult) -> JobResult:
-    """Return the result that a message holds; its record may hold NaN.
-
-    Raises:
-        UsageError: the record is no JSON object.
-    """
-    return JobResult(
+    """Return the result that a message holds. Its record may hold NaN, which the store replaces."""
+    result = JobResult(
         **_same(message, pb.JobResult, "record", "files", "timings", "board_begin_ns", "board_end_ns"),
         record=json_object(message.record, "the record", storable=False),
         files=dict(message.files),
         timings=dict(message.timings),
         board_ns=(message.board_begin_ns, message.board_end_ns),
     )
+    if not 0 <= result.exit_code <= 255:
+        raise UsageError(f"the result's exit_code must be 0 to 255, not {result.exit_code}")
+    if not all(map(math.isfinite, result.timings.values())):
+        raise UsageError("the result's timings must be finite numbers")
+    _check_files(result.files)
+    return result
 
 
 def grant_message(grant: Grant) -> pb.Grant:
@@ -194,20 +191,12 @@ def grant_message(grant: Grant) -> pb.Grant:
 
 
 def grant_of(message: pb.Grant) -> Grant:
-    """Return the grant that a message holds.
-
-    Raises:
-        UsageError: its job is of no kind that this release knows.
-    """
+    """Return the grant that a message holds."""
     return Grant(**_same(message, pb.Grant, "spec"), spec=spec_of(message.spec))
 
 
 def card_message(card: BoardCard) -> pb.BoardCard:
-    """Return a board's card as a message.
-
-    Raises:
-        UsageError: a label is no text, number, truth or list of texts, or a value does not fit its field.
-    """
+    """Return a board's card as a message."""
     with _converting("board's card"):
         labels = {name: _label_message(name, value) for name, value in card.labels.items()}
         return pb.BoardCard(**_same(card, pb.BoardCard, "labels"), labels=labels)
@@ -227,7 +216,22 @@ def _label_message(name: str, value: Any) -> pb.Label:
 def card_of(message: pb.BoardCard) -> BoardCard:
     """Return the board's card that a message holds."""
     labels = {name: _label_of(label) for name, label in message.labels.items()}
-    return BoardCard(**_same(message, pb.BoardCard, "labels"), labels=labels)
+    card = BoardCard(**_same(message, pb.BoardCard, "labels"), labels=labels)
+    _check_texts(card, "name", "site", "host", "hw_type", "direct", "machine")
+    if len(card.config) > _MOST_CONFIG or "\0" in card.config:
+        raise UsageError("the card's config must be TOML of at most 1 MiB")
+    if not _BOARD.fullmatch(card.name):
+        raise UsageError(f"{card.name[:120]!r} cannot be a board's name", hint="letters, digits and . _ - @ : +")
+    if not 0 <= card.fence < MOST_FENCE:
+        raise UsageError(
+            f"the card's fence makes no sense: {card.fence}", hint="hil board reset-fence mends an agent's"
+        )
+    text = json.dumps(labels)
+    if len(text) > _MOST_LABELS:
+        raise UsageError(f"the labels of {card.name} are longer than {_MOST_LABELS >> 10} KiB")
+    if "\\u0000" in text or not all(math.isfinite(one) for one in labels.values() if isinstance(one, float)):
+        raise UsageError(f"the labels of {card.name} hold NaN, an infinite number or a NUL character")
+    return card
 
 
 def _label_of(label: pb.Label) -> Any:
@@ -239,3 +243,26 @@ def status_message(job: Mapping[str, Any], unrunnable: str = "") -> pb.JobStatus
     """Return a job as the queries tell it (:func:`hil.controller.farm.store.queries.job`) as a message."""
     names = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason")
     return pb.JobStatus(**{name: job[name] for name in names}, unrunnable=unrunnable)
+
+
+def _check_texts(document: object, *names: str) -> None:
+    for name in names:
+        value = getattr(document, name)
+        if len(value) > _TEXT or "\0" in value:
+            raise UsageError(
+                f"{name} must be a text of at most {_TEXT} characters, without NUL, not {value[:50]!r}",
+            )
+
+
+def _check_files(files: Mapping[str, str]) -> None:
+    if len(files) > MOST_FILES:
+        raise UsageError(f"a job has at most {MOST_FILES} files")
+    for path, name in files.items():
+        inside = PurePosixPath(path)
+        long = len(os.fsencode(path)) > _LONGEST_PATH or any(
+            len(os.fsencode(part)) > _LONGEST_NAME for part in inside.parts
+        )
+        unusual = "\0" in path or inside.is_absolute() or ".." in inside.parts or str(inside) != path
+        if not path or long or unusual:
+            raise UsageError(f"{path[:100]!r} is no path of a file below a job's folder")
+        digest.check(name)

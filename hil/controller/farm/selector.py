@@ -13,10 +13,6 @@
 
 A comma and ``or`` beside each other need parentheses, for people read them in two ways. What a board has no label for
 is not equal to, in, above or below anything, so ``chip!=a53`` is also true of a board without ``chip``.
-
-A selector's text as tokens, and errors that say where in it something is wrong.
-
-What a label's value is beside what a selector asks for: equal, above, below; numbers, units, versions.
 """
 
 from __future__ import annotations
@@ -24,21 +20,20 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hil.errors import UsageError
 
 Labels: TypeAlias = Mapping[str, Any]
-Tree: TypeAlias = "Term | All | Either"
+Selector: TypeAlias = "Term | Group"
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
     ">": operator.gt,
     "<": operator.lt,
 }
-_DEEPEST = 40
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class Term:
         return Wanted(self.values)
 
     def misses(self, labels: Labels) -> list[str]:
-        """In words, what a board lacks; nothing where it matches."""
+        """In words, what keeps a board from matching: ``chip is a72, not a53``; nothing where it matches."""
         if self.matches(labels):
             return []
         value = labels.get(self.label)
@@ -79,7 +74,7 @@ class Term:
         return [f"{self.label} is {said(value, self.values)}{'' if self.negated else wanted}"]
 
     def __invert__(self) -> Term:
-        return Term(self.label, self.op, self.values, not self.negated)
+        return replace(self, negated=not self.negated)
 
     def __str__(self) -> str:
         label, values = quoted(self.label), [quoted(one) for one in self.values]
@@ -92,83 +87,39 @@ class Term:
 
 
 @dataclass(frozen=True)
-class All:
-    """All of several conditions; of none, always."""
+class Group:
+    """Several conditions: all of them, or any. All of none hold always."""
 
-    parts: tuple[Tree, ...] = ()
-
-    def matches(self, labels: Labels) -> bool:
-        """Whether a board with these labels is all of them."""
-        return all(part.matches(labels) for part in self.parts)
-
-    def misses(self, labels: Labels) -> list[str]:
-        """In words, what a board lacks."""
-        return [miss for part in self.parts for miss in part.misses(labels)]
-
-    def __invert__(self) -> Either:
-        return Either(tuple(~part for part in self.parts))
-
-    def __str__(self) -> str:
-        return ", ".join(f"({part})" if isinstance(part, Either) else str(part) for part in self.parts)
-
-
-@dataclass(frozen=True)
-class Either:
-    """At least one of several conditions."""
-
-    parts: tuple[Tree, ...]
+    parts: tuple[Selector, ...] = ()
+    any: bool = False  # whether one of them is enough
 
     def matches(self, labels: Labels) -> bool:
-        """Whether a board with these labels is any of them."""
-        return any(part.matches(labels) for part in self.parts)
+        """Whether a board with these labels is so."""
+        return (any if self.any else all)(part.matches(labels) for part in self.parts)
 
     def misses(self, labels: Labels) -> list[str]:
-        """In words, what a board lacks: one text with each of the ways to match."""
-        ways = [" and ".join(part.misses(labels)) for part in self.parts]
-        return [", or ".join(ways)] if all(ways) else []
+        """In words, what keeps a board from matching; of several ways to match, all in one text."""
+        misses = [part.misses(labels) for part in self.parts]
+        if not self.any:
+            return [miss for some in misses for miss in some]
+        return [", or ".join(" and ".join(some) for some in misses)] if all(misses) else []
 
-    def __invert__(self) -> All:
-        return All(tuple(~part for part in self.parts))
-
-    def __str__(self) -> str:
-        return " or ".join(f"({part})" if isinstance(part, All) else str(part) for part in self.parts)
-
-
-@dataclass(frozen=True)
-class Selector:
-    """What a board must be. As text it reads the same whatever spelling it was typed in."""
-
-    tree: Tree
-    text: str = field(default="", compare=False)
-
-    def matches(self, labels: Labels) -> bool:
-        """Whether a board with these labels will do."""
-        return self.tree.matches(labels)
-
-    def misses(self, labels: Labels) -> list[str]:
-        """In words, what keeps a board from matching: ``chip is a72, not a53``; nothing where it matches."""
-        return self.tree.misses(labels)
-
-    def __invert__(self) -> Selector:
-        """The boards that this one does not match."""
-        return Selector(~self.tree)
+    def __invert__(self) -> Group:
+        return Group(tuple(~part for part in self.parts), not self.any)
 
     def __str__(self) -> str:
-        return str(self.tree)
+        texts = [f"({part})" if isinstance(part, Group) else str(part) for part in self.parts]
+        return (" or " if self.any else ", ").join(texts)
 
 
 @lru_cache(512)
 def parse(text: str) -> Selector:
-    """Read a selector; "" matches every board.
+    """Read a selector; "" matches every board. As text (``str``) it is the same whatever spelling it was typed in.
 
     Raises:
         UsageError: it cannot be read; the message says where.
     """
-    reader = Reader(text)
-    tree = All() if reader.next is None else _either(reader, 0)
-    if reader.next is not None:
-        raise reader.error("here a condition is over, and something else follows")
-    return Selector(tree, text)
+    return _Parser(text).selector()
 
 
 def nearest(selector: Selector, boards: Mapping[str, Labels], most: int = 3) -> list[tuple[str, list[str]]]:
@@ -177,159 +128,150 @@ def nearest(selector: Selector, boards: Mapping[str, Labels], most: int = 3) -> 
     return sorted(found, key=lambda one: (len(one[1]), one[0]))[:most]
 
 
-def _either(reader: Reader, depth: int) -> Tree:
-    parts, comma = [], False
-    while True:
-        part, with_comma = _all(reader, depth)
-        parts.append(part)
-        comma = comma or with_comma
-        if not reader.takes("or", "||"):
-            break
-    if comma and len(parts) > 1:
-        raise reader.error("before this, a comma and `or` need parentheses: (a or b), c")
-    flat = [one for part in parts for one in (part.parts if isinstance(part, Either) else (part,))]
-    return flat[0] if len(flat) == 1 else Either(tuple(flat))
-
-
-def _all(reader: Reader, depth: int) -> tuple[Tree, bool]:
-    parts, comma = [_one(reader, depth)], False
-    while found := reader.takes(",", "and", "&&"):
-        comma = comma or found.text == ","
-        parts.append(_one(reader, depth))
-    flat = [one for part in parts for one in (part.parts if isinstance(part, All) else (part,))]
-    return (flat[0] if len(flat) == 1 else All(tuple(flat))), comma
-
-
-def _one(reader: Reader, depth: int) -> Tree:
-    if depth > _DEEPEST:
-        raise reader.error(f"this is nested deeper than {_DEEPEST}")
-    if reader.takes("!", "not"):
-        return ~_one(reader, depth + 1)
-    if reader.takes("("):
-        tree = _either(reader, depth + 1)
-        reader.expects(")", "a parenthesis is not closed")
-        return tree
-    return _term(reader)
-
-
-def _term(reader: Reader) -> Term:
-    label = reader.value("a label's name").text
-    if reader.takes("=", "=="):
-        return Term(label, "=", (reader.value("a value").text,))
-    if reader.takes("!="):
-        return Term(label, "=", (reader.value("a value").text,), negated=True)
-    if found := reader.takes(*_ORDER):
-        return Term(label, found.text, (_magnitude(reader, found.text),))
-    if reader.takes("in"):
-        return Term(label, "in", _values(reader))
-    if reader.takes("not"):
-        reader.expects("in", "after a label, `not` needs `in`")
-        return Term(label, "in", _values(reader), negated=True)
-    return Term(label)
-
-
-def _values(reader: Reader) -> tuple[str, ...]:
-    reader.expects("(", "`in` needs its values in parentheses")
-    values = [reader.value("a value").text]
-    while reader.takes(","):
-        values.append(reader.value("a value").text)
-    reader.expects(")", "a parenthesis is not closed")
-    return tuple(values)
-
-
-def _magnitude(reader: Reader, op: str) -> str:
-    found: Token = reader.value("a number or a version")
-    if quantity(found.text)[0] is None and version(found.text) is None:
-        raise reader.error(f"{op} compares numbers and versions, which {found.text!r} is not", at=found)
-    if quantity(found.text)[0] is None and (unit := re.fullmatch("[0-9]+([A-Za-z]+)", found.text)):
-        raise reader.error(f"{unit[1]} is no unit; B, KB, KiB, MB, MiB, ... are", at=found)
-    return found.text
-
-
-_LONGEST = 2000
+_LONGEST, _DEEPEST = 2000, 40
 _WORD = r"[^\s\"'()&|,=<>!]+"
 _TOKEN = re.compile(
-    rf"""(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<mark>&&|\|\||==|!=|>=|<=|[=<>!(),])|(?P<word>{_WORD})""",
+    r"""(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<mark>&&|\|\||==|!=|>=|<=|[=<>!(),])"""
+    rf"|(?P<word>{_WORD})|(?P<bad>\S)",
     re.DOTALL,
 )
 _KEYWORDS = ("and", "or", "not", "in")
 _HINT = 'for example "chip=a53, mem>=1GiB, runtimes in (iree, onnxruntime), !gpu"'
 
 
-@dataclass(frozen=True)
-class Token:
-    """A piece of a selector."""
-
+class _Token(NamedTuple):
     kind: str  # ``quoted``, ``mark`` (punctuation and keywords) or ``word``
     text: str  # what it says, without quotes
     at: int
 
 
-class Reader:
-    """A selector's tokens, one after another.
-
-    Raises:
-        UsageError: a piece of it is no token.
-    """
+class _Parser:
+    """A selector's tokens, and a method for each rule of the grammar."""
 
     def __init__(self, text: str) -> None:
         self._text = text
+        self._tokens: list[_Token] = []
+        self._index = 0
         if len(text) > _LONGEST:
             raise UsageError(f"a selector has {len(text):,} characters, of at most {_LONGEST:,}", hint=_HINT)
-        for place, character in enumerate(text):
+        for at, character in enumerate(text):
             if not (character.isprintable() or character.isspace()):
-                raise self._error(_no_token(character), place)
-        self._tokens: list[Token] = []
-        at = _after_space(text, 0)
-        while at < len(text):
-            found = _TOKEN.match(text, at)
-            if not found:
-                raise self._error(_no_token(text[at]), at)
-            self._tokens.append(_token(found))
-            at = _after_space(text, found.end())
-        self._index = 0
+                raise self._error(f"{character!r} cannot stand here", at)
+        for found in _TOKEN.finditer(text):
+            self._tokens.append(self._token(found))
+
+    def _token(self, found: re.Match[str]) -> _Token:
+        kind, text = str(found.lastgroup), found[0]
+        if kind == "bad":
+            what = "a quote is not closed" if text in "\"'" else "`and` is && or a comma, `or` is ||"
+            raise self._error(what, found.start())
+        if kind == "quoted":
+            text = re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
+        elif text.lower() in _KEYWORDS:
+            kind, text = "mark", text.lower()
+        return _Token(kind, text, found.start())
+
+    def selector(self) -> Selector:
+        """The whole text."""
+        tree = self._either(0) if self._tokens else Group()
+        if self._next is not None:
+            raise self._error("here a condition is over, and something else follows")
+        return tree
+
+    def _either(self, depth: int) -> Selector:
+        ways, joints = [], set()
+        while True:
+            parts = [self._one(depth)]
+            while found := self._takes(",", "and", "&&"):
+                joints.add(found.text)
+                parts.append(self._one(depth))
+            ways.append(_joined(parts, any=False))
+            if not self._takes("or", "||"):
+                break
+        if "," in joints and len(ways) > 1:
+            raise self._error("before this, a comma and `or` need parentheses: (a or b), c")
+        return _joined(ways, any=True)
+
+    def _one(self, depth: int) -> Selector:
+        if depth > _DEEPEST:
+            raise self._error(f"this is nested deeper than {_DEEPEST}")
+        if self._takes("!", "not"):
+            return ~self._one(depth + 1)
+        if self._takes("("):
+            tree = self._either(depth + 1)
+            self._expects(")", "a parenthesis is not closed")
+            return tree
+        return self._term()
+
+    def _term(self) -> Term:
+        label = self._value("a label's name").text
+        if self._takes("=", "=="):
+            return Term(label, "=", (self._value("a value").text,))
+        if self._takes("!="):
+            return Term(label, "=", (self._value("a value").text,), negated=True)
+        if found := self._takes(*_ORDER):
+            return Term(label, found.text, (self._magnitude(found.text),))
+        if self._takes("in"):
+            return Term(label, "in", self._values())
+        if self._takes("not"):
+            self._expects("in", "after a label, `not` needs `in`")
+            return Term(label, "in", self._values(), negated=True)
+        return Term(label)
+
+    def _values(self) -> tuple[str, ...]:
+        self._expects("(", "`in` needs its values in parentheses")
+        values = [self._value("a value").text]
+        while self._takes(","):
+            values.append(self._value("a value").text)
+        self._expects(")", "a parenthesis is not closed")
+        return tuple(values)
+
+    def _magnitude(self, op: str) -> str:
+        _, text, at = self._value("a number or a version")
+        if quantity(text)[0] is None:
+            if version(text) is None:
+                raise self._error(f"{op} compares numbers and versions, which {text!r} is not", at)
+            if unit := re.fullmatch("[0-9]+([A-Za-z]+)", text):
+                raise self._error(f"{unit[1]} is no unit; B, KB, KiB, MB, MiB, ... are", at)
+        return text
 
     @property
-    def next(self) -> Token | None:
-        """The token that comes, or None at the end."""
+    def _next(self) -> _Token | None:
         return self._tokens[self._index] if self._index < len(self._tokens) else None
 
-    def takes(self, *marks: str) -> Token | None:
+    def _takes(self, *marks: str) -> _Token | None:
         """Go over the next token if it is one of these marks or keywords."""
-        token = self.next
+        token = self._next
         if token is None or token.kind != "mark" or token.text not in marks:
             return None
         self._index += 1
         return token
 
-    def expects(self, mark: str, else_: str) -> None:
-        """Go over a mark that must come.
+    def _expects(self, mark: str, else_: str) -> None:
+        if not self._takes(mark):
+            raise self._error(else_)
 
-        Raises:
-            UsageError: something else comes.
-        """
-        if not self.takes(mark):
-            raise self.error(else_)
-
-    def value(self, what: str) -> Token:
-        """Go over a word or a quoted text.
-
-        Raises:
-            UsageError: something else comes.
-        """
-        token = self.next
+    def _value(self, what: str) -> _Token:
+        """Go over a word or a quoted text, which must come."""
+        token = self._next
         if token is None or token.kind == "mark":
-            raise self.error(f"{what} is missing")
+            raise self._error(f"{what} is missing")
         self._index += 1
         return token
 
-    def error(self, what: str, *, at: Token | None = None) -> UsageError:
-        """What is wrong at a token, else at the one that comes."""
-        token = at or self.next
-        return self._error(what, token.at if token else len(self._text.rstrip()))
-
-    def _error(self, what: str, at: int) -> UsageError:
+    def _error(self, what: str, at: int | None = None) -> UsageError:
+        """What is wrong at a place, else at the token that comes."""
+        if at is None:
+            at = self._next.at if self._next else len(self._text.rstrip())
         return UsageError(f"selector {self._text!r}, character {at + 1}: {what}", hint=_HINT)
+
+
+def _joined(parts: Sequence[Selector], *, any: bool) -> Selector:
+    """Several conditions as one, without groups of one and groups in groups of the same kind."""
+    flat: list[Selector] = []
+    for part in parts:
+        flat += part.parts if isinstance(part, Group) and part.any is any else (part,)
+    return flat[0] if len(flat) == 1 else Group(tuple(flat), any)
 
 
 def quoted(text: str) -> str:
@@ -337,27 +279,6 @@ def quoted(text: str) -> str:
     if re.fullmatch(_WORD, text) and text.lower() not in _KEYWORDS:
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _after_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
-
-
-def _token(found: re.Match[str]) -> Token:
-    kind, text = str(found.lastgroup), found[0]
-    if kind == "quoted":
-        text = re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
-    elif kind == "word" and text.lower() in _KEYWORDS:
-        kind, text = "mark", text.lower()
-    return Token(kind, text, found.start())
-
-
-def _no_token(character: str) -> str:
-    if character in "\"'":
-        return "a quote is not closed"
-    return "`and` is && or a comma, `or` is ||" if character in "&|" else f"{character!r} cannot stand here"
 
 
 _UNITS = {"": 1, "b": 1} | {

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.client import FarmClient
-from hil.controller.farm.job_files import JobFiles, affinity, packed_bundle, packed_run, unfolded
+from hil.controller.farm.job_files import JobFiles, affinity, packed_bundle, packed_run
 from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import span
 from hil.controller.models.flows import BESIDE, flows, load_flow
 from hil.controller.models.importers import SAVED_MODEL, import_model
+from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -54,14 +55,7 @@ class Submitted:
 
 
 def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
-    """What the arguments of `hil farm submit` are.
-
-    Args:
-        suite: whether it was said that they are one.
-
-    Raises:
-        UsageError: they cannot be told, or do not go together.
-    """
+    """What the arguments of `hil farm submit` are; UsageError where that cannot be told, or they do not go together."""
     first = Path(words[0])
     named = words[0] in BUILT_IN and not exists(first)
     folder = first.is_dir() and not (first / SAVED_MODEL).exists()
@@ -80,13 +74,8 @@ def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
 
 
 def load_models(job: Job) -> Workload:
-    """A job for each model.
-
-    Raises:
-        UsageError: a file cannot be read.
-        ImportFailed: one is no model.
-    """
-    job = unfolded(job)
+    """A job for each model; UsageError where a file cannot be read, ImportFailed where one is no model."""
+    job = read_flagfile(job) if job.flagfile else job  # the flag file stays here
     if not job.models:
         raise UsageError("no MODEL was named", hint="hil farm submit MODEL, or hil farm submit --help")
     with Isolated(1) as isolated:
@@ -99,11 +88,7 @@ def load_models(job: Job) -> Workload:
 
 
 def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload:
-    """A job for each bundle.
-
-    Raises:
-        UsageError: one is no bundle, damaged, or signed by nobody that is trusted.
-    """
+    """A job for each bundle; UsageError where one is no bundle, damaged, or signed by nobody that is trusted."""
     from hil.controller.workloads.bundles.program_case import open_bundle
 
     opened = [(path, open_bundle(path, key).program.runtime) for path in job.models]
@@ -118,26 +103,8 @@ def _loaded(job: Job, packed: Sequence[tuple[JobSpec, JobFiles]]) -> Workload:
     return Workload(f"{names[0]}{more}", tuple(spec for spec, _ in packed), uploads)
 
 
-def load_suite(request: Request, boards: int) -> Workload:
-    """A suite's parts; none where no case was chosen.
-
-    Args:
-        request: as `hil suite run` has it.
-        boards: how many can take part.
-
-    Raises:
-        UsageError: there is no such suite or flow, or a file cannot be read.
-    """
-    plan = plan_suite(request, boards)
-    return Workload(plan.title, plan.specs, plan.parcel.uploads())
-
-
 def matching(farm: FarmClient, selector: str, board: str = "") -> int:
-    """How many boards can be given what this selects, now or later.
-
-    Raises:
-        UsageError: the selector cannot be read.
-    """
+    """How many boards can be given what this selects, now or later; UsageError where the selector cannot be read."""
     wanted = parse(selector)
     return sum(
         wanted.matches(one["labels"]) and (not board or one["name"] == board) and one["state"] != BoardState.OFFLINE
@@ -146,13 +113,10 @@ def matching(farm: FarmClient, selector: str, board: str = "") -> int:
 
 
 def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callable[[str], None]) -> Submitted:
-    """Upload what the farm lacks, and queue the jobs.
-
-    Args:
-        how: further fields of :class:`~hil.controller.farm.messages.Order`.
+    """Upload what the farm lacks, and queue the jobs; ``how`` has further fields of Submission.
 
     Raises:
-        NoSuchBoard: no board of the farm can ever match, or it does not answer.
+        NoSuchBoard: no board of the farm can ever match.
         UsageError: something was asked for that cannot be.
     """
     order = Submission(load.title, load.specs, **how)
@@ -175,9 +139,6 @@ def split(cases: Sequence[CaseSpec], parts: int) -> list[tuple[CaseSpec, ...]]:
 
     A model and its layers stay together, since layers run on what the reference computed for the whole of it; but a
     model that has more cases than a part should is cut.
-
-    Args:
-        parts: how many to aim at.
     """
     if not cases:
         return []
@@ -207,21 +168,8 @@ def parts_for(cases: int, boards: int) -> int:
     return min(PARTS_A_BOARD * boards, max(boards, -(-cases // CASES_A_PART)))
 
 
-@dataclass(frozen=True)
-class SuitePlan:
-    """A suite as jobs."""
-
-    title: str
-    specs: tuple[JobSpec, ...]
-    parcel: JobFiles = field(default_factory=JobFiles)  # the files that all of them need
-
-
-def plan_suite(request: Request, boards: int) -> SuitePlan:
-    """Read a suite's models and cut it into jobs; there are none where no case was chosen.
-
-    Args:
-        request: as `hil suite run` has it, without boards.
-        boards: how many can take part.
+def load_suite(request: Request, boards: int) -> Workload:
+    """A suite, cut into jobs for so many boards; there are none where no case was chosen.
 
     Raises:
         UsageError: there is no such suite or flow, or a file cannot be read.
@@ -258,7 +206,7 @@ def plan_suite(request: Request, boards: int) -> SuitePlan:
         )
         for part in chosen
     ]
-    return SuitePlan(f"{suite.name} {flow.name}", tuple(specs), parcel)
+    return Workload(f"{suite.name} {flow.name}", tuple(specs), parcel.uploads())
 
 
 def _packed_source(request: Request, suite: Suite, shop: RunContext, parcel: JobFiles) -> dict[str, str]:
@@ -278,11 +226,7 @@ def _packed_source(request: Request, suite: Suite, shop: RunContext, parcel: Job
 
 
 def _below(file: Path, root: Path) -> Path:
-    """A file's place below the suite's folder; its place on a board's host is the same.
-
-    Raises:
-        UsageError: it is elsewhere, or a flag file that names files by absolute paths, which are no one's there.
-    """
+    """A file's place below the suite's folder; its place on a board's host is the same."""
     hint = "make a bundle of it, which holds all its files: hil bundle import FOLDER --from flagfile"
     if is_flagfile(file.name) and re.search(
         r"^--(module|parameters|input|expected_output)=(.*[=@])?/", file.read_text(), re.M

@@ -44,7 +44,7 @@ class Held(io.BytesIO):
 
 def test_a_command_may_end_before_its_input_was_read(shell: Shell) -> None:
     source = Held(b"unread")
-    assert execute(shell.transport, "true", source, io.BytesIO(), timeout=60)[0] == 0
+    assert execute(shell.transport, "true", source, io.BytesIO().write, timeout=60)[0] == 0
     source.close()
     source.allowed.set()
     # What a thread dies of is an error of the test.

@@ -73,7 +73,7 @@ def profile_compile(
         what = "a model that came compiled" if model.format == "vmfb" else f"a model for {runtime}"
         raise UsageError(f"{what} ({model.format}) is not compiled by IREE, so there is nothing to profile")
     if runtime == "iree":
-        taken = as_iree_takes(model, flags, **how, recompute=False)
+        taken = as_iree_takes(model, flags, {**how, "recompute": False})
         built = taken.model
         with compiling():
             recipe = {"format": built.format, "dims": dict(built.dims), "flags": recipe_of(built, taken.flags).flags}

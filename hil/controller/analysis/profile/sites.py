@@ -169,7 +169,7 @@ def sites_of(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> S
     """Return the sites of a model's program, compiled with these flags; see :func:`dispatch_sites`."""
     if model.format == "vmfb":
         return Sites((), {}, ("the nodes of dispatches are unknown for a program that came compiled",))
-    taken = as_iree_takes(model, flags, **how, recompute=False)
+    taken = as_iree_takes(model, flags, {**how, "recompute": False})
     model = taken.model
     recipe = recipe_of(model, taken.flags)
     op_types = model.files.get(OP_TYPES)

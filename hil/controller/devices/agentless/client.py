@@ -12,7 +12,6 @@ import itertools
 import math
 import os
 import posixpath
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,52 +20,25 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.devices.agentless import scripts
-from hil.controller.devices.agentless.signature import (
-    Signature,
-    check_inputs,
-    check_signature,
-    output_arguments,
-    output_files,
-    read_output,
-    signature_of,
-    write_inputs,
-)
-from hil.controller.devices.agentless.store import Item, RunFolder, Store, find_program
+from hil import errors
+from hil.controller.devices.agentless import scripts, signature
+from hil.controller.devices.agentless.scripts import DETAIL, Item, RunFolder, Store
 from hil.controller.devices.answers import broken, expected_bytes, most_bytes
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass
+from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
 from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import version
 from hil.core.board_config import RuntimeCommand, fill
-from hil.core.clock import Ping, now_ns
+from hil.core.clock import now_ns
 from hil.core.digest import digest_file
 from hil.core.results import Artifact, Part
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.core.timeline import Span
-from hil.errors import (
-    BoardBusy,
-    BoardError,
-    HilError,
-    RunFailed,
-    StageError,
-    StageTimeout,
-    StorageError,
-    UsageError,
-)
-from hil.formats.iree_command import (
-    PARAMETER_SCOPE,
-    PROFILE_FILE,
-    PROFILE_TOOL,
-    RUN_TOOL,
-    TIMES_FILE,
-    profile_command,
-    times_ns,
-    timing_flags,
-)
+from hil.formats import iree_command
+from hil.formats.iree_command import PROFILE_FILE, PROFILE_TOOL, TIMES_FILE
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -74,9 +46,6 @@ if TYPE_CHECKING:
 # What a run by command cannot tell, and what it tells only where IREE's timing tool can be put beside it.
 NOT_MEASURED = ("peak memory", "clock")
 DEVICE_TIME = "device time"
-_CALL_S = 60.0
-_DETAIL = 4000
-_FOLDER = re.compile(r"/[^\0]*")
 _DEFAULT_DEVICES = {"iree": "local-task"}
 
 
@@ -86,7 +55,7 @@ class _Program:
 
     program_id: str
     artifact: Artifact
-    signature: Signature
+    signature: signature.Signature
     files: Mapping[str, str]
     command: str
     device: str
@@ -98,17 +67,16 @@ class _Program:
         return [place for name, place in sorted(self.files.items()) if name != main and name.endswith(".irpa")]
 
 
-class CommandClient:
-    """Carry out the calls of :class:`BoardClient` over a shell, which stays open.
+class CommandClient(BoardClient):
+    """Carry out the calls of a board over a shell, which stays open.
 
     Attributes:
-        folder: hil's folder on the board, absolute; "" before :meth:`info` was called.
+        store: hil's folder on the board; it is made by :meth:`info`.
     """
 
     def __init__(self, shell: Shell, choice: BoardChoice, *, board: str) -> None:
-        self.folder = ""
         self.payload_bytes_sent = 0
-        self._shell = shell
+        self.store = Store(shell)
         self._config = choice.config
         self._command = choice.config.command
         self._board = board
@@ -121,8 +89,6 @@ class CommandClient:
         self._logs: dict[str, list[str]] = {}
         self._numbers = itertools.count(1)
         self._machine: dict[str, Any] = {}
-        self._files: dict[str, Path] = {}
-        self._store = Store(shell, board)
 
     def close(self) -> None:
         """End the process that reads programs."""
@@ -138,13 +104,12 @@ class CommandClient:
             BoardError: the folder cannot be used, or the shell is not POSIX.
         """
         if not self._command.runs(self._runtime):
-            raise UsageError(
+            raise errors.UsageError(
                 f"board {self._board} has no agent, and hil knows no command for the runtime {self._runtime!r}",
                 hint="--runtime iree, or a [runtime] table with a program in the board's config",
             )
         with self._seam(""):
-            parts = self._probe()
-        self._store.folder = self.folder = parts["folder"]
+            parts = self.store.open(self._config.connection.folder)
         self._machine = scripts.machine(parts)
         shown: dict[str, Any] = {"name": self._runtime, "version": self._version, "command": self._title}
         if self._command.is_ours:
@@ -158,35 +123,16 @@ class CommandClient:
             "not_measured": list(self._not_measured),
         }
 
-    def _probe(self) -> dict[str, str]:
-        folder = self._config.connection.folder
-        done = self._shell.run(scripts.probe(folder), timeout=_CALL_S, check=False)
-        parts = scripts.parts(done.out.decode(errors="replace"))
-        complete = {"board_id", "readings", "folder", "end"} <= parts.keys()
-        if done.code or not complete or not _FOLDER.fullmatch(parts["folder"]):
-            unusable = done.code == scripts.NO_FOLDER
-            raise BoardError(
-                f"hil's folder {folder or '.hil'} cannot be made on the board, or is somebody else's"
-                if unusable
-                else "the board's shell does not do what a POSIX shell does",
-                hint="name another one in the board's config: [connection] folder"
-                if unusable
-                else "a login shell and /bin/sh as on Linux are needed, busybox's will do",
-                detail=done.err[-_DETAIL:],
-            )
-        return parts
-
     def _state(self) -> dict[str, Any]:
         """What may have changed since :meth:`info`."""
-        done = self._shell.run(scripts.look(), timeout=_CALL_S, check=False)
-        parts = scripts.parts(done.out.decode(errors="replace"))
+        parts = self.store.look()
         self._machine = {**self._machine, "boot_id": parts.get("boot_id", "")}
         return {"machine": self._machine, "readings": scripts.readings(parts.get("readings", ""))}
 
     @property
     def _title(self) -> str:
         """The name of the command."""
-        return self._command.program or Path(self._command.file).name or RUN_TOOL
+        return self._command.program or Path(self._command.file).name or iree_command.RUN_TOOL
 
     @property
     def _not_measured(self) -> tuple[str, ...]:
@@ -197,20 +143,6 @@ class CommandClient:
     def _version(self) -> str:
         """The runtime's version; "" where it is not known."""
         return version(PACKAGE) if self._command.is_ours else self._command.version
-
-    def open_session(
-        self, purpose: str, *, fence: int = 0, wait_s: float = 60.0, on_wait: Callable[[str], None] = lambda text: None
-    ) -> int:
-        """Do nothing: each run by itself waits until the board is free."""
-        return 0
-
-    def pings(self, count: int = 8) -> list[Ping]:
-        """Return no pings: a command's clock cannot be asked."""
-        return []
-
-    def counters(self, period_s: float) -> Any:
-        """Refuse: raises BoardError."""
-        raise BoardError("it has no agent that would tell them", board=self._board)
 
     # ---- files
 
@@ -224,10 +156,9 @@ class CommandClient:
         return dict(self._tools)
 
     def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
-        """Those of the files (digest -> file on the host) that the board lacks, each with 0 bytes already there."""
-        self._files.update(files)
+        """Those of the files that the board lacks, each with 0 bytes already there."""
         with self._seam("push"):
-            return {item.digest: 0 for item in self._store.missing([self._item(name) for name in files])}
+            return {item.digest: 0 for item in self.store.missing(self._items(files))}
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
         """Send files, digest -> (file, 0), whole and verified.
@@ -236,7 +167,6 @@ class CommandClient:
             LoadFailed: the board has no room.
             BoardLost: the link broke, or what arrived is not what was sent.
         """
-        self._files.update({name: path for name, (path, _) in blobs.items()})
 
         def count(size: int) -> None:
             self.payload_bytes_sent += size
@@ -244,20 +174,18 @@ class CommandClient:
                 progress(size)
 
         with self._seam("push"):
-            self._store.put([self._item(name) for name in blobs], count)
+            self.store.put(self._items({name: path for name, (path, _) in blobs.items()}), count)
 
-    def _item(self, digest: str) -> Item:
-        return Item(self._files[digest], digest, executable=digest in self._tools)
+    def _items(self, files: Mapping[str, Path]) -> list[Item]:
+        return [Item(path, name, executable=name in self._tools) for name, path in files.items()]
 
-    def _place(self, path: Path) -> str:
+    def _place(self, tool: Path) -> str:
         """Where a tool lies on the board."""
-        return self._store.place(next(self._item(name) for name, tool in self._tools.items() if tool == path))
+        return next(self.store.place(item) for item in self._items(self._tools) if item.path == tool)
 
     @functools.cached_property
     def _tools(self) -> dict[str, Path]:
-        tools = {digest_file(path): path for path in (self._program_path, self._timer_path) if path}
-        self._files.update(tools)
-        return tools
+        return {digest_file(path): path for path in (self._program_path, self._timer_path) if path}
 
     @functools.cached_property
     def _program_path(self) -> Path | None:
@@ -268,9 +196,9 @@ class CommandClient:
             file = os.path.expanduser(self._command.file)  # noqa: PTH111 (it takes unknown users as they are)
             path = self._config.path.parent / file
             if not path.is_file():
-                raise UsageError(f"the program {path} of the board's [runtime] is no file")
+                raise errors.UsageError(f"the program {path} of the board's [runtime] is no file")
             return path
-        return self._iree(RUN_TOOL)
+        return self._iree(iree_command.RUN_TOOL)
 
     @functools.cached_property
     def _timer_path(self) -> Path | None:
@@ -291,17 +219,16 @@ class CommandClient:
         """
         with self._seam("load"), temporary_folder("hil-command-") as place:
             log = Path(place) / "read.log"
-            signature = signature_of(artifact, self._isolated, log, needs_own=self._command.is_ours)
-            check_signature(signature, self._command)
-            self._files.update({artifact.digests[name]: path for name, path in artifact.files.items()})
-            files = {name: self._store.place(self._item(artifact.digests[name])) for name in artifact.files}
+            taken = signature.signature_of(artifact, self._isolated, log, needs_own=self._command.is_ours)
+            signature.check_signature(taken, self._command)
+            paths = {artifact.digests[name]: path for name, path in artifact.files.items()}
+            places = {item.digest: self.store.place(item) for item in self._items(paths)}
+            files = {name: places[artifact.digests[name]] for name in artifact.files}
             command = self._place(self._program_path) if self._program_path else self.find()
         device = device or _DEFAULT_DEVICES.get(artifact.runtime, "")
         program_id = str(next(self._numbers))
-        self._programs[program_id] = _Program(program_id, artifact, signature, files, command, device)
-        return Loaded(
-            program_id, signature.function, signature.inputs, signature.outputs, device=device, version=self._version
-        )
+        self._programs[program_id] = _Program(program_id, artifact, taken, files, command, device)
+        return Loaded(program_id, taken.function, taken.inputs, taken.outputs, device=device, version=self._version)
 
     def find(self) -> str:
         """Where the program that the config names lies on the board; "" where hil puts one there.
@@ -309,7 +236,7 @@ class CommandClient:
         Raises:
             LoadFailed: it is not there.
         """
-        return find_program(self._shell, self._command.program) if self._command.program else ""
+        return self.store.find(self._command.program) if self._command.program else ""
 
     def unload(self, program_id: str) -> None:
         """Forget a program: a command leaves nothing behind."""
@@ -334,20 +261,18 @@ class CommandClient:
 
         The outputs are of a command of its own; IREE's timing tool, where the board has it, then makes the warm-ups
         and iterations. Without that tool each of them is a command, and how long it took on the device is not known.
-
-        Args:
-            timeout: seconds for all of them, whole seconds on the board.
-            most_bytes: of all outputs; each is bounded by its own shape here.
+        ``timeout`` is in whole seconds on the board. Each output is bounded by its own shape, not by ``most_bytes``.
 
         Raises:
             UsageError: the program does not take these inputs.
             LoadFailed, RunFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as it ends.
         """
         program, command = self._programs[program_id], self._command
-        files = output_files(program.signature, command)
+        files = signature.output_files(program.signature, command)
         begin = now_ns()
         with self._run_folder(program, inputs, command) as (run, arguments):
-            argv = self._argv(program, program.command, run, arguments, output_arguments(files, command, run.remote))
+            outputs_at = [fill(command.output, {"file": f"{run.remote}/{file}"}) for file in files]
+            argv = self._argv(program, program.command, run, arguments, outputs_at)
             left = timeout
             walls: list[float] = []
             sizes: tuple[int | None, ...] = ()
@@ -362,7 +287,7 @@ class CommandClient:
             times: list[int] = []
             notes: list[str] = []
             if timer:
-                flags = timing_flags(warmup + iterations, TIMES_FILE)
+                flags = iree_command.timing_flags(warmup + iterations, TIMES_FILE)
                 times, problem = self._times(
                     program, [*self._argv(program, timer, run, arguments, []), *flags], run, timeout, left
                 )
@@ -407,13 +332,10 @@ class CommandClient:
         iterations: int = 1,
         timeout: float = 60.0,
     ) -> ProfilePass:
-        """Run once more under IREE's profiling tool.
-
-        Nothing on the board tells its clock with the files: their times are its own.
+        """Run once more under IREE's profiling tool, which tells the times of its own clock.
 
         Args:
             tool: digest of the tool, which was sent; "" where the board's own command cannot profile.
-            timeout: seconds for all of them, whole seconds on the board.
 
         Raises:
             UsageError: the program does not take these inputs.
@@ -421,15 +343,15 @@ class CommandClient:
             LoadFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as of :meth:`invoke`.
         """
         if not tool:
-            raise RunFailed(
+            raise errors.RunFailed(
                 f"this board's own command {posixpath.basename(self._title)} cannot profile",
                 board=self._board,
                 hint="only the tool that hil puts on a board can: leave program and file out of [runtime]",
             )
         program = self._programs[program_id]
         with self._run_folder(program, inputs, RuntimeCommand(input="{value}")) as (run, arguments):
-            argv = profile_command(
-                self._store.place(self._item(tool)),
+            argv = iree_command.profile_command(
+                self._place(self._tools[tool]),
                 program.files[program.artifact.main],
                 device=program.device,
                 function=program.signature.function,
@@ -441,7 +363,7 @@ class CommandClient:
             start = now_ns()
             _, (size,) = self._once(program, argv, [PROFILE_FILE], run, timeout, timeout)
             if not size:
-                raise RunFailed("the profiling command ended well but wrote nothing")
+                raise errors.RunFailed("the profiling command ended well but wrote nothing")
             if size > (most := most_bytes()):
                 raise broken(f"a profile of {size >> 20} MiB, where at most {most >> 20} can be")
             data = run.get(PROFILE_FILE, size).read_bytes()
@@ -455,13 +377,13 @@ class CommandClient:
         self, program: _Program, inputs: Mapping[str, Array], command: RuntimeCommand
     ) -> Iterator[tuple[RunFolder, list[str]]]:
         """A run's folder that has the inputs, and their arguments; it is gone at the end."""
-        check_inputs(program.signature, inputs)
-        with self._seam("run"), self._store.run_folder() as run:
+        signature.check_inputs(program.signature.function, program.signature.inputs, inputs)
+        with self._seam("run"), self.store.run_folder() as run:
             try:
-                arguments, files = write_inputs(program.signature, inputs, command, run.local, run.remote)
+                arguments, files = signature.write_inputs(program.signature, inputs, command, run.local, run.remote)
             except OSError as error:
                 text = f"cannot write the inputs to {run.local}: {error.strerror or error}"
-                raise StorageError(text, hint="make room there, or set TMPDIR to another folder") from error
+                raise errors.StorageError(text, hint="make room there, or set TMPDIR to another folder") from error
             run.send(files)
             yield run, arguments
 
@@ -470,7 +392,7 @@ class CommandClient:
     ) -> list[str]:
         """The command line of a run, as the config's flags make it."""
         parameter = self._command.parameter
-        weights = [fill(parameter, {"scope": PARAMETER_SCOPE, "file": place}) for place in program.weights]
+        weights = [fill(parameter, {"scope": iree_command.PARAMETER_SCOPE, "file": place}) for place in program.weights]
         several = {"{inputs}": inputs, "{outputs}": outputs, "{parameters}": weights}
         values = {
             "device": program.device,
@@ -487,7 +409,7 @@ class CommandClient:
         self, program: _Program, argv: list[str], files: list[str], run: RunFolder, timeout: float, left: float
     ) -> tuple[float, tuple[int | None, ...]]:
         """One command: its wall time, without that of waiting for another run, and the size of each file it writes."""
-        late = StageTimeout(
+        late = errors.StageTimeout(
             f"run took longer than its limit of {timeout:g} s and was ended",
             hint="raise the limit with --timeout, or see whether the program hangs",
         )
@@ -498,20 +420,20 @@ class CommandClient:
             argv, files, limit_s=limit_s, wait_s=wait_s, environment=self._command.environment
         )
         if ended.how == "busy":
-            raise BoardBusy(
+            raise errors.BoardBusy(
                 f"another run held the board for more than {wait_s} s", hint="wait for it to end, or raise --wait"
             )
         is_answer = argv[0] == program.command
         if is_answer:
             self._logs.setdefault(program.program_id, []).extend(err.splitlines())
         if ended.how == "late":
-            late.detail = err[-_DETAIL:]
+            late.detail = err[-DETAIL:]
             raise late
         if ended.code:
             # A profile is taken of what has been run: the tool does not say how far it came.
             raise scripts.failure(ended, err, self._title if is_answer else PROFILE_TOOL, loads=not is_answer)
         if len(ended.sizes) != len(files):
-            raise BoardError("the board's shell does not tell the size of a file", detail=err[-_DETAIL:])
+            raise errors.BoardError("the board's shell does not tell the size of a file", detail=err[-DETAIL:])
         return max(wall - ended.waited_s, 0.0), ended.sizes
 
     def _times(
@@ -522,8 +444,8 @@ class CommandClient:
             _, (size,) = self._once(program, argv, [TIMES_FILE], run, timeout, left)
             if not size:
                 return [], f"{PROFILE_TOOL} ended well but wrote nothing"
-            return times_ns(run.get(TIMES_FILE, size).read_bytes()), ""
-        except (StageError, BoardBusy) as error:
+            return iree_command.times_ns(run.get(TIMES_FILE, size).read_bytes()), ""
+        except (errors.StageError, errors.BoardBusy) as error:
             return [], error.message
         except ValueError as error:
             return [], f"what {PROFILE_TOOL} wrote cannot be read: {error}"
@@ -535,13 +457,13 @@ class CommandClient:
         outputs: dict[str, Array] = {}
         for spec, file, size in zip(program.signature.outputs, files, sizes, strict=True):
             if size is None:
-                raise RunFailed(
+                raise errors.RunFailed(
                     f"the command ended well but wrote no output {spec.name!r}",
                     hint="see the output pattern of [runtime] in the board's config",
                 )
             if size > (most := expected_bytes([spec])):
                 raise broken(f"output {spec.name!r} has {size >> 20} MiB, and at most {most >> 20} are expected")
-            outputs[spec.name] = read_output(spec, run.get(file, size))
+            outputs[spec.name] = signature.read_output(spec, run.get(file, size))
         return outputs
 
     @contextlib.contextmanager
@@ -549,5 +471,5 @@ class CommandClient:
         """Errors raised in here are of this board and, where they do not say otherwise, of that stage."""
         try:
             yield
-        except HilError as error:
+        except errors.HilError as error:
             raise error.located(stage=stage, board=self._board) from error.__cause__

@@ -11,26 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hil.controller.storage.isolated import Isolated, IsolatedError
+from hil.core import tensors
 from hil.core.board_config import RuntimeCommand, fill
 from hil.core.npy import load_npy
 from hil.core.results import Artifact
-from hil.core.tensors import (
-    NUMPY_DTYPES,
-    SUB_BYTE_BITS,
-    Array,
-    TensorSpec,
-    check_names,
-    dtype_name,
-    dtype_of,
-    from_bytes,
-    settled,
-    type_text,
-    unpack,
-)
+from hil.core.tensors import SUB_BYTE_BITS, Array, TensorSpec, dtype_name, dtype_of, settled, type_text
 from hil.errors import LoadFailed, RunFailed, UsageError
 from hil.formats.iree_command import NUMBERS, give, is_number
 from hil.formats.iree_values import choose_function, functions_in, read_functions
@@ -51,9 +41,8 @@ class Signature:
 def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own: bool) -> Signature:
     """A program's signature: its own where it is an IREE module that this host can read, else what import said.
 
-    Args:
-        isolated: reads it in a process of its own; a damaged file may cost that process its life.
-        needs_own: a module that cannot be read is refused; else what is known from the import will do.
+    It is read in an isolated process: a damaged file may cost that process its life. With ``needs_own`` a module that
+    cannot be read is refused; else what is known from the import will do.
 
     Raises:
         LoadFailed: the module is damaged or has no such function, or nothing is known of its inputs and outputs.
@@ -79,41 +68,33 @@ def _read_iree(artifact: Artifact, isolated: Isolated, log: Path) -> Signature:
 
 
 def check_signature(signature: Signature, command: RuntimeCommand) -> None:
-    """Refuse, before anything is run, what could not come through the command unharmed.
-
-    Raises:
-        LoadFailed: a dtype that the command's files cannot hold, an output whose shape they would not tell, or a name
-            that stands twice.
-    """
-    check_names(signature.inputs, signature.outputs)
+    """Refuse (LoadFailed), before anything is run, what could not come through the command unharmed."""
+    tensors.check_names(signature.inputs, signature.outputs)
     for spec in (*signature.inputs, *signature.outputs):
         if is_number(spec) and spec.dtype not in NUMBERS:
             raise LoadFailed(f"{spec}: a command takes no {spec.dtype} numbers", hint=_AGENT)
         if spec.dtype == "string":
             raise LoadFailed(f"{spec}: a command takes no strings", hint=_AGENT)
     for spec in signature.outputs:
-        if not spec.dtype and _extension(spec, command) == "bin":
+        if _extension(spec, command) != "bin":
+            continue
+        if not spec.dtype:
             raise LoadFailed(
                 f"{spec}: the command writes the elements of an output but not its type",
                 hint='set tensors = "auto" or "npy" in [runtime], or use a board with an agent',
             )
-        unknown = sum(not isinstance(dim, int) for dim in spec.shape)
-        if _extension(spec, command) == "bin" and unknown > 1:
+        if sum(not isinstance(dim, int) for dim in spec.shape) > 1:
             raise LoadFailed(
                 f"{spec}: the command writes the elements of a {spec.dtype} output but not its shape",
                 hint="fix the dimensions with --dim NAME=SIZE, or use a board with an agent",
             )
 
 
-def check_inputs(signature: Signature, inputs: Mapping[str, Array]) -> None:
-    """Refuse inputs that the function does not take, as an agent does.
-
-    Raises:
-        UsageError: there are more or fewer, or a dtype or shape is another.
-    """
-    if len(inputs) != len(signature.inputs):
-        raise UsageError(f"{signature.function} takes {len(signature.inputs)} inputs, got {len(inputs)}")
-    for spec, array in zip(signature.inputs, inputs.values(), strict=True):
+def check_inputs(function: str, specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> None:
+    """Refuse (UsageError) inputs that the function does not take, as an agent does."""
+    if len(inputs) != len(specs):
+        raise UsageError(f"{function} takes {len(specs)} inputs, got {len(inputs)}")
+    for spec, array in zip(specs, inputs.values(), strict=True):
         found = dtype_name(array.dtype)
         if not spec.accepts(found, array.shape):
             raise UsageError(f"{spec} does not take a {type_text(found, array.shape)} tensor")
@@ -129,20 +110,13 @@ def fits(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> bool:
 def write_inputs(
     signature: Signature, inputs: Mapping[str, Array], command: RuntimeCommand, local: Path, remote: str
 ) -> tuple[list[str], list[str]]:
-    """Write inputs as files into a local folder; returns the command's arguments, one an input, and the files' names.
-
-    Raises:
-        LoadFailed: the command takes no such tensor.
-    """
+    """Write inputs as files into a local folder; returns the command's arguments, one an input, and the names."""
     arguments: list[str] = []
     files: list[str] = []
-    as_text = "{file}" not in command.input
+    how: dict[str, Any] = {"tensors": command.tensors, "as_text": "{file}" not in command.input}
     for position, (spec, array) in enumerate(zip(signature.inputs, inputs.values(), strict=True)):
-        given = give(
-            settled(spec, array), array, f"i{position}", local, remote, tensors=command.tensors, as_text=as_text
-        )
-        if given.file:
-            files.append(given.file)
+        given = give(settled(spec, array), array, f"i{position}", local, remote, **how)
+        files += filter(None, [given.file])
         path = f"{remote}/{given.file}" if given.file else ""
         arguments.append(fill(command.input, {"value": given.value, "type": given.type, "file": path}))
     return arguments, files
@@ -153,17 +127,8 @@ def output_files(signature: Signature, command: RuntimeCommand) -> list[str]:
     return [f"o{position}.{_extension(spec, command)}" for position, spec in enumerate(signature.outputs)]
 
 
-def output_arguments(files: Sequence[str], command: RuntimeCommand, remote: str) -> list[str]:
-    """The command's arguments for output files in a folder on the board."""
-    return [fill(command.output, {"file": f"{remote}/{file}"}) for file in files]
-
-
 def read_output(spec: TensorSpec, file: Path) -> Array:
-    """An output from the file that the command wrote.
-
-    Raises:
-        RunFailed: the file is damaged, or does not hold as much as the output has.
-    """
+    """An output from the file that the command wrote; raises RunFailed where it does not hold just that."""
     try:
         if file.suffix == ".npy":
             return _from_npy(spec, load_npy(file, spec.dtype))
@@ -191,21 +156,20 @@ def _from_elements(spec: TensorSpec, data: bytes) -> Array:
     known = math.prod(dim for dim in spec.shape if isinstance(dim, int))
     bits = SUB_BYTE_BITS.get(spec.dtype, dtype_of(spec.dtype).itemsize * 8)
     count = len(data) * 8 // bits
-    shape: list[int] = []
-    for dim in spec.shape:
-        shape.append(dim if isinstance(dim, int) else count // known if known else 0)
+    unknown = count // known if known else 0
+    shape = [dim if isinstance(dim, int) else unknown for dim in spec.shape]
     elements = math.prod(shape)
     if -(-elements * bits // 8) != len(data):
         raise RunFailed(f"output {spec.name!r} has {len(data)} bytes, which {spec} does not take")
     if spec.dtype in SUB_BYTE_BITS:
-        return unpack(np.frombuffer(data, np.uint8), spec.dtype, shape)
-    return from_bytes(data, spec.dtype, shape)
+        return tensors.unpack(np.frombuffer(data, np.uint8), spec.dtype, shape)
+    return tensors.from_bytes(data, spec.dtype, shape)
 
 
 def _extension(spec: TensorSpec, command: RuntimeCommand) -> str:
     if command.tensors != "auto":
         return command.tensors
-    return "npy" if is_number(spec) or spec.dtype in (*NUMPY_DTYPES, "") else "bin"
+    return "npy" if is_number(spec) or spec.dtype in (*tensors.NUMPY_DTYPES, "") else "bin"
 
 
 _AGENT = "only an agent on the board can pass it"

@@ -18,25 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.devices.deploy.packages import (
-    COMMAND_HINT,
-    FORMAT,
-    File,
-    Interpreter,
-    NoAgentHere,
-    NoPython,
-    NoWheels,
-    Package,
-    Progress,
-    archive_of,
-    at_home,
-    deploying,
-    megabytes,
-    own_files,
-    own_title,
-    package_id,
-    write_package,
-)
+from hil.controller.devices.deploy import packages as packing
+from hil.controller.devices.deploy.packages import File, Interpreter, NoAgentHere, NoWheels, Package, megabytes
 from hil.controller.devices.deploy.probe import AgentBuild, Seen, ask
 from hil.controller.devices.deploy.wheels import Group, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
@@ -73,12 +56,7 @@ def install(
 ) -> dict[str, Any]:
     """Send packages to hil's folder on a board, have that agent run; returns the board's answer (see board_side.py).
 
-    ``say`` is told how far the sending has come, where it takes long.
-
-    Raises:
-        BoardError: the command itself failed on the board.
-        BoardLost: the board stopped answering.
-        OSError: there is no room here for what is to be sent.
+    ``say`` is told how far the sending has come, where it takes long. OSError is of this machine.
     """
     script = _BOARD_SIDE.read_bytes()
     order = {
@@ -98,16 +76,11 @@ def install(
             with package.path.open("rb") as source:
                 shutil.copyfileobj(source, stream, 1 << 20)
         stream.flush()
-        total, sent = stream.tell(), 0
-        told = Progress(say, "pushing")
-
-        def count(size: int) -> None:
-            nonlocal sent
-            sent += size
-            told.at(sent, total)
-
+        total = stream.tell()
+        told = packing.Progress(say, "pushing")
         timeout = _BASE_S + total / _SLOWEST_BYTES_S
-        done = shell.run(command, stdin=Path(stream.name), timeout=timeout, check=False, progress=count)
+        count: dict[str, Any] = {"progress": lambda size: told.more(size, total)}
+        done = shell.run(command, stdin=Path(stream.name), timeout=timeout, check=False, **count)
     for line in reversed(done.text.splitlines()):
         with contextlib.suppress(ValueError, RecursionError):
             answer: dict[str, Any] = json.loads(line)
@@ -146,11 +119,11 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class AgentPlace:
-    """An agent that runs on a board; ``build`` is its content id, which Describe tells too."""
+    """An agent that runs on a board."""
 
     socket: str
     folder: str
-    build: str
+    build: str  # its content id, which Describe tells too
     python: str
     pushed_bytes: int
 
@@ -166,12 +139,14 @@ class Recipe:
     @staticmethod
     def of(runtimes: Sequence[str]) -> Recipe:
         """The recipe of this hil, with these runtimes."""
-        return Recipe(own_files(), agent_group(), tuple(runtime_group(name) for name in dict.fromkeys(runtimes)))
+        groups = tuple(map(runtime_group, dict.fromkeys(runtimes)))
+        return Recipe(packing.own_files(), agent_group(), groups)
 
     @property
     def digest(self) -> str:
         """What two agents have in common that may stand for each other, their runtimes aside."""
-        parts = [str(FORMAT), package_id(own_title(), hashlib.sha256(archive_of(self.files)).hexdigest())]
+        own = hashlib.sha256(packing.archive_of(self.files)).hexdigest()
+        parts = [str(packing.FORMAT), packing.package_id(packing.own_title(), own)]
         parts += sorted(one.loose for one in self.agent.wanted)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -187,12 +162,12 @@ class Recipe:
         return replace(self, runtimes=self.runtimes + tuple(runtime_group(name) for name in names))
 
 
-def ensure_agent(shell: Shell, *, folder: str, runtimes: tuple[str, ...], board: str, say: Say) -> AgentPlace:
-    """Have an agent of this hil run on a board: one round trip where it does already.
+def ensure_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> AgentPlace:
+    """Have an agent of a recipe run on a board: one round trip where it does already.
 
     Args:
+        recipe: what it is made of. It keeps the runtimes that it was given before, too.
         folder: hil's folder there; "" is ``.hil`` in the login's home, as relative ones lie there too.
-        runtimes: those that the agent must have; it keeps those that it was given before.
 
     Raises:
         NoAgentHere: no agent can run there: no Python (NoPython), or no wheels for it (NoWheels).
@@ -201,12 +176,7 @@ def ensure_agent(shell: Shell, *, folder: str, runtimes: tuple[str, ...], board:
         BoardLost: the board stopped answering.
         StorageError: there is no room here for what is to be sent.
     """
-    return put_agent(shell, Recipe.of(runtimes), folder=folder, board=board, say=say)
-
-
-def put_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> AgentPlace:
-    """Have an agent of a recipe run on a board; raises as :func:`ensure_agent`."""
-    with deploying(board):
+    with packing.deploying(board):
         return _put(shell, recipe, folder=folder, board=board, say=say)
 
 
@@ -219,7 +189,7 @@ def _put(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> 
         seen = ask(shell, "probe", folder, recipe.digest, *recipe.runtime_names, board=board)
         if seen.running:
             return AgentPlace(f"{seen.folder}/run/agent.sock", seen.folder, seen.running[1], seen.python, pushed_bytes)
-        with at_home(), temporary_folder("hil-own-") as place:
+        with packing.at_home(), temporary_folder("hil-own-") as place:
             agent, packages = _plan(seen, recipe, Path(place), say)
             missing = [package for package in packages if package.id not in seen.packages]
             # While another deploy is at work it sends what we would: ask first whether it is done.
@@ -243,12 +213,9 @@ def _wait(status: str, since: dict[str, float], say: Say) -> None:
     if status not in since and status in _WAITING:
         say(_WAITING[status])
     if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_S[status]:
-        raise BoardBusy(
-            "another deploy to the board does not end"
-            if status != "busy"
-            else "an agent of another version is on the board, and somebody uses it",
-            hint="try again once they are done; `hil board clean --force` ends what runs there",
-        )
+        used = "an agent of another version is on the board, and somebody uses it"
+        what = used if status == "busy" else "another deploy to the board does not end"
+        raise BoardBusy(what, hint="try again once they are done; `hil board clean --force` ends what runs there")
     time.sleep(_POLL_S)
 
 
@@ -260,7 +227,7 @@ def _plan(seen: Seen, recipe: Recipe, own: Path, say: Say) -> tuple[AgentBuild, 
     if seen.installed:
         recipe = recipe.joined(seen.installed.runtimes)
     interpreter, packages = _choose(seen, recipe, say)
-    packages = [write_package(own_title(), recipe.files, own), *packages]
+    packages = [packing.write_package(packing.own_title(), recipe.files, own), *packages]
     names = tuple(package.id for package in packages)
     build = hashlib.sha256("\n".join([interpreter.path, *sorted(names)]).encode()).hexdigest()[:16]
     return AgentBuild(build, recipe.digest, recipe.runtime_names, interpreter.path, names), packages
@@ -268,34 +235,27 @@ def _plan(seen: Seen, recipe: Recipe, own: Path, say: Say) -> tuple[AgentBuild, 
 
 def _choose(seen: Seen, recipe: Recipe, say: Say) -> tuple[Interpreter, list[Package]]:
     """The board's best Python for which there are packages, and these."""
-    cache = Cache()
-    refused: NoWheels | None = None
+    groups = (recipe.agent, *recipe.runtimes)
+    refused: list[NoWheels] = []
     for interpreter in usable_interpreters(seen):
         try:
-            groups = (recipe.agent, *recipe.runtimes)
-            return interpreter, packages_for(interpreter, groups, say=say, cache=cache)
+            return interpreter, packages_for(interpreter, groups, say=say, cache=Cache())
         except NoWheels as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+            refused.append(error)
+    raise refused[0]
 
 
 def usable_interpreters(seen: Seen) -> list[Interpreter]:
-    """The Pythons of a board that can run an agent, the best first.
-
-    Raises:
-        NoPython: there is none.
-        NoAgentHere: the board does not run Linux.
-    """
+    """The Pythons of a board that can run an agent, the best first; raises NoAgentHere where there is none."""
     if seen.system not in ("", "Linux"):
         raise NoAgentHere(f"the agent needs Linux, and the board runs {seen.system}")
     good = [one for one in seen.interpreters if _OLDEST_PYTHON <= one.version <= _NEWEST_PYTHON and not one.problem]
     if not good:
         told = [f"{one.text}, {one.path}" + (f": {one.problem}" if one.problem else "") for one in seen.interpreters]
         told += [f"{path}: {words}" for path, words in seen.broken]
-        raise NoPython(
+        raise packing.NoPython(
             "the board has no Python 3.10 or newer that the agent could run on",
-            hint=f"install one (python3 and its standard library), or: {COMMAND_HINT}",
+            hint=f"install one (python3 and its standard library), or: {packing.COMMAND_HINT}",
             detail="\n".join(told),
         )
     here = tuple(sys.version_info[:2])
@@ -329,14 +289,11 @@ def _check_room(seen: Seen, packages: Sequence[Package]) -> None:
 
 
 def _failed(answer: dict[str, Any], seen: Seen) -> BoardError:
-    full = answer.get("errno") in (errno.ENOSPC, errno.EDQUOT)
-    return BoardError(
-        f"the board's disk is full: {seen.folder}" if full else f"putting the agent there failed: {answer.get('why')}",
-        hint="make room there; what has arrived is kept"
-        if full
-        else "`hil board clean` removes what is there; the next run puts it there anew",
-        detail=answer.get("log", ""),
-    )
+    what = f"putting the agent there failed: {answer.get('why')}"
+    hint = "`hil board clean` removes what is there; the next run puts it there anew"
+    if answer.get("errno") in (errno.ENOSPC, errno.EDQUOT):
+        what, hint = f"the board's disk is full: {seen.folder}", "make room there; what has arrived is kept"
+    return BoardError(what, hint=hint, detail=answer.get("log", ""))
 
 
 def _named(packages: Sequence[Package]) -> str:

@@ -19,6 +19,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,11 +41,8 @@ _LEFT_OUT = {
 }
 # Of every wheel: its `.data` folder holds scripts and headers, which are for installing; so is the list of its files.
 _LEFT_OUT_ALWAYS = (
-    "*.data/scripts/*",
-    "*.data/headers/*",
-    "*.data/data/*",
-    "*.dist-info/RECORD",
-    "*.dist-info/sboms/*",
+    *("*.data/scripts/*", "*.data/headers/*", "*.data/data/*"),
+    *("*.dist-info/RECORD", "*.dist-info/sboms/*"),
 )
 # A change of these rules or of a package's form makes every package anew.
 FORMAT = 3
@@ -55,41 +53,16 @@ _LEVEL = 6
 
 @dataclass(frozen=True)
 class File:
-    """A file of a package."""
+    """A file of a package. One of a wheel may have hundreds of megabytes: it is read as it is packed."""
 
-    data: bytes
+    open: Callable[[], IO[bytes]]
+    size: int
     executable: bool = False
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return len(self.data)
-
-    def open(self) -> IO[bytes]:
-        """Its content."""
-        return io.BytesIO(self.data)
-
-
-@dataclass(frozen=True)
-class Member:
-    """A file in a wheel, which may have hundreds of megabytes: it is read when it is opened, piece by piece."""
-
-    wheel: zipfile.ZipFile
-    item: zipfile.ZipInfo
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.item.file_size
-
-    @property
-    def executable(self) -> bool:
-        """Whether it may be run."""
-        return bool(self.item.external_attr >> 16 & 0o111)
-
-    def open(self) -> IO[bytes]:
-        """Its content."""
-        return self.wheel.open(self.item)
+    @staticmethod
+    def of(data: bytes, *, executable: bool = False) -> File:
+        """A file with this content."""
+        return File(partial(io.BytesIO, data), len(data), executable)
 
 
 @dataclass(frozen=True)
@@ -133,7 +106,7 @@ def write_package(title: str, files: Mapping[str, File], folder: Path) -> Packag
     return _pack(title, sorted(files.items()), folder)
 
 
-def _pack(title: str, files: Iterable[tuple[str, File | Member]], folder: Path) -> Package:
+def _pack(title: str, files: Iterable[tuple[str, File]], folder: Path) -> Package:
     """Pack files that come in the order of their names."""
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as target:
         compressed = _Hashed(target)
@@ -145,7 +118,7 @@ def _pack(title: str, files: Iterable[tuple[str, File | Member]], folder: Path) 
     return Package(name, title, path, path.stat().st_size, compressed.hash.hexdigest(), disk)
 
 
-def _archive(files: Iterable[tuple[str, File | Member]], target: _Hashed) -> int:
+def _archive(files: Iterable[tuple[str, File]], target: _Hashed) -> int:
     """Write a tar, the same bytes for the same files; returns what they take on a disk."""
     blocks = 0
     folders: set[Path] = set()
@@ -167,7 +140,7 @@ def wheel_title(wheel: Path) -> tuple[str, str]:
     return name.replace("_", "-").lower(), version
 
 
-def wheel_files(wheel: Path) -> Iterator[tuple[str, Member]]:
+def wheel_files(wheel: Path) -> Iterator[tuple[str, File]]:
     """The files of a wheel that belong on a board, in the order of their names; each can be opened until the next."""
     name, _ = wheel_title(wheel)
     left_out = (*_LEFT_OUT.get(name, ()), *_LEFT_OUT_ALWAYS)
@@ -180,7 +153,7 @@ def wheel_files(wheel: Path) -> Iterator[tuple[str, Member]]:
             head, _, tail = path.partition("/")
             found[tail.partition("/")[2] if head.endswith(".data") else path] = item
         for path, item in sorted(found.items()):
-            yield path, Member(source, item)
+            yield path, File(partial(source.open, item), item.file_size, bool(item.external_attr >> 16 & 0o111))
 
 
 def write_wheels(wheels: Iterable[Path], folder: Path) -> None:
@@ -214,9 +187,9 @@ def own_files() -> dict[str, File]:
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
         if inside.parts[0] not in _CONTROLLERS and inside.as_posix() not in _OF_CONTROLLER:
-            files[f"hil/{inside.as_posix()}"] = File(path.read_bytes())
+            files[f"hil/{inside.as_posix()}"] = File.of(path.read_bytes())
     metadata = f"Metadata-Version: 2.1\nName: hil\nVersion: {own_version()}\n"
-    files[f"hil-{own_version()}.dist-info/METADATA"] = File(metadata.encode())
+    files[f"hil-{own_version()}.dist-info/METADATA"] = File.of(metadata.encode())
     return files
 
 
@@ -230,6 +203,12 @@ class Progress:
         self._say = say
         self._what = what
         self._told = time.monotonic()
+        self._done = 0
+
+    def more(self, size: int, total: int) -> None:
+        """So many more bytes are done."""
+        self._done += size
+        self.at(self._done, total)
 
     def at(self, done: int, total: int) -> None:
         """So many bytes of so many are done."""

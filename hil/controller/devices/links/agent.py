@@ -12,10 +12,10 @@ import re
 import select
 import socket
 import subprocess
-from pathlib import Path
 
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.link import Link, LinkKind
+from hil.controller.storage.paths import located
 from hil.core.board_config import BoardConfig
 from hil.core.processes import module_command, wait_or_kill
 from hil.core.scratch import new_folder, remove_tree
@@ -45,22 +45,16 @@ def connect(address: str, config: BoardConfig) -> Link:
     ):
         raise UsageError(f"{address!r} is no address of an agent", hint="unix:PATH or HOST:PORT")
     settings = config.connection
-    folder = config.path.parent
-
-    def file(name: str) -> Path | None:
-        try:
-            return folder / Path(name).expanduser() if name else None
-        except RuntimeError as error:
-            raise UsageError(f"{name} lies in the home of a user that there is not", board=config.name) from error
-
+    names = (settings.token_file, settings.ca, settings.cert, settings.key)
+    token_file, ca, cert, key = (located(name, config.path.parent, board=config.name) for name in names)
     token = os.environ.get(TOKEN_VARIABLE, "")
-    if path := file(settings.token_file):
+    if token_file:
         try:
-            token = path.read_text().strip()
+            token = token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the token file of board {config.name} cannot be read: {error}") from error
     _check(address, config.name if address == settings.address else address)
-    return Link(Target(address, token, file(settings.ca), file(settings.cert), file(settings.key)))
+    return Link(Target(address, token, ca, cert, key))
 
 
 def _check(address: str, board: str) -> None:

@@ -13,29 +13,22 @@ import os
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fabric
 import paramiko
 import tenacity
-from paramiko.auth_strategy import (
-    AuthFailure,
-)
+from paramiko.auth_strategy import AuthFailure
 
-from hil.controller.devices.ssh.address import (
-    Address,
-    KnownHosts,
-    name_of,
-    parse_address,
-    read_ssh_config,
-    route,
-    settings_for,
-    user_files,
-)
+from hil.controller.devices.ssh import address as addresses
+from hil.controller.devices.ssh.address import Address
+from hil.controller.devices.ssh.known_hosts import KnownHosts, name_of, user_files
 from hil.controller.devices.ssh.login import PASSWORD_VARIABLE, Login
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.transport import END_S, AgentKey, FileKey, Hop, Transport, close_hops
+from hil.controller.storage.paths import located
 from hil.core.board_config import Connection
 from hil.core.processes import wait_or_kill
 from hil.errors import BoardUnreachable, UsageError
@@ -48,8 +41,6 @@ logging.getLogger("paramiko").propagate = False
 _TRIES = 3
 # paramiko's words for a server, or for one behind a jump, that said nothing until the time was over.
 _SILENT = ("No existing session", "Timeout opening channel")
-# What a shell says of a program that is not there, and of one that it cannot run.
-_NOT_FOUND, _NOT_RUN = 127, 126
 
 
 class NoSuchHost(BoardUnreachable):
@@ -60,26 +51,8 @@ class ProxyFailed(BoardUnreachable):
     """The ssh config's ProxyCommand did not lead to the board."""
 
 
-def connect(address: Address, settings: Connection, *, board: str, base: Path, timeout: float) -> tuple[Hop, ...]:
-    """Log in to a machine, through others where the ssh config says so; the last hop is the machine itself.
-
-    Arguments and errors are those of :func:`open_shell`.
-    """
-    _check_login()
-    request = _ConnectRequest(settings, board, base, timeout)
-    config = read_ssh_config(address)
-    hops: list[Hop] = []
-    try:
-        for machine in route(config, address):
-            hops.append(_MachineLogin(machine, request, config, hops, is_board=machine is address).open())
-    except BaseException:
-        close_hops(hops)
-        raise
-    return tuple(hops)
-
-
 def open_shell(address: str, connection: Connection, *, board: str, base: Path, timeout: float = 10.0) -> Shell:
-    """Log in to a board.
+    """Log in to a board, through other machines where the ssh config says so.
 
     Args:
         base: the folder that relative paths in the config are relative to.
@@ -90,8 +63,21 @@ def open_shell(address: str, connection: Connection, *, board: str, base: Path, 
         HostKeyRefused: the host key is not the pinned one, or none is pinned.
         BoardUnreachable: nobody answers, or we are not let in.
     """
-    place = parse_address(address)
-    return Shell(connect(place, connection, board=board, base=base, timeout=timeout), place, board)
+    place = addresses.parse_address(address)
+    _check_login()
+    files = {name: getattr(connection, name) for name in ("identity", "known_hosts")}
+    absolute: dict[str, Any] = {name: str(located(file, base, board=board)) for name, file in files.items() if file}
+    settings = replace(connection, **absolute)
+    config = addresses.read_ssh_config(place)
+    hops: list[Hop] = []
+    try:
+        for machine in addresses.route(config, place):
+            login = _MachineLogin(machine, settings, board, timeout, config, hops, is_board=machine is place)
+            hops.append(login.open())
+    except BaseException:
+        close_hops(hops)
+        raise
+    return Shell(tuple(hops), place, board)
 
 
 def _check_login() -> None:
@@ -106,64 +92,40 @@ def _check_login() -> None:
         ) from error
 
 
-@dataclass(frozen=True)
-class _ConnectRequest:
-    """What :func:`connect` was asked for."""
-
-    settings: Connection
-    board: str
-    base: Path
-    timeout: float
-
-    @property
-    def identity(self) -> Path | None:
-        return self._file(self.settings.identity)
-
-    @property
-    def known_hosts(self) -> list[Path]:
-        path = self._file(self.settings.known_hosts)
-        return [path] if path else []
-
-    def _file(self, name: str) -> Path | None:
-        try:
-            return self.base / Path(name).expanduser() if name else None
-        except RuntimeError as error:
-            raise UsageError(f"{name} lies in the home of a user that there is not", board=self.board) from error
-
-
 class _MachineLogin:
     """One machine to log in to, through those of ``via``."""
 
     def __init__(
         self,
         address: Address,
-        request: _ConnectRequest,
+        settings: Connection,
+        board: str,
+        timeout: float,
         config: paramiko.SSHConfig,
         via: Sequence[Hop],
         *,
         is_board: bool,
     ) -> None:
         self._address = address
-        self._request = request
+        self._board = board
+        self._timeout = timeout
         self._config = fabric.Config(ssh_config=config, lazy=True)
         self._via = via
-        self._host = settings_for(config, address.host)
+        self._host = host = addresses.settings_for(config, address.host)
         # What was asked for is meant for the board: a jump's key is looked for where it usually is, too.
         self._is_board = is_board
-        self._identity = request.identity if is_board else None
-        usual = [] if is_board and request.known_hosts else self._host.known_hosts or user_files()
-        self._known_hosts = KnownHosts(
-            [*request.known_hosts, *usual],
-            accept_new=request.settings.accept_new_host_key,
-            board=request.board,
-            direct=not via and not self._host.proxy_command,
-        )
+        self._identity = Path(settings.identity) if is_board and settings.identity else None
+        given = [Path(settings.known_hosts)] if settings.known_hosts else []
+        usual = [] if is_board and given else host.known_hosts or user_files()
+        direct = not via and not host.proxy_command
+        accept = settings.accept_new_host_key
+        self._known_hosts = KnownHosts([*given, *usual], accept_new=accept, board=board, direct=direct)
 
     def open(self) -> Hop:
         """Log in; a server that is not ready yet is asked again, a few times."""
         asking = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_may_pass),
-            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(self._request.timeout),
+            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(self._timeout),
             wait=tenacity.wait_exponential(0.2, max=1),
             reraise=True,
         )
@@ -178,7 +140,7 @@ class _MachineLogin:
                 config=self._config,
                 gateway=self._via[-1].connection if self._via else False,
                 forward_agent=False,
-                connect_timeout=max(1, round(self._request.timeout)),
+                connect_timeout=max(1, round(self._timeout)),
             )
         except ValueError as error:
             raise UsageError(f"the ssh config for {self._address.host} is wrong: {error}") from error
@@ -196,7 +158,7 @@ class _MachineLogin:
         connection.connect_kwargs = {
             "auth_strategy": login,
             "transport_factory": Transport,
-            **dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), self._request.timeout),
+            **dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), self._timeout),
         }
         if self._host.proxy_command and not self._via:
             proxy, connection.connect_kwargs["sock"] = _through(self._host.proxy_command)
@@ -222,43 +184,36 @@ class _MachineLogin:
     def _translated(self, error: BaseException, connection: fabric.Connection, login: Login) -> BaseException:
         place = Address(connection.host, connection.user, connection.port)
         server = name_of(connection.host, connection.port)
+        kind = BoardUnreachable
         if isinstance(error, paramiko.BadHostKeyException):
             return self._known_hosts.changed(server, error.key, error.expected_key)
         if isinstance(error, AuthFailure):
             transport = connection.client.get_transport()
             hung_up = transport is None or not transport.is_active()
-            return login.refused(error.result, str(place), hung_up).located(board=self._request.board)
+            return login.refused(error.result, str(place), hung_up).located(board=self._board)
         # Of a name that cannot be one, its parts empty or too long, Python says the latter.
         if isinstance(error, (socket.gaierror, UnicodeError)):
-            return NoSuchHost(
-                f"there is no host {connection.host!r}",
-                board=self._request.board,
-                hint="is the name right? ssh config is read, too",
-            )
-        if isinstance(error, TimeoutError) or str(error).startswith(_SILENT):
-            return self._unreachable(
-                f"{server} did not answer within {self._request.timeout:g} s",
-                "is it on, and in this network? try: ping",
-            )
-        if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-            reasons = "; ".join(sorted({getattr(one, "strerror", None) or str(one) for one in error.errors.values()}))
-            return self._unreachable(
-                f"{server} cannot be reached: {reasons}",
-                "is it on, and in this network? does sshd run there, on that port? another: USER@HOST:PORT",
-            )
-        if isinstance(error, paramiko.ChannelException):
-            return self._unreachable(
-                f"{server} cannot be reached from {self._via[-1].connection.host}: {error.text}",
-                "is it on, and does that machine allow to go through it?",
-            )
-        if isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-            return self._unreachable(
-                f"{server} cannot be reached: {error.strerror}", "is it on, and is this machine in its network?"
-            )
-        if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
-            said = str(error) or "the connection was closed"
-            return self._unreachable(f"{server} does not go on with SSH: {said}", "is that an SSH server's port?")
-        return error
+            kind, what = NoSuchHost, f"there is no host {connection.host!r}"
+            hint = "is the name right? ssh config is read, too"
+        elif isinstance(error, TimeoutError) or str(error).startswith(_SILENT):
+            what = f"{server} did not answer within {self._timeout:g} s"
+            hint = "is it on, and in this network? try: ping"
+        elif isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+            reasons = sorted({getattr(one, "strerror", None) or str(one) for one in error.errors.values()})
+            what = f"{server} cannot be reached: {'; '.join(reasons)}"
+            hint = "is it on, and in this network? does sshd run there, on that port? another: USER@HOST:PORT"
+        elif isinstance(error, paramiko.ChannelException):
+            what = f"{server} cannot be reached from {self._via[-1].connection.host}: {error.text}"
+            hint = "is it on, and does that machine allow to go through it?"
+        elif isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            what = f"{server} cannot be reached: {error.strerror}"
+            hint = "is it on, and is this machine in its network?"
+        elif isinstance(error, (OSError, EOFError, paramiko.SSHException)):
+            what = f"{server} does not go on with SSH: {str(error) or 'the connection was closed'}"
+            hint = "is that an SSH server's port?"
+        else:
+            return error
+        return kind(what, board=self._board, hint=hint)
 
     def _proxy_failed(self, proxy: subprocess.Popen[bytes]) -> ProxyFailed | None:
         """The error for a ProxyCommand that ended by itself; None for one that runs."""
@@ -268,18 +223,14 @@ class _MachineLogin:
             return None
         command = self._host.proxy_command
         name = command.split()[0]
-        why = {
-            _NOT_FOUND: f"there is no program {name!r}",
-            _NOT_RUN: f"{name!r} cannot be run",
-        }.get(code, f"it ended with code {code}")
+        # What a shell says of a program that is not there, and of one that it cannot run.
+        known = {127: f"there is no program {name!r}", 126: f"{name!r} cannot be run"}
+        why = known.get(code, f"it ended with code {code}")
         return ProxyFailed(
             f"the ProxyCommand to {self._address.host} failed: {why}",
-            board=self._request.board,
+            board=self._board,
             hint=f"the ssh config says `{command}`: try it by hand",
         )
-
-    def _unreachable(self, message: str, hint: str) -> BoardUnreachable:
-        return BoardUnreachable(message, board=self._request.board, hint=hint)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -20,13 +20,7 @@ from typing import Any, cast
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from paramiko.auth_strategy import (
-    AuthFailure,
-    AuthResult,
-    AuthSource,
-    NoneAuth,
-    SourceResult,
-)
+from paramiko.auth_strategy import AuthFailure, AuthResult, AuthSource, NoneAuth, SourceResult
 from paramiko.pkey import UnknownKeyType
 
 from hil.controller.devices.ssh.transport import AgentKey, FileKey
@@ -67,18 +61,11 @@ class GivenPassword(AuthSource):
 
 
 class Questions(AuthSource):
-    """What the server itself asks: a password, a code.
-
-    Args:
-        answer: gives the answer to a prompt that may be shown while it is typed, or not; "" ends it.
-
-    Attributes:
-        came: whether the server asked anything.
-    """
+    """What the server itself asks: a password, a code. ``answer`` gives the answer to a prompt, "" ends it."""
 
     def __init__(self, username: str, answer: Callable[[str, bool], str]) -> None:
         super().__init__(username)
-        self.came = False
+        self.came = False  # whether the server asked anything
         self._answer = answer
 
     def __str__(self) -> str:
@@ -121,9 +108,6 @@ class Login:
         password: tried last; where it is "" and there is somebody to type, it is asked for.
         only_identities: leave out keys of the agent that are not among these.
 
-    Attributes:
-        locked: the files whose keys could not be had, each with the reason.
-
     Raises:
         UsageError: the key that was asked for is not there, or is none.
     """
@@ -138,7 +122,7 @@ class Login:
         password: str,
         only_identities: bool,
     ) -> None:
-        self.locked: dict[Path, str] = {}
+        self.locked: dict[Path, str] = {}  # the files whose keys could not be had, each with the reason
         self._user = user
         self._host = host
         self._password = password
@@ -153,22 +137,19 @@ class Login:
     def authenticate(self, transport: paramiko.Transport) -> AuthResult:
         """Try one way after the other until the server is content; it may want several of them.
 
-        Raises:
-            AuthFailure: none of them, or not enough, would do.
+        Raises AuthFailure where none of them, or not enough, would do.
         """
         tried = AuthResult(strategy=cast(Any, self))
-        allowed: set[str] = set()
+        allowed: list[str] = []
 
         def attempt(source: AuthSource) -> None:
-            nonlocal allowed
             further: list[str] | Exception
             try:
-                further = source.authenticate(transport)
-                allowed = set(further)
-            except paramiko.BadAuthenticationType as error:
-                further, allowed = error, set(error.allowed_types)
+                allowed[:] = further = source.authenticate(transport)
             except (paramiko.SSHException, OSError, EOFError, ValueError) as error:
                 further = error
+                if isinstance(error, paramiko.BadAuthenticationType):
+                    allowed[:] = error.allowed_types
             tried.append(SourceResult(source, further))
 
         for method, make in self._methods():
@@ -195,10 +176,8 @@ class Login:
         elif not sources:
             hint = f"name a key with --identity FILE, add one to the ssh agent, or set {PASSWORD_VARIABLE}"
         else:
-            hint = (
-                f"`ssh-copy-id {place}` puts a key there; --identity FILE names another; "
-                f"{PASSWORD_VARIABLE} holds a password"
-            )
+            hint = f"`ssh-copy-id {place}` puts a key there; --identity FILE names another; "
+            hint += f"{PASSWORD_VARIABLE} holds a password"
         what = "hung up before it let us in" if hung_up else "did not let us in"
         if any(one.result and not isinstance(one.result, Exception) for one in tried):
             what += ": one way to log in is not enough for it"
@@ -211,15 +190,19 @@ class Login:
             offered = {key.asbytes(): AgentKey(self._user, key) for key in agent.get_keys()}
             for path in self._files:
                 held = offered.pop(_public_part(path), None)
-                yield _KEY, partial(self._from_file, path) if held is None else partial(_itself, held)
+                yield _KEY, partial(self._key, path, held)
             if not self._only_identities:
-                yield from ((_KEY, partial(_itself, key)) for key in offered.values())
+                for held in offered.values():
+                    yield _KEY, partial(self._key, Path(), held)
         finally:
             agent.close()
         yield from ((_PASSWORD, self._typed) for _ in range(_SECRET_TRIES))
         yield _QUESTIONS, self._questions
 
-    def _from_file(self, path: Path) -> FileKey | None:
+    def _key(self, path: Path, held: AgentKey | None) -> FileKey | AgentKey | None:
+        """The key that the agent holds, or else the file's."""
+        if held is not None:
+            return held
         prompt = f"passphrase of {path}: "
         secret = _worked.get(prompt, "")
         for _ in range(_SECRET_TRIES):
@@ -292,10 +275,6 @@ def _read(path: Path, passphrase: str = "") -> paramiko.PKey:
             with contextlib.suppress(paramiko.SSHException):
                 return kind.from_private_key(io.StringIO(text))
         raise error
-
-
-def _itself(source: AuthSource) -> AuthSource:
-    return source
 
 
 def _public_part(path: Path) -> bytes:

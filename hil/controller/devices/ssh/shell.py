@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Protocol
+from typing import IO
 
 import paramiko
 
@@ -38,12 +37,8 @@ _LONGEST_GREETING = 1 << 20
 _BEGINS = b"hil: the command begins\n"
 
 
-class Sink(Protocol):
-    """What takes output."""
-
-    def write(self, data: bytes, /) -> int:
-        """Take a piece."""
-        ...
+Sink = Callable[[bytes], object]
+Progress = Callable[[int], None]
 
 
 class TooMuch(paramiko.SSHException):
@@ -60,17 +55,12 @@ def execute(
     sink: Sink,
     timeout: float,
     most: int = MOST_OUT,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[int, str]:
     """Run a command line of the login's shell; returns its exit code and the end of what it wrote to stderr.
 
-    It may write ``most`` bytes to stdout, which go to the sink.
-
-    Raises:
-        TimeoutError: it did not end in time.
-        TooMuch: it wrote too much.
-        EOFError: the link broke.
-        OSError, paramiko.SSHException: it could not be started.
+    It may write ``most`` bytes to stdout, which go to the sink. Errors are Python's own and paramiko's: EOFError where
+    the link broke, TimeoutError, :class:`TooMuch`.
     """
     deadline = time.monotonic() + timeout
 
@@ -88,7 +78,9 @@ def execute(
         raise
     with contextlib.closing(session) as channel:
         begin(channel, command, timeout)
-        errors = _Tail(channel)
+        errors = bytearray()
+        reading = threading.Thread(target=_read_errors, args=(channel, errors), daemon=True)
+        reading.start()
         feed = (channel, source, progress)
         threading.Thread(target=_feed, args=feed, daemon=True, name="hil-ssh-input").start()
         taken = 0
@@ -96,22 +88,17 @@ def execute(
             taken += len(piece)
             if taken > most:
                 raise TooMuch
-            sink.write(piece)
-        errors.thread.join(left())
-        if errors.thread.is_alive() or not channel.status_event.wait(left()):
+            sink(piece)
+        reading.join(left())
+        if reading.is_alive() or not channel.status_event.wait(left()):
             raise TimeoutError
         if channel.exit_status == -1:
             raise EOFError("the channel was closed without an exit status")
-        return channel.exit_status, errors.text()
+        return channel.exit_status, errors.decode(errors="replace")
 
 
 def begin(channel: paramiko.Channel, command: str, timeout: float) -> None:
-    """Start a command line; what it writes is to be read by :func:`own_output`.
-
-    Raises:
-        TimeoutError: the far side does not say in time whether it did.
-        OSError, paramiko.SSHException: it could not be started.
-    """
+    """Start a command line, in time (TimeoutError); what it writes is to be read by :func:`own_output`."""
     guard = Guard(channel.close)  # paramiko itself waits for ever
     guard.within(timeout)
     try:
@@ -127,11 +114,7 @@ def begin(channel: paramiko.Channel, command: str, timeout: float) -> None:
 def own_output(channel: paramiko.Channel, left: Callable[[], float | None]) -> Iterator[bytes]:
     """What a command itself writes to stdout, piece by piece: without the lines that a login prints before.
 
-    Args:
-        left: the seconds that the next piece may take; None is any time.
-
-    Raises:
-        TooMuch: the login itself writes without end.
+    ``left`` gives the seconds that the next piece may take; None is any time.
     """
     before: bytes | None = b""
     while True:
@@ -152,25 +135,15 @@ def own_output(channel: paramiko.Channel, left: Callable[[], float | None]) -> I
         yield before
 
 
-class _Tail:
-    """The end of a channel's stderr, read as it comes so that the far side never waits for a reader."""
-
-    def __init__(self, channel: paramiko.Channel) -> None:
-        self._channel = channel
-        self._kept = b""
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
-
-    def text(self) -> str:
-        return self._kept.decode(errors="replace")
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):
-            while piece := self._channel.recv_stderr(_LAST_OF_ERR):
-                self._kept = (self._kept + piece)[-_LAST_OF_ERR:]
+def _read_errors(channel: paramiko.Channel, kept: bytearray) -> None:
+    """Read a channel's stderr as it comes, so that the far side never waits for a reader; its end is kept."""
+    with contextlib.suppress(OSError):
+        while piece := channel.recv_stderr(_LAST_OF_ERR):
+            kept += piece
+            del kept[:-_LAST_OF_ERR]
 
 
-def _feed(channel: paramiko.Channel, source: IO[bytes], progress: Callable[[int], None] | None) -> None:
+def _feed(channel: paramiko.Channel, source: IO[bytes], progress: Progress | None) -> None:
     # A command that ends before it has read everything closes the channel: what it made of it is told by its code. The
     # source may be closed by then, too, which is a ValueError.
     with contextlib.suppress(OSError, EOFError, ValueError):
@@ -190,11 +163,10 @@ _NONSENSE = (paramiko.SFTPError, ValueError, TypeError, LookupError, ArithmeticE
 _SFTP_PIECE = 255 * 1024
 _SMALL_PIECE = 32 * 1024
 _AT_ONCE = 64
-Progress = Callable[[int], None]
 
 
 class Files:
-    """What moves files over a transport."""
+    """What moves files over a transport. Errors are Python's own and paramiko's, as of :func:`execute`."""
 
     def __init__(self, transport: paramiko.Transport) -> None:
         self._transport = transport
@@ -205,17 +177,13 @@ class Files:
         self._piece = _SFTP_PIECE if "OpenSSH" in transport.remote_version else _SMALL_PIECE
 
     def put(self, source: IO[bytes], remote: str, part: str, mode: int, progress: Progress | None) -> None:
-        """Write a file under the name ``part``, then give it its own.
-
-        Raises:
-            TimeoutError, EOFError, OSError, paramiko.SSHException: it could not be done.
-        """
+        """Write a file under the name ``part``, then give it its own."""
         size = os.fstat(source.fileno()).st_size
         with self._lock, self._in_time(size) as sftp:
             if sftp is None:
                 script = 'umask 077 && cat > "$1" && chmod "$2" "$1" && mv -f "$1" "$3" || { rm -f "$1"; exit 1; }'
                 argv = ["sh", "-c", script, "sh", part, f"{mode:o}", remote]
-                return self._cat(argv, source, io.BytesIO(), size, MOST_OUT, progress)
+                return self._cat(argv, source, lambda piece: None, size, MOST_OUT, progress)
             try:
                 self._write(sftp, source, part, mode, progress)
                 sftp.posix_rename(part, remote)
@@ -225,11 +193,7 @@ class Files:
                 raise
 
     def get(self, remote: str, sink: Sink, most: int) -> None:
-        """Read a file of at most so many bytes.
-
-        Raises:
-            TimeoutError, EOFError, OSError, paramiko.SSHException: it could not be done.
-        """
+        """Read a file of at most so many bytes."""
         with self._lock, self._in_time(most) as sftp:
             if sftp is None:
                 return self._cat(["cat", "--", remote], io.BytesIO(), sink, most, most)
@@ -244,18 +208,13 @@ class Files:
                     came += len(piece)
                     if came > most:
                         raise OSError(f"more than {most} bytes came")
-                    sink.write(piece)
+                    sink(piece)
             if came < size:
                 raise OSError(f"{came} of {size} bytes came")
 
     @contextlib.contextmanager
     def _in_time(self, size: int) -> Iterator[paramiko.SFTPClient | None]:
-        """The one client, None where the board has no server for it; one that goes on and on is closed.
-
-        Raises:
-            TimeoutError: so many bytes were not moved in time.
-            OSError: the server's answers make no sense.
-        """
+        """The one client, None where the board has no server for it; one that goes on and on is closed."""
         # paramiko itself notices silence, and that not everywhere.
         guard = Guard(self._close)
         guard.within(_patience_s(size))
@@ -310,7 +269,13 @@ class Files:
         return self._client
 
     def _cat(
-        self, argv: list[str], source: IO[bytes], sink: Sink, size: int, most: int, progress: Progress | None = None
+        self,
+        argv: list[str],
+        source: IO[bytes],
+        sink: Sink,
+        size: int,
+        most: int,
+        progress: Progress | None = None,
     ) -> None:
         line = shlex.join(argv)
         code, err = execute(self._transport, line, source, sink, _patience_s(size), most=most, progress=progress)
@@ -364,9 +329,7 @@ class Shell:
     def __enter__(self) -> Shell:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(
@@ -378,9 +341,7 @@ class Shell:
         check: bool = True,
         progress: Progress | None = None,
     ) -> Done:
-        """Run a command and wait for its end.
-
-        The arguments arrive on the board as they are: nothing in them is expanded.
+        """Run a command and wait for its end; nothing in its arguments is expanded.
 
         Args:
             stdin: what it reads: bytes, or a file's contents; otherwise it finds the end at once.
@@ -397,7 +358,7 @@ class Shell:
         source = stdin.open("rb") if isinstance(stdin, Path) else io.BytesIO(stdin or b"")
         with source, self._seam(f"`{name}`", f"`{name}` was not started"):
             try:
-                code, err = execute(self.transport, line, source, out, timeout, progress=progress)
+                code, err = execute(self.transport, line, source, out.write, timeout, progress=progress)
             except TimeoutError:
                 raise BoardLost(f"`{name}` did not answer within {timeout:g} s", board=self.board) from None
             except TooMuch:
@@ -426,19 +387,26 @@ class Shell:
             StorageError: it cannot be written here.
         """
         reading = self._seam(f"reading {remote}", f"cannot read {remote}")
+
+        def cannot(error: OSError) -> StorageError:
+            return StorageError(f"cannot write {local}: {error.strerror}")
+
+        def write(piece: bytes) -> None:
+            try:
+                sink.write(piece)
+            except OSError as error:  # of this machine's, not of the board's
+                raise cannot(error) from error
+
         try:
             with replacing(local) as part, part.open("wb") as sink, reading:
-                self._files.get(remote, _Stored(sink), most)
+                self._files.get(remote, write, most)
         except OSError as error:  # the last piece of a file is written when it is closed
-            raise StorageError(f"cannot write {local}: {error.strerror}") from error
+            raise cannot(error) from error
 
     def interactive(self, argv: Sequence[str] = ()) -> int:
         """Give the terminal to a command, or to the login's own shell; returns its exit code.
 
         OpenSSH's client, where there is one, says itself what went wrong with the link, and ends with 255.
-
-        Raises:
-            BoardLost: the link broke, where there is no such client.
         """
         if openssh.can_log_in(self.hops):
             with openssh.private_folder() as folder:
@@ -470,16 +438,3 @@ class Shell:
             if isinstance(error, TimeoutError) or not self.transport.is_active():
                 raise BoardLost(f"the connection to {self.address} broke during {what}", board=self.board) from error
             raise BoardError(f"{failed}: {error}", board=self.board) from error
-
-
-class _Stored:
-    """A local file whose errors are told from the board's."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, data: bytes, /) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            raise StorageError(f"cannot write {self._file.name}: {error.strerror}") from error

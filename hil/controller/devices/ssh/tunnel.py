@@ -18,6 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
@@ -36,18 +37,13 @@ _PIECE = 1 << 20
 Carried = tuple[paramiko.Channel, Iterator[bytes]]
 
 
+@dataclass
 class FarSide:
-    """What leads to a socket on a board: ``open`` makes a connection to it."""
+    """What leads to a socket on a board."""
 
-    def __init__(self, connect: Callable[[], Carried]) -> None:
-        self.open = connect
-
-    def alive(self) -> bool:
-        """Whether it still leads there, if the connection is up."""
-        return True
-
-    def close(self) -> None:
-        """End what it started, if anything."""
+    open: Callable[[], Carried]  # makes a connection to it
+    alive: Callable[[], bool] = lambda: True  # whether it still leads there, if the connection is up
+    close: Callable[[], object] = lambda: None  # ends what it started, if anything
 
 
 def _carried(channel: paramiko.Channel) -> Carried:
@@ -62,14 +58,11 @@ class ChannelForwarder:
         self._remote = remote
         self._far = far
         self._socket = LocalSocket(local, self._carry, "hil-ssh-tunnel")
+        self.log = self._socket.log
 
     def alive(self) -> bool:
         """Whether the connection is up."""
         return self._transport.is_active() and self._socket.alive() and self._far.alive()
-
-    def log(self) -> str:
-        """Why connections were not carried."""
-        return self._socket.log()
 
     def close(self) -> None:
         """End it and all that it carries."""
@@ -130,17 +123,17 @@ class TcpRelay(FarSide):
     """
 
     def __init__(self, transport: Transport, python: str, remote: str) -> None:
-        super().__init__(self._connect)
         self._transport = transport
         self._token = secrets.token_hex(32)
-        self._helper, port, _ = _started(transport, python, remote, self._token)
+        helper, port, _ = _started(transport, python, remote, self._token)
+        super().__init__(self._connect, lambda: not helper.closed and not helper.eof_received, helper.close)
         try:
             if not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
                 raise NoRelay(f"it tells no port but {port[:100]!r}")
             self._port = int(port)
             self._connection().close()
         except BaseException:
-            self._helper.close()
+            helper.close()
             raise
 
     def _connect(self) -> Carried:
@@ -148,34 +141,25 @@ class TcpRelay(FarSide):
         channel.sendall(self._token.encode())
         return _carried(channel)
 
-    def alive(self) -> bool:
-        """Whether the helper runs."""
-        return not self._helper.closed and not self._helper.eof_received
-
-    def close(self) -> None:
-        """End the helper."""
-        self._helper.close()
-
     def _connection(self) -> paramiko.Channel:
         place = (_LOOPBACK, self._port)
         return self._transport.open_channel("direct-tcpip", place, (_LOOPBACK, 0), timeout=_RELAY_START_S)
 
 
-class StdioRelay(FarSide):
+def stdio_relay(transport: Transport, python: str, remote: str) -> FarSide:
     """A helper for each connection, which goes on over the helper's own input and output; as :class:`TcpRelay`."""
 
-    def __init__(self, transport: Transport, python: str, remote: str) -> None:
-        def start() -> Carried:
-            return _started(transport, python, remote, "")[::2]
+    def start() -> Carried:
+        return _started(transport, python, remote, "")[::2]
 
-        # The connection that showed that there are any is the first.
-        self._first = [start()]
-        super().__init__(lambda: self._first.pop() if self._first else start())
+    # The connection that showed that there are any is the first. A helper that nobody used is ended.
+    first = [start()]
 
-    def close(self) -> None:
-        """End a helper that nobody used: another one ends with its connection."""
-        for channel, _ in self._first:
+    def close() -> None:
+        for channel, _ in first:
             channel.close()
+
+    return FarSide(lambda: first.pop() if first else start(), close=close)
 
 
 def _started(
@@ -239,7 +223,13 @@ class NoTunnel(BoardError):
 
 
 class Tunnel:
-    """A tunnel to a socket on a board; its local end is ``address``, ``unix:PATH``."""
+    """A tunnel to a socket on a board.
+
+    Attributes:
+        address: its local end, ``unix:PATH``.
+        alive: whether it still leads there, as far as is known: a broken link is noticed within 15 seconds.
+        log: what it had to say so far, such as a socket that is not there.
+    """
 
     def __init__(self, shell: Shell, remote_socket: str, far: FarSide | None) -> None:
         self._kept = contextlib.ExitStack()
@@ -252,15 +242,8 @@ class Tunnel:
                 self._carrier = _OpenSSH(shell, folder, socket, remote_socket)
             else:
                 self._carrier = ChannelForwarder(shell.transport, socket, remote_socket, far)
+            self.alive, self.log = self._carrier.alive, self._carrier.log
             self._kept = opening.pop_all()
-
-    def alive(self) -> bool:
-        """Whether it still leads there, as far as is known: a broken link is noticed within 15 seconds."""
-        return self._carrier.alive()
-
-    def log(self) -> str:
-        """What it had to say so far, such as a socket that is not there."""
-        return self._carrier.log()
 
     def close(self) -> None:
         """End it, and remove the local socket. Closing it again does nothing."""
@@ -274,11 +257,9 @@ def open_tunnel(
     """Make a way to a Unix socket on a board; the socket may come to be there later.
 
     Args:
-        shell: a login on the board. OpenSSH's client logs in again, with the same key to the same host keys, through
-            the same jumps.
-        openssh_client: whether to use OpenSSH's client, which is the faster one; by default where there is one
-            that can log in: it is given no passwords. What it cannot do then, our own connection does.
-        say: told where OpenSSH's client could not do it.
+        openssh_client: whether to use OpenSSH's client, which is the faster one and logs in again, with the same key
+            to the same host keys, through the same jumps; by default where there is one that can: it is given no
+            passwords. What it cannot do then, our own connection does, and ``say`` is told.
 
     Raises:
         BoardLost: the shell's connection is broken.
@@ -297,9 +278,8 @@ def open_tunnel(
                 raise
             last = error.detail.rpartition("\n")[2].strip() or error.message
             say(f"ssh made no tunnel ({last}): going through hil's own connection, which is slower")
-    return Tunnel(
-        shell, remote_socket, FarSide(lambda: _carried(shell.transport.open_streamlocal(remote_socket, _OPEN_S)))
-    )
+    far = FarSide(lambda: _carried(shell.transport.open_streamlocal(remote_socket, _OPEN_S)))
+    return Tunnel(shell, remote_socket, far)
 
 
 def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> Tunnel:
@@ -319,7 +299,7 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> 
             tcp = TcpRelay(shell.transport, python, remote_socket)
         except paramiko.ChannelException as error:
             say(f"{refused}, and no TCP ({error.text}): going through the input and output of a command there")
-            return Tunnel(shell, remote_socket, StdioRelay(shell.transport, python, remote_socket))
+            return Tunnel(shell, remote_socket, stdio_relay(shell.transport, python, remote_socket))
         say(f"{refused}: going through TCP on the board's own loopback, with a token")
         return Tunnel(shell, remote_socket, tcp)
     except NoAgent as error:

@@ -2,8 +2,6 @@
 
 A file is there whole and verified, or not at all: what is uploaded goes to a file of this machine first, is checked
 against its digest there, and only then gets its name in the store.
-
-The service ``Artifacts``: files by content, to and from the store.
 """
 
 from __future__ import annotations
@@ -33,15 +31,7 @@ _AT_ONCE = 16
 
 
 class Store:
-    """A content-addressed store. Every method may block: call it in a thread.
-
-    Args:
-        where: a folder's path, or a URL that fsspec knows (``s3://bucket/prefix``).
-
-    Raises:
-        UsageError: the URL, or what it takes to open it, makes no sense.
-        StorageError: the folder cannot be written.
-    """
+    """A content-addressed store in a folder, or at a URL that fsspec knows. Every method may block: use a thread."""
 
     def __init__(self, where: str) -> None:
         from fsspec.core import url_to_fs
@@ -62,11 +52,7 @@ class Store:
                 self._incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def lacks(self, digests: Iterable[str]) -> list[str]:
-        """Those of some digests that are not in the store, each once.
-
-        Raises:
-            UsageError: one of them is none.
-        """
+        """Those of some digests that are not in the store, each once; UsageError where one of them is none."""
         wanted = [digest.check(one) for one in dict.fromkeys(digests)]
         if self._incoming is not None or len(wanted) < 2:
             return [one for one in wanted if not self._has(one)]
@@ -74,11 +60,7 @@ class Store:
             return [one for one, has in zip(wanted, pool.map(self._has, wanted), strict=True) if not has]
 
     def size(self, name: str) -> int:
-        """How large a file is, in bytes.
-
-        Raises:
-            FarmError: the store has it not.
-        """
+        """How large a file is, in bytes; FarmError where the store has it not."""
         with self._there(name):
             return int(self._fs.info(self._path(name))["size"])
 
@@ -87,11 +69,7 @@ class Store:
         return Incoming(self, digest.check(name), size, self._incoming)
 
     def read(self, name: str) -> Iterator[bytes]:
-        """A file's content in pieces.
-
-        Raises:
-            FarmError: the store has it not.
-        """
+        """A file's content in pieces; FarmError where the store has it not."""
         with self._there(name), self._fs.open(self._path(name), "rb") as file:
             while data := file.read(CHUNK):
                 yield data
@@ -138,12 +116,7 @@ class Store:
 
 
 class Incoming:
-    """A file that is being stored. A context manager: what was not finished leaves nothing.
-
-    Attributes:
-        name: its digest.
-        size: as it was announced.
-    """
+    """A file that is being stored. A context manager: what was not finished leaves nothing."""
 
     def __init__(self, store: Store, name: str, size: int, folder: Path | None) -> None:
         self._store, self.name, self.size = store, name, size
@@ -162,11 +135,7 @@ class Incoming:
         self._part.unlink(missing_ok=True)
 
     def add(self, data: bytes) -> None:
-        """More of it.
-
-        Raises:
-            UsageError: it is longer than was said.
-        """
+        """More of it; UsageError where it is longer than was said."""
         self._got += len(data)
         if self._got > self.size:
             raise UsageError(f"{self.name} is longer than the {self.size} bytes that were announced")
@@ -175,11 +144,7 @@ class Incoming:
             self._file.write(data)
 
     def finish(self) -> None:
-        """That was all: check it, and let it be seen.
-
-        Raises:
-            UsageError: what came is something else.
-        """
+        """That was all: check it, and let it be seen; UsageError where what came is something else."""
         if self._got != self.size:
             raise UsageError(f"{self.name} ended after {self._got} of {self.size} bytes")
         if (found := self._hasher.digest()) != self.name:

@@ -58,21 +58,12 @@ class Call:
         self._broken = True
 
     def admit(self, what: str) -> None:
-        """Check that the caller may ask for this, which is what it does from now on.
-
-        Raises:
-            AccessRefused: the role is too small.
-            UsageError: there is no such thing.
-        """
+        """Check that the caller may ask for this, which is what it does from now on."""
         self.doing = f"{self.name} {what[:50]}"
         admit(self.who, self.name, what)
 
     async def still_good(self) -> None:
-        """Look again, now and then, whether a stream's token is still good.
-
-        Raises:
-            Unauthenticated: it was revoked, or has expired.
-        """
+        """Look again, now and then, whether a stream's token is still good."""
         if time.monotonic() - self._checked > _RECHECK_S:
             self._checked = time.monotonic()
             # While nobody can say whether it is good, what goes on goes on.
@@ -135,11 +126,7 @@ class Calls:
 
     @contextlib.contextmanager
     def _counted(self, call: Call) -> Iterator[None]:
-        """Count a call among its user's.
-
-        Raises:
-            FarmError: there are too many of them.
-        """
+        """Count a call among its user's."""
         user = call.who.user
         if self._open[user] >= _MOST_OF_USER and not call.name.startswith("Hosts."):
             raise errors.FarmError(
@@ -193,11 +180,7 @@ def _known(request: Any) -> Any:
 
 
 async def _only(requests: Any) -> Any:
-    """The one message of a request.
-
-    Raises:
-        UsageError: it is none, or does not come.
-    """
+    """The one message of a request."""
     try:
         return _known(await asyncio.wait_for(anext(aiter(requests), None), _REQUEST_S))
     except (TimeoutError, asyncio.TimeoutError):
@@ -290,11 +273,7 @@ class Access:
         self._refusals: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     async def bearer(self, context: Any) -> Principal:
-        """Who makes a call.
-
-        Raises:
-            Unauthenticated: nobody that we know of.
-        """
+        """Who makes a call; Unauthenticated where that is nobody that we know of."""
         given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
         scheme, _, token = str(given).partition(" ")
         who = await self._bearer_of(token.strip()) if scheme.lower() == "bearer" and token else None
@@ -340,12 +319,7 @@ class Access:
 
 
 def admit(who: Principal, call: str, what: str | None = None) -> None:
-    """Check that somebody may make a call, or ask it for something.
-
-    Raises:
-        AccessRefused: the role is too small.
-        UsageError: there is no such thing to ask for.
-    """
+    """Check that somebody may make a call, or ask it for something."""
     action = call if what is None else f"{call} {what}"
     needed = NEEDED.get(action)
     if needed is None:

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -16,15 +16,17 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.lease_holder import LeaseHolder
-from hil.controller.farm.gateway.validation import submission_of
-from hil.controller.farm.messages import JobState, Priority, Role, job_name, parse_job
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message
+from hil.controller.farm.messages import JobState, Priority, Role, parse_job
+from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message, submission_of
 from hil.controller.farm.store import access, boards, event_log, leases, notifications, queries, submissions, sweeper
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.notifications import Change, drained
 from hil.controller.farm.store.queries import unrunnable
+from hil.controller.farm.store.records import JOBS, NAME, fetched
 from hil.errors import AccessRefused, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
+
+E = TypeVar("E", Priority, Role)
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_DAYS, _DAY_S = 3660, 86400.0
@@ -48,12 +50,8 @@ class FarmService:
                 done = await submissions.submit(
                     tx, context.engine, call.who, wanted, span.traceparent, context.settings
                 )
-                said = {
-                    "title": wanted.title,
-                    "jobs": len(done.jobs),
-                    "selector": wanted.selector,
-                    "board": wanted.board,
-                }
+                same = {name: getattr(wanted, name) for name in ("title", "selector", "board")}
+                said = {**same, "jobs": len(done.jobs)}
                 await access.note_audit(tx, call.who, call.name, str(done.submission), True, said)
             context.dispatch.poke()
         _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **said})
@@ -96,7 +94,7 @@ class FarmService:
         lease = int(given)
         async with context.db.transaction() as tx:
             held = await leases.renew_holder(tx, lease, call.metadata.get(LEASE_SECRET_KEY, ""), context.settings)
-            grant = await leases.grant_of(tx, lease) if held else None
+            grant = await leases.grant_of(tx, lease, context.settings) if held else None
         if grant is None:
             raise AccessRefused(f"lease {lease} is over, or the key that was shown is not its own")
         with context.tunnels.opened(lease) as tunnel:
@@ -140,15 +138,11 @@ class AdminActions:
         return answer
 
     async def _cancel(self, tx: Tx, request: pb.NameQuestion, call: Call) -> Any:
-        context = self._context
-        name = _text(request, "name")
+        name, context = _text(request, "name"), self._context
         return {"cancelled": await submissions.cancel(tx, context.engine, call.who, name, context.settings)}
 
     async def _priority(self, tx: Tx, request: pb.PriorityAction, call: Call) -> Any:
-        try:
-            priority = Priority(request.priority)
-        except ValueError as error:
-            raise UsageError(f"a priority is {', '.join(one.value for one in Priority)}") from error
+        priority = _chosen(Priority, "priority", request.priority)
         return {"jobs": await submissions.prioritise(tx, call.who, _text(request, "name"), priority)}
 
     async def _drain(self, tx: Tx, request: pb.DrainAction, call: Call) -> Any:
@@ -163,11 +157,7 @@ class AdminActions:
         return {"ended": await boards.forget(tx, call.who, _text(request, "name"), self._context.settings)}
 
     async def _token(self, tx: Tx, request: pb.TokenAction, call: Call) -> Any:
-        try:
-            role = Role(request.role)
-        except ValueError as error:
-            roles = ", ".join(one.value for one in Role)
-            raise UsageError(f"there is no role {request.role[:50]!r}", hint=f"one of {roles}") from error
+        role = _chosen(Role, "role", request.role)
         seconds = _number("expires_s", request.expires_s, _MOST_DAYS * _DAY_S)
         until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds) if seconds else None
         project, note = (_text(request, name, optional=True) for name in ("project", "note"))
@@ -195,6 +185,14 @@ class AdminActions:
         if not dry_run:
             await asyncio.to_thread(context.store.sweep, _DAY_S, time.time())
         return {"counts": cleaned.counts, "bytes": cleaned.bytes}
+
+
+def _chosen(kind: type[E], what: str, value: str) -> E:
+    try:
+        return kind(value)
+    except ValueError as error:
+        hint = f"one of {', '.join(one.value for one in kind)}"
+        raise UsageError(f"there is no {what} {value[:50]!r}", hint=hint) from error
 
 
 def _fields(message: Any) -> dict[str, Any]:
@@ -230,19 +228,10 @@ _GATHER_S, _LATE_S = 0.05, 0.2
 # So many changes at a time are read one by one; of more, all jobs are read at once.
 _FEW = 16
 _FINAL = {JobState.DONE.value, JobState.CANCELLED.value}
-_JOBS = """
-    select job.id, job.submission, job.number, submission.jobs
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-    where job.submission = any(%s) order by job.id
-"""
 
 
 class JobFollower:
-    """One follower of some jobs.
-
-    Args:
-        after: the last line of the logs that it has seen.
-    """
+    """One follower of some jobs, which has seen their logs up to the line ``after``."""
 
     def __init__(self, context: GatewayContext, call: Call, *, logs: bool, after: int) -> None:
         self._context, self._call, self._logs, self._after = context, call, logs, after
@@ -293,15 +282,15 @@ class JobFollower:
     async def _find(self, tx: Tx, names: Collection[str]) -> None:
         """Which jobs are meant: a submission's name means all of its jobs."""
         wanted = {(*parse_job(name), name) for name in names}
-        rows = await (await tx.execute(_JOBS, [list({submission for submission, _, _ in wanted})])).fetchall()
+        query = f"select job.id, job.submission, job.number, {NAME} as name from {JOBS} where job.submission = any(%s)"
+        rows = await fetched(tx, query, [list({submission for submission, _, _ in wanted})])
         for submission, number, name in wanted:
             found = [row for row in rows if row["submission"] == submission and number in (None, row["number"])]
             if not found:
                 raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them; old ones are deleted")
             if len(self._names) + len(found) > _MOST_JOBS:
                 raise UsageError(f"at most {_MOST_JOBS} jobs can be followed at a time")
-            for row in found:
-                self._names[row["id"]] = job_name(row["submission"], row["number"], row["jobs"])
+            self._names |= {row["id"]: row["name"] for row in found}
 
     async def _look(self, touched: set[str] | None) -> None:
         """Read what may have changed, the states before the logs: what a job printed is told before its end."""

@@ -11,18 +11,15 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.attached_workers import AttachedWorker
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.validation import card_of, result_of
-from hil.controller.farm.rpc import DIAL_KEY
+from hil.controller.farm.rpc import DIAL_KEY, card_of, result_of
 from hil.controller.farm.store import access, leases
 from hil.controller.farm.store.database import end_tasks
+from hil.controller.farm.store.records import LEASES, fetched
 from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
-_TRACE = """
-    select submission.trace from hil.leases as lease join hil.jobs as job on job.id = lease.job
-    join hil.submissions as submission on submission.id = job.submission where lease.id = %s
-"""
+_TRACE = f"select submission.trace from {LEASES} where lease.id = %s"
 _MOST_LEASES = 100
 _MOST_TEXT = 1 << 20
 # What a worker has not read yet of what it was told.
@@ -37,8 +34,8 @@ class HostService:
 
     async def attend(self, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
         """A board's worker, until it leaves (it ends its side) or its link breaks (the board waits for it)."""
-        first = await anext(aiter(requests), None)
-        if first is None or first.WhichOneof("kind") != "hello":
+        first = await anext(aiter(requests), pb.FromBoard())
+        if first.WhichOneof("kind") != "hello":
             raise UsageError("a board's worker says hello first")
         attending = await self._hello(first.hello, call, None)
         writing = asyncio.create_task(self._write(attending, call))
@@ -50,7 +47,7 @@ class HostService:
             hearing.result()
             # Its own end of the stream, not a link that broke: its board waits for nobody.
             if await call.hung_up() and self._context.dispatch.leave(attending):
-                await self._context.heartbeats.leave(attending)
+                await self._context.dispatch.release(attending)
         finally:
             self._context.dispatch.leave(attending)
             await end_tasks(writing, hearing)
@@ -67,13 +64,13 @@ class HostService:
             )
             said = {"recorded": recorded, "exit_code": result.exit_code, "outcome": result.outcome}
             await access.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, said)
-            trace = await (await tx.execute(_TRACE, [request.lease])).fetchall() if telemetry.is_on() else []
+            trace = await fetched(tx, _TRACE, [request.lease]) if telemetry.is_on() else []
         context.dispatch.poke()
         for row in trace:
             telemetry.record("record", row["trace"], began, time.time(), lease=request.lease, **said)
         _LOG.info("reported", extra={**said, "lease": request.lease, "reason": reason or result.reason})
         if recorded and not result.infrastructure:
-            context.metrics.recorded(result.outcome)
+            context.metrics.results.labels(result.outcome or "NONE").inc()
         return pb.ReportReply(recorded=recorded, reason=reason)
 
     async def accept(self, requests: AsyncIterator[pb.Piece], call: Call) -> None:
@@ -89,7 +86,7 @@ class HostService:
         if before is None:
             self._context.dispatch.enter(attending)
         try:
-            await self._context.heartbeats.present(attending, call.who if before is None else None)
+            await self._context.dispatch.present(attending, call.who if before is None else None)
         except BaseException:
             self._context.dispatch.leave(attending)
             raise

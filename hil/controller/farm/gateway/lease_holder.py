@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.validation import submission_of
 from hil.controller.farm.messages import JobState, Kind
-from hil.controller.farm.rpc import card_message, grant_message, status_message
+from hil.controller.farm.rpc import card_message, grant_message, status_message, submission_of
 from hil.controller.farm.store import access, leases, queries, submissions
 from hil.controller.farm.store.database import DatabaseAway, Tx, end_tasks
 from hil.controller.farm.store.notifications import AGAIN, Change, drained, tell
+from hil.controller.farm.store.records import fetched
 from hil.errors import AccessRefused, HilError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -29,7 +29,6 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _LOOK_S = 2.0
 # So long the other gateways have to say that a holder is with them now.
 _ANSWER_S = 5.0
-_ID = "select id from hil.jobs where submission = %s"
 _BEAT, _LEFT = {"kind": "beat"}, {"kind": "left"}
 
 
@@ -44,14 +43,14 @@ class LeaseHolder:
 
     async def run(self, requests: AsyncIterator[pb.LeaseRequest]) -> None:
         """Until the holder ends it, or the lease is over."""
-        first = await anext(aiter(requests), None)
+        first = await anext(aiter(requests), pb.LeaseRequest())
         with self._context.pubsub.subscribed() as queue:
             hearing = asyncio.create_task(self._read(requests, queue))
             try:
-                kind = first.WhichOneof("kind") if first is not None else None
-                if first is not None and kind == "open":
+                kind = first.WhichOneof("kind")
+                if kind == "open":
                     await self._queue(first.open, queue)
-                elif first is not None and kind == "resume":
+                elif kind == "resume":
                     await self._resume(first.resume)
                 else:
                     raise UsageError("who holds a board says first which: open or resume")
@@ -75,7 +74,7 @@ class LeaseHolder:
             raise UsageError("who holds a board orders one job of kind lease")
         async with context.db.transaction() as tx:
             done = await submissions.submit(tx, context.engine, call.who, order, "", context.settings)
-            [row] = await (await tx.execute(_ID, [done.submission])).fetchall()
+            [row] = await fetched(tx, "select id from hil.jobs where submission = %s", [done.submission])
             said = {"title": order.title, "selector": order.selector, "board": order.board}
             await access.note_audit(tx, call.who, call.name, str(done.submission), True, said)
         context.dispatch.poke()
@@ -128,7 +127,7 @@ class LeaseHolder:
     async def _granted(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
         """What the holder is told, once the board's host has made it ready."""
         held = await leases.holding(tx, lease)
-        grant = await leases.grant_of(tx, lease)
+        grant = await leases.grant_of(tx, lease, self._context.settings)
         if held is None or not held.started or grant is None:
             return None
         card = replace(held.card, direct=held.direct)

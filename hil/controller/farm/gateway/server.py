@@ -1,7 +1,4 @@
-"""A gateway: where it listens, what runs beside its calls, and its life from start to stop.
-
-The farm's clock: once a second whatever has expired is ended, and boards are checked that are due.
-"""
+"""A gateway: where it listens, what runs beside its calls, and its life from start to stop."""
 
 from __future__ import annotations
 
@@ -18,20 +15,16 @@ from typing import Any
 import grpc
 
 from hil.controller.farm.gateway.artifacts import ArtifactService, Store
-from hil.controller.farm.gateway.attached_workers import Dispatch, Heartbeats
-from hil.controller.farm.gateway.calls import Access, Calls
+from hil.controller.farm.gateway.calls import Calls
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.farm_service import FarmService
 from hil.controller.farm.gateway.host_service import HostService
-from hil.controller.farm.gateway.log_buffer import LogBuffer
-from hil.controller.farm.gateway.metrics import Metrics
-from hil.controller.farm.gateway.tunnel import Tunnels
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import queries, sweeper
 from hil.controller.farm.store.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
 from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.notifications import PubSub
+from hil.controller.farm.store.records import fetched
 from hil.protocol import wire
 from hil.protocol.listening import (
     HANDSHAKE,
@@ -67,12 +60,7 @@ class GatewayConfig:
 
 
 class Gateway:
-    """A gateway that serves. Made by :func:`serving`.
-
-    Attributes:
-        addresses: where it really listens.
-        metrics: where Prometheus asks, "" for nowhere.
-    """
+    """A gateway that serves. Made by :func:`serving`."""
 
     def __init__(self, config: GatewayConfig, context: GatewayContext) -> None:
         self._config, self.context = config, context
@@ -91,15 +79,11 @@ class Gateway:
             "Artifacts": ArtifactService(context.db, context.store),
         }
         self._server.add_generic_rpc_handlers([self._calls.handlers(*item) for item in services.items()])
-        self.addresses: list[str] = []
-        self.metrics = ""
+        self.addresses: list[str] = []  # where it really listens
+        self.metrics = ""  # where Prometheus asks, "" for nowhere
 
     async def start(self) -> None:
-        """Listen, and begin what runs beside the calls.
-
-        Raises:
-            UsageError: it cannot listen there.
-        """
+        """Listen, and begin what runs beside the calls; UsageError where it cannot listen there."""
         config, context = self._config, self.context
         if config.advertise:
             host_port(config.advertise, what="address where hosts reach a gateway", hint="--advertise HOST:PORT")
@@ -116,7 +100,7 @@ class Gateway:
             "changes": lambda: context.pubsub.run(config.db),
             "ended": lambda: context.dispatch.follow(context.pubsub),
             "tunnels": lambda: context.tunnels.follow(context.pubsub),
-            "beats": context.heartbeats.run,
+            "beats": context.dispatch.write_beats,
             "printing": context.log_buffer.run,
             "clock": SweepTimer(context).run,
         }
@@ -156,14 +140,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
         engine = LeaseQueue(db)
         await engine.open()
         try:
-            metrics, pubsub = Metrics(), PubSub()
-            dispatch = Dispatch(db, engine, config.settings, metrics)
-            heartbeats = Heartbeats(db, engine, dispatch, config.settings)
-            access, log_buffer, tunnels = Access(db), LogBuffer(db), Tunnels()
-            context = GatewayContext(
-                db, engine, config.settings, store, access, pubsub, dispatch, heartbeats, log_buffer, tunnels, metrics
-            )
-            gateway = Gateway(config, context)
+            gateway = Gateway(config, GatewayContext(db, engine, config.settings, store))
             try:
                 await gateway.start()
                 yield gateway
@@ -257,9 +234,9 @@ class SweepTimer:
         context = self._context
         async with context.db.transaction() as tx:
             happened = await sweeper.tick(tx, context.engine, context.settings, heard_since)
-            expired = await (await tx.execute(_EXPIRED)).fetchall() if happened else []
+            expired = await fetched(tx, _EXPIRED) if happened else []
         if happened:
             context.dispatch.poke()
-        context.metrics.expired(len(expired))
+        context.metrics.expired.inc(len(expired))
         for row in expired:
             _LOG.warning("expired", extra=row)

@@ -23,15 +23,10 @@ Pieces = AsyncIterator[pb.Piece]
 
 
 class Tunnel:
-    """One connection: its holder's side serves it, the worker's side joins and waits.
-
-    Attributes:
-        id: what the worker calls Accept with.
-        lease: the connection ends with it.
-    """
+    """One connection, which ends with its lease: its holder's side serves it, the worker's side joins and waits."""
 
     def __init__(self, lease: int) -> None:
-        self.id, self.lease = secrets.token_hex(16), lease
+        self.id, self.lease = secrets.token_hex(16), lease  # the worker calls Accept with the id
         self._moved = self._sending = 0
         loop = asyncio.get_running_loop()
         self._joined: asyncio.Future[tuple[Pieces, Call]] = loop.create_future()
@@ -43,11 +38,7 @@ class Tunnel:
             self._over.set_result(reason)
 
     async def join(self, pieces: Pieces, call: Call) -> None:
-        """The worker's side, until the connection has ended.
-
-        Raises:
-            UsageError: somebody joined before.
-        """
+        """The worker's side, until the connection has ended; UsageError where somebody joined before."""
         if self._joined.done():
             raise UsageError("this connection was accepted already")
         self._joined.set_result((pieces, call))
@@ -57,11 +48,7 @@ class Tunnel:
             self.end("the board's host ended the connection")
 
     async def serve(self, pieces: Pieces, call: Call) -> None:
-        """The holder's side: bytes both ways until both are through.
-
-        Raises:
-            FarmError: the worker did not come, or went, or the lease is over.
-        """
+        """The holder's side: bytes both ways until both are through."""
         both: list[asyncio.Task[None]] = []
         try:
             await _first(self._joined, self._over, timeout_s=_ACCEPT_S)
@@ -126,11 +113,7 @@ class Tunnels:
             del self._open[tunnel.id]
 
     def find(self, id: str) -> Tunnel:
-        """The connection that a worker was asked to accept.
-
-        Raises:
-            UsageError: there is none, or no more.
-        """
+        """The connection that a worker was asked to accept; UsageError where there is none, or no more."""
         if (tunnel := self._open.get(id)) is None:
             raise UsageError("nobody waits for this connection any more")
         return tunnel

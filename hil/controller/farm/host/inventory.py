@@ -1,7 +1,4 @@
-"""The boards of a host: which there are, and what each is to its worker.
-
-A board's config written anew: with the way that its host has to it, and the fence of a lease.
-"""
+"""The boards of a host: which there are, what each is to its worker, and their configs as others see them."""
 
 from __future__ import annotations
 
@@ -60,11 +57,7 @@ class BoardEntry:
 
 
 def find_boards(site: HostInfo, named: Sequence[str]) -> list[BoardEntry]:
-    """The boards that are named, by name or config file; where none is, every one here that has an address.
-
-    Raises:
-        UsageError: one cannot be read, is a kind of board without an address, or two have one name.
-    """
+    """The boards that are named, by name or config file; where none is, every one here that has an address."""
     found: dict[str, BoardEntry] = {}
     for name in named or _reachable():
         config = load_board(name)
@@ -99,11 +92,7 @@ def make_simulators(site: HostInfo, count: int, faults: Iterable[str]) -> list[B
 
 
 def sockets_for(folder: Path) -> Path:
-    """A host's folder for sockets: always the same, so that none is left over; made, and nobody else's.
-
-    Raises:
-        UsageError: somebody else made it.
-    """
+    """A host's folder for sockets: always the same, so that none is left over; made, and nobody else's."""
     mark = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
     place = Path(tempfile.gettempdir()) / f"hil-farm-{os.getuid()}-{mark}"
     with contextlib.suppress(FileExistsError):
@@ -121,11 +110,7 @@ def _reachable() -> list[str]:
 
 
 def checked(name: str) -> str:
-    """A board's or host's name, which names its folder too.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """A name that a board or host, and its folder, can have; else UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be a name in a farm",
@@ -139,9 +124,6 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
 
     A switch knows no fence: whoever wakes up after its lease is over would take the board from the next job. Nor is it
     labgrid's: its place is held already, by whoever has the board.
-
-    Args:
-        address: where its host reaches the agent; "" is the config's own.
     """
     connection = replace(config.connection, address=address or config.connection.address, fence=fence, lease=lease)
     return replace(config, connection=connection, power=Power(), labgrid=Labgrid())

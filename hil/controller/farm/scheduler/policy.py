@@ -14,13 +14,13 @@ another:
 Of one project's jobs a later one goes first where a board is warm for it, unless the first has waited for ``aging_s``.
 What a job must avoid it is never given: the caller names there only boards without which there are others.
 
-Whether a job that ended on a board is tried on another. Pure.
-
-Only the infrastructure's failures are: a wrong answer, a compile error or a time-out is what the job was run to learn.
+A job that ended on a board is tried on another where the infrastructure failed: a wrong answer, a compile error or a
+time-out is what it was run to learn.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
-from hil.controller.farm.messages import BoardState, JobResult, Kind, Priority, Submission
+from hil.controller.farm.messages import BoardState, JobResult, Kind, Priority
 from hil.controller.farm.scheduler.health import GIVEN_UP
 from hil.controller.farm.selector import parse
 
@@ -41,9 +41,9 @@ _LOOK = 32
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued job."""
+    """A queued job, or what all jobs of a lane have in common."""
 
-    id: int
+    id: int  # 0 of a lane
     # user, project: whom it is counted for.
     user: str
     project: str = ""
@@ -54,6 +54,24 @@ class Waiting:
     avoid: frozenset[str] = frozenset()  # boards that it must not be given
     affinity: str = ""  # what a board may be warm for; "" is nothing
     kind: Kind = Kind.RUN  # what it does; health jobs are apart
+    lane: str = ""
+
+    def matches(self, name: str, labels: Mapping[str, Any]) -> bool:
+        """Whether it may ever have this board."""
+        return self.board in ("", name) and parse(self.selector).matches(labels)
+
+    def takes(self, free: Free) -> bool:
+        """Whether it may have this board now."""
+        if (free.health_only and self.kind is not Kind.HEALTH) or free.name in self.avoid:
+            return False
+        return self.matches(free.name, free.labels)
+
+    def allowed(self, boards: Iterable[BoardRow]) -> Waiting:
+        """The same today: it avoids the boards where it failed only while another may serve it."""
+        others = (one for one in boards if one.may_serve and one.name not in self.avoid)
+        if not self.avoid or any(self.matches(one.name, one.labels) for one in others):
+            return self
+        return replace(self, avoid=frozenset())
 
 
 @dataclass(frozen=True)
@@ -77,14 +95,11 @@ class Use:
 def assign(
     waiting: Sequence[Waiting], free: Sequence[Free], use: Mapping[tuple[str, str], Use], aging_s: float
 ) -> list[tuple[int, str]]:
-    """Give free boards to waiting jobs.
+    """Give free boards to waiting jobs: job and board, the most urgent first; no job and no board twice.
 
     Args:
         use: of each user and project that has or had boards.
         aging_s: a job counts as one class higher each time it has waited for so long.
-
-    Returns:
-        Job and board, the most urgent first: no job and no board twice.
     """
     given = _health(waiting, free)
     taken = {board for _, board in given}
@@ -112,20 +127,17 @@ class _Shares:
     def __init__(self, use: Mapping[tuple[str, str], Use]) -> None:
         self._of: dict[tuple[str, ...], list[float]] = defaultdict(lambda: [0, 0.0])
         for (user, project), had in use.items():
-            self._add(user, project, had)
+            self.add(user, project, had)
 
-    def _add(self, user: str, project: str, had: Use) -> None:
+    def add(self, user: str, project: str, had: Use) -> None:
+        """A user's project has, or had, something of the boards."""
         for key in ((user,), (user, project)):
             self._of[key][0] += had.running
             self._of[key][1] += had.board_s
 
-    def give(self, job: Waiting) -> None:
-        """A job has been given a board."""
-        self._add(job.user, job.project, Use(running=1))
-
-    def of(self, *who: str) -> tuple[float, ...]:
-        """Of a user, or of a user's project: the less, the sooner it is its turn."""
-        return tuple(self._of.get(who, (0, 0.0)))
+    def of(self, job: Waiting) -> tuple[float, ...]:
+        """What the job's user has, and its project: the less, the sooner it is its turn."""
+        return (*self._of.get((job.user,), (0, 0.0)), *self._of.get((job.user, job.project), (0, 0.0)))
 
 
 class _Round:
@@ -167,7 +179,7 @@ class _Round:
             number = self._best(job)
             queue.remove(job)
             self._left &= ~(1 << number)
-            self._shares.give(job)
+            self._shares.add(job.user, job.project, Use(running=1))
             given.append((job.id, self._boards[number].name))
         return given
 
@@ -192,14 +204,13 @@ class _Round:
 
     def _turn(self, job: Waiting) -> _Turn:
         """When it is a job's turn in its class: less is sooner."""
-        return (*self._shares.of(job.user), *self._shares.of(job.user, job.project), *_age(job))
+        return (*self._shares.of(job), *_age(job))
 
     def _urgency(self, rank: int, queue: deque[Waiting]) -> tuple[float, ...]:
         """Of a class's next job: the highest class, then the least share, then who has waited longest, all told."""
         job = queue[0]
         aged = min(rank + job.waits_s // self._aging_s, _HIGHEST)
-        share = (*self._shares.of(job.user), *self._shares.of(job.user, job.project))
-        return (aged, *(-one for one in share), rank * self._aging_s + job.waits_s, -job.id)
+        return (aged, *(-one for one in self._shares.of(job)), rank * self._aging_s + job.waits_s, -job.id)
 
     def _warmed(self, queue: deque[Waiting]) -> Waiting:
         """The first job, or one behind it that is warm on a board which the first would have had cold."""
@@ -243,35 +254,20 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-@dataclass(frozen=True)
-class Retry:
-    """The job goes back to the queue."""
-
-    reason: str  # what failed, for its row and its event
-
-
-@dataclass(frozen=True)
-class Final:
-    """The job is over."""
-
-    result: JobResult
-
-
 def after_attempt(
     result: JobResult, kind: Kind, attempts: int, max_attempts: int, *, held: bool = False
-) -> Retry | Final:
-    """What becomes of a job after an attempt.
+) -> JobResult | None:
+    """A job's final result after an attempt; None where it goes back to the queue.
 
     Args:
-        attempts: the attempts so far, this one too.
         held: of a lease: whether its holder had the board already, so that another would be a surprise.
     """
     if not result.infrastructure or kind is Kind.HEALTH or held:
-        return Final(result)
-    reason = result.reason or "the infrastructure failed"
+        return result
     if attempts < max_attempts:
-        return Retry(reason)
-    return Final(replace(result, reason=f"{reason} (attempt {attempts} of {max_attempts})"))
+        return None
+    reason = f"{result.reason or 'the infrastructure failed'} (attempt {attempts} of {max_attempts})"
+    return replace(result, reason=reason)
 
 
 @dataclass(frozen=True)
@@ -306,95 +302,18 @@ class BoardRow:
         return self.free is not None and self.state is BoardState.ONLINE and self.unchecked
 
 
-@dataclass(frozen=True)
-class Lane:
-    """What all jobs of a lane have in common."""
-
-    lane: str
-    kind: Kind
-    user: str
-    project: str
-    priority: Priority
-    selector: str
-    board: str
-    avoid: frozenset[str] = field(default_factory=frozenset)
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Lane:
-        """Of a row of the query that reads the lanes."""
-        return cls(
-            lane=row["lane"],
-            kind=Kind(row["kind"]),
-            user=row["user_name"],
-            project=row["project"],
-            priority=Priority(row["priority"]),
-            selector=row["selector"],
-            board=row["board"],
-            avoid=frozenset(row["avoid"]),
-        )
-
-    def matches(self, name: str, labels: Mapping[str, Any]) -> bool:
-        """Whether its jobs may ever have this board."""
-        return self.board in ("", name) and parse(self.selector).matches(labels)
-
-    def takes(self, free: Free) -> bool:
-        """Whether its jobs may have this board now."""
-        if (free.health_only and self.kind is not Kind.HEALTH) or free.name in self.avoid:
-            return False
-        return self.matches(free.name, free.labels)
-
-    def allowed(self, boards: Iterable[BoardRow]) -> Lane:
-        """The lane as it is today: its jobs avoid the boards where they failed only while another may serve them."""
-        others = (one for one in boards if one.may_serve and one.name not in self.avoid)
-        if not self.avoid or any(self.matches(one.name, one.labels) for one in others):
-            return self
-        return replace(self, avoid=frozenset())
-
-    def waiting(self, id: int, affinity: str, waits_s: float = 0.0) -> Waiting:
-        """One of its jobs, as the policy sees it."""
-        return Waiting(
-            id=id,
-            user=self.user,
-            project=self.project,
-            priority=self.priority,
-            waits_s=waits_s,
-            selector=self.selector,
-            board=self.board,
-            avoid=self.avoid,
-            affinity=affinity,
-            kind=self.kind,
-        )
-
-
-def lane_of(order: Submission, user: str, project: str, lane: str = "") -> Lane:
-    """The lane of an order's jobs."""
-    return Lane(lane, order.specs[0].kind, user, project, order.priority, order.selector, order.board)
-
-
 def unrunnable(jobs: Iterable[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Find the queued jobs that no board can run: all that match failed their checks again and again.
+    """Find the queued jobs that no board can run, and why: all that match failed their checks again and again.
 
-    A board that is offline or held back may come back at any moment, so it counts as no reason.
-
-    Args:
-        jobs: with ``name``, ``selector`` and ``pinned`` (the only board that will do, "" for any).
-        boards: with ``name``, ``labels``, ``state``, ``failures`` and ``reason``; neither offline nor held back.
-
-    Returns:
-        Name of the job -> why.
+    A board that is offline or held back may come back at any moment, so it counts as no reason: ``boards`` has none.
     """
-    reasons: dict[tuple[str, str], str] = {}
-    found = {}
-    for job in jobs:
-        key = job["selector"], job["pinned"]
-        if key not in reasons:
-            selector = parse(job["selector"])
-            fit = [one for one in boards if job["pinned"] in ("", one["name"]) and selector.matches(one["labels"])]
-            failed = [
-                one for one in fit if one["state"] == BoardState.QUARANTINED.value and one["failures"] >= GIVEN_UP
-            ]
-            text = "; ".join(f"{one['name']}: {one['reason']}" for one in failed[:3])
-            reasons[key] = text if failed and len(failed) == len(fit) else ""
-        if reasons[key]:
-            found[job["name"]] = reasons[key]
-    return found
+
+    @functools.cache
+    def reason(selector: str, pinned: str) -> str:
+        wanted = parse(selector)
+        fit = [one for one in boards if pinned in ("", one["name"]) and wanted.matches(one["labels"])]
+        failed = [one for one in fit if one["state"] == BoardState.QUARANTINED.value and one["failures"] >= GIVEN_UP]
+        return "; ".join(f"{one['name']}: {one['reason']}" for one in failed[:3]) if len(failed) == len(fit) else ""
+
+    reasons = {job["name"]: reason(job["selector"], job["pinned"]) for job in jobs}
+    return {name: why for name, why in reasons.items() if why}

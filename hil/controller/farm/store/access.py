@@ -10,7 +10,7 @@ from typing import Any
 
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.store.database import Tx
-from hil.controller.farm.store.records import as_json, storable
+from hil.controller.farm.store.records import as_json, fetched, storable
 from hil.errors import UsageError
 
 PREFIX = "hilf_"
@@ -23,11 +23,7 @@ _OURS = "farm"
 async def add_token(
     tx: Tx, user: str, role: Role, project: str = "", note: str = "", expires_at: datetime | None = None
 ) -> str:
-    """A new token, which is nowhere but in what this returns.
-
-    Raises:
-        UsageError: nobody can be called that.
-    """
+    """A new token, which is nowhere but in what this returns; UsageError where nobody can be called that."""
     for name in (user, project):
         if len(name) > _LONGEST_NAME or not name.isprintable() or name != name.strip():
             raise UsageError(f"{name!r} is no name", hint=f"up to {_LONGEST_NAME} letters without line ends")
@@ -44,31 +40,22 @@ async def add_token(
 
 
 async def revoke(tx: Tx, number: int) -> str:
-    """A token is good no more; returns whose it was. Once more is no error.
-
-    Raises:
-        UsageError: there is no such token.
-    """
-    asked = await tx.execute(
-        "update hil.tokens set revoked_at = coalesce(revoked_at, now()) where id = %s returning user_name", [number]
-    )
-    row = await asked.fetchone()
-    if row is None:
+    """A token is good no more; returns whose it was. Once more is no error; UsageError where there is no such token."""
+    query = "update hil.tokens set revoked_at = coalesce(revoked_at, now()) where id = %s returning user_name"
+    rows = await fetched(tx, query, [number])
+    if not rows:
         raise UsageError(f"the farm has no token {number}", hint="hil farm token list")
-    return str(row["user_name"])
+    return str(rows[0]["user_name"])
 
 
 async def principal_of(tx: Tx, token: str) -> Principal | None:
     """Whom a token stands for; None where it is none of ours, or good no more."""
-    asked = await tx.execute(
-        "select id, user_name, project, role from hil.tokens where digest = %s and revoked_at is null"
-        " and (expires_at is null or expires_at > now())",
-        [_digest(token)],
+    query = (
+        "select id as token, user_name as user, project, role from hil.tokens where digest = %s and revoked_at is null"
+        " and (expires_at is null or expires_at > now())"
     )
-    row = await asked.fetchone()
-    if row is None:
-        return None
-    return Principal(user=row["user_name"], role=Role(row["role"]), project=row["project"], token=row["id"])
+    rows = await fetched(tx, query, [_digest(token)])
+    return Principal(**{**rows[0], "role": Role(rows[0]["role"])}) if rows else None
 
 
 async def note_audit(

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
-from hil.controller.farm.messages import Submission
+from hil.controller.farm.messages import Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
-from hil.controller.farm.scheduler.policy import BoardRow, Lane
+from hil.controller.farm.scheduler.policy import BoardRow, Free, Waiting
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import transitions
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_granted
 from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.records import board_rows, fetched
+from hil.controller.farm.store.records import JOBS, LEASES, NAME, board_rows, fetched
 
 # More of a lane than there are boards for it: among them may be one that a board is warm for.
 _CHOICE = 16
-_LANES = """
+_LANES = f"""
     with recursive lanes (lane) as (
         (select lane from hil.jobs where state = 'queued' order by lane limit 1)
         union all
@@ -33,10 +34,9 @@ _LANES = """
     select head.*
     from lanes
     cross join lateral (
-        select job.lane, job.kind, job.avoid, submission.user_name, submission.project, submission.priority,
-            submission.selector, submission.board
-        from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-        where job.state = 'queued' and job.lane = lanes.lane order by job.queued_at, job.id limit 1
+        select 0 as id, job.lane, job.kind, job.avoid, submission.user_name as user, submission.project,
+            submission.priority, submission.selector, submission.board
+        from {JOBS} where job.state = 'queued' and job.lane = lanes.lane order by job.queued_at, job.id limit 1
     ) as head
 """
 _WAITING = """
@@ -47,21 +47,18 @@ _WAITING = """
         where state = 'queued' and lane = wanted.lane order by queued_at, id limit wanted.most
     ) as job
 """
-_USE = """
+_USE = f"""
     select user_name, project, sum(running)::int as running, sum(board_s)::float as board_s
     from (
         select submission.user_name, submission.project, 1 as running,
             extract(epoch from clock_timestamp() - lease.granted_at)::float as board_s
-        from hil.leases as lease
-        join hil.jobs as job on job.id = lease.job
-        join hil.submissions as submission on submission.id = job.submission
-        where lease.ended_at is null
+        from {LEASES} where lease.ended_at is null
         union all
         select user_name, project, 0, hil.faded(board_s, at, %(half_life_s)s) from hil.shares
     ) as had
     group by user_name, project
 """
-_LEASES = """
+_LEASES = f"""
     with chosen (job, board, key) as (select * from unnest(%(jobs)s::bigint[], %(boards)s::text[], %(keys)s::text[])),
     board as (
         update hil.boards set fence = fence + 1 from chosen where name = chosen.board
@@ -84,7 +81,7 @@ _LEASES = """
         join hil.submissions as submission on submission.id = job.submission
         returning id, job, board
     )
-    select lease.id, lease.job, lease.board, job.submission, job.number, submission.jobs
+    select lease.id, lease.job, lease.board, job.submission, {NAME} as name
     from lease
     join job on job.id = lease.job
     join hil.submissions as submission on submission.id = job.submission
@@ -111,7 +108,7 @@ async def grant(tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Seque
     free = _free(known)
     if not free:
         return []
-    lanes = [Lane.of(row) for row in await fetched(tx, _LANES)]
+    lanes = await queued_lanes(tx)
     if boards is not None and any(lane.avoid for lane in lanes):
         known = await board_rows(tx, settings)
     waiting = await _waiting(tx, free, [lane.allowed(known) for lane in lanes])
@@ -123,7 +120,7 @@ async def grant_new(
     queue: LeaseQueue,
     settings: FarmSettings,
     order: Submission,
-    lane: Lane,
+    lane: Waiting,
     jobs: Sequence[int],
     known: Iterable[BoardRow],
 ) -> None:
@@ -139,15 +136,22 @@ async def grant_new(
     cold = islice((one for one in free if one.warm.isdisjoint(affinities) and lane.takes(one)), len(jobs))
     enough = [*warm, *cold]
     pairs = zip(jobs, order.specs, strict=True)
-    waiting = [lane.waiting(job, spec.affinity) for job, spec in islice(pairs, len(enough) + _CHOICE)]
+    waiting = [replace(lane, id=job, affinity=spec.affinity) for job, spec in islice(pairs, len(enough) + _CHOICE)]
     await _assign(tx, queue, settings, waiting, enough)
 
 
-def _free(boards: Iterable[BoardRow]) -> list[policy.Free]:
+async def queued_lanes(tx: Tx) -> list[Waiting]:
+    """The lanes in which jobs wait."""
+    rows = await fetched(tx, _LANES)
+    read = {"kind": Kind, "priority": Priority, "avoid": frozenset}
+    return [Waiting(**{**row, **{name: kind(row[name]) for name, kind in read.items()}}) for row in rows]
+
+
+def _free(boards: Iterable[BoardRow]) -> list[Free]:
     return [free for one in boards if (free := one.free) is not None]
 
 
-async def _waiting(tx: Tx, free: Sequence[policy.Free], lanes: Sequence[Lane]) -> list[policy.Waiting]:
+async def _waiting(tx: Tx, free: Sequence[Free], lanes: Sequence[Waiting]) -> list[Waiting]:
     """The jobs that may have one of the free boards: of each lane as many as it could use, and some to choose from."""
     wanted = {lane.lane: sum(lane.takes(one) for one in free) for lane in lanes}
     wanted = {lane: count for lane, count in wanted.items() if count}
@@ -156,24 +160,20 @@ async def _waiting(tx: Tx, free: Sequence[policy.Free], lanes: Sequence[Lane]) -
     most = [count + _CHOICE for count in wanted.values()]
     by_name = {lane.lane: lane for lane in lanes}
     jobs = await fetched(tx, _WAITING, {"lanes": list(wanted), "most": most})
-    return [by_name[job["lane"]].waiting(job["id"], job["affinity"], job["waits_s"]) for job in jobs]
+    return [replace(by_name[job["lane"]], **job) for job in jobs]
 
 
 async def _assign(
-    tx: Tx, queue: LeaseQueue, settings: FarmSettings, waiting: Sequence[policy.Waiting], free: Sequence[policy.Free]
+    tx: Tx, queue: LeaseQueue, settings: FarmSettings, waiting: Sequence[Waiting], free: Sequence[Free]
 ) -> list[str]:
     """Ask the policy, and do as it says."""
     if not waiting or not free:
         return []
+    # Shares decide between users alone.
     several = len({(one.user, one.project) for one in waiting}) > 1
-    use = await _use(tx, settings) if several else {}
+    rows = await fetched(tx, _USE, {"half_life_s": settings.share_half_life_s}) if several else []
+    use = {(row["user_name"], row["project"]): policy.Use(row["running"], row["board_s"]) for row in rows}
     return await _lease(tx, queue, settings, policy.assign(waiting, free, use, settings.aging_s))
-
-
-async def _use(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], policy.Use]:
-    """What each user and project has of the boards, and had."""
-    rows = await fetched(tx, _USE, {"half_life_s": settings.share_half_life_s})
-    return {(row["user_name"], row["project"]): policy.Use(row["running"], row["board_s"]) for row in rows}
 
 
 async def _lease(tx: Tx, queue: LeaseQueue, settings: FarmSettings, pairs: Sequence[tuple[int, str]]) -> list[str]:

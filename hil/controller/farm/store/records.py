@@ -1,4 +1,4 @@
-"""Rows of the farm's tables as the desk works with them, and values made fit for a table."""
+"""Rows of the farm's tables, the queries that read them, and values made fit for a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from hil.controller.farm.messages import BoardState, Document, JobState, Kind, job_name
+from hil.controller.farm.messages import BoardState, Document, JobState, Kind
 from hil.controller.farm.scheduler.policy import BoardRow
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.database import Tx
@@ -26,14 +26,21 @@ D = TypeVar("D", bound=Document)
 # farm. What only lengthens a promise (beats) does not need it.
 ALONE = 0x4_68_69_6C  # "hil"
 
-_LEASE = """
-    select lease.*, board.hold <> '' as held_back,
-        job.submission, job.number, job.kind, job.state, job.attempts, job.affinity, job.avoid,
-        submission.jobs, submission.user_name, submission.project, submission.board as pinned, submission.max_attempts
-    from hil.leases as lease
-    join hil.jobs as job on job.id = lease.job
-    join hil.submissions as submission on submission.id = job.submission
-    join hil.boards as board on board.name = lease.board
+# What a job is called: see :func:`hil.controller.farm.messages.job_name`.
+NAME = "case submission.jobs when 1 then submission.id::text else submission.id || '.' || job.number end"
+JOBS = "hil.jobs as job join hil.submissions as submission on submission.id = job.submission"
+LEASES = (
+    "hil.leases as lease join hil.jobs as job on job.id = lease.job"
+    " join hil.submissions as submission on submission.id = job.submission"
+)
+_JOB = f"""
+    job.id as job_id, {NAME} as name, job.submission, job.kind, job.state, job.attempts, job.affinity, job.avoid,
+    submission.user_name as user, submission.project, submission.board as pinned, submission.max_attempts
+"""
+_LEASE = f"""
+    select lease.id, lease.board, lease.worker, lease.queue_id, lease.key, lease.granted_at, lease.started_at,
+        lease.ended_at, lease.reason, lease.result, board.hold <> '' as held_back, {_JOB}
+    from {LEASES} join hil.boards as board on board.name = lease.board
 """
 
 
@@ -67,34 +74,21 @@ class JobRow:
     avoid: tuple[str, ...]  # boards where it failed for the infrastructure's sake
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], id: int) -> JobRow:
-        """Of a row that has a job's and its submission's columns."""
-        return cls(
-            id=id,
-            name=job_name(row["submission"], row["number"], row["jobs"]),
-            submission=row["submission"],
-            kind=Kind(row["kind"]),
-            state=JobState(row["state"]),
-            attempts=row["attempts"],
-            max_attempts=row["max_attempts"],
-            user=row["user_name"],
-            project=row["project"],
-            pinned=row["pinned"],
-            affinity=row["affinity"],
-            avoid=tuple(row["avoid"]),
-        )
+    def of(cls, row: Row) -> JobRow:
+        """Of a row that has the columns of a job."""
+        same = {name: row[name] for name in cls.__dataclass_fields__ if name != "id"}
+        kind, state = Kind(row["kind"]), JobState(row["state"])
+        return cls(**{**same, "id": row["job_id"], "kind": kind, "state": state, "avoid": tuple(row["avoid"])})
 
 
 @dataclass(frozen=True)
 class LeaseRow:
-    """A lease, over or not, with the job that it is for. ``held_back``: nothing new may begin on its board."""
+    """A lease, over or not, with the job that it is for."""
 
     id: int
     job: JobRow
     board: str
     worker: str
-    fence: int
-    attempt: int
     queue_id: int | None
     key: str
     granted_at: datetime
@@ -102,13 +96,13 @@ class LeaseRow:
     ended_at: datetime | None
     reason: str
     result: Mapping[str, Any] | None
-    held_back: bool
+    held_back: bool  # nothing new may begin on its board
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> LeaseRow:
+    def of(cls, row: Row) -> LeaseRow:
         """Of a row of the query that reads leases."""
         own = {name: row[name] for name in cls.__dataclass_fields__ if name != "job"}
-        return cls(job=JobRow.of(row, row["job"]), **own)
+        return cls(job=JobRow.of(row), **own)
 
 
 def alone(function: Callable[Concatenate[Tx, P], Awaitable[T]]) -> Callable[Concatenate[Tx, P], Coroutine[Any, Any, T]]:
@@ -129,6 +123,12 @@ def alone(function: Callable[Concatenate[Tx, P], Awaitable[T]]) -> Callable[Conc
 async def fetched(tx: Tx, query: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> list[Row]:
     """All rows of a query."""
     return await (await tx.execute(query, values)).fetchall()
+
+
+async def job_rows(tx: Tx, where: str, values: Mapping[str, Any] | Sequence[Any]) -> list[JobRow]:
+    """The jobs for which a condition in SQL holds, in their order, kept from changing."""
+    query = f"select {_JOB} from {JOBS} where {where} order by job.id for update of job"
+    return [JobRow.of(row) for row in await fetched(tx, query, values)]
 
 
 async def lease_row(tx: Tx, lease: int) -> LeaseRow | None:
@@ -181,11 +181,7 @@ def as_json(value: Any) -> str:
 
 
 def stored(document: D) -> D:
-    """A document as it is read back from a jsonb column.
-
-    Raises:
-        UsageError: there is no end to what is in it.
-    """
+    """A document as it is read back from a jsonb column; UsageError where there is no end to what is in it."""
     try:
         return type(document).of_json(storable(document.to_json()))
     except RecursionError as error:

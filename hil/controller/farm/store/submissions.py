@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from hil.controller.farm.messages import JobResult, JobState, Kind, Principal, Priority, Role, Submission, parse_job
-from hil.controller.farm.scheduler.policy import BoardRow, lane_of
+from hil.controller.farm.messages import (
+    JobResult,
+    JobState,
+    Kind,
+    Principal,
+    Priority,
+    Role,
+    Submission,
+    job_name,
+    parse_job,
+)
+from hil.controller.farm.scheduler.policy import BoardRow, Waiting
 from hil.controller.farm.selector import nearest, parse
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import transitions
@@ -15,8 +24,18 @@ from hil.controller.farm.store.allocator import grant, grant_new
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_job
 from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.records import JobRow, active_leases, alone, board_rows, fetched, storable, stored
-from hil.controller.farm.store.transitions import enqueue, finish, names_of
+from hil.controller.farm.store.records import (
+    JOBS,
+    JobRow,
+    active_leases,
+    alone,
+    board_rows,
+    fetched,
+    job_rows,
+    storable,
+    stored,
+)
+from hil.controller.farm.store.transitions import enqueue, finish
 from hil.errors import EXIT_INTERRUPTED, AccessRefused, FarmError, NoSuchBoard, UsageError, did_you_mean
 
 _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
@@ -26,19 +45,11 @@ _TIMEOUTS = f"from a moment to {_LONGEST_S / 86400:.0f} days"
 # Orders of one user that wait: each may be a lane of its own, which every granting looks at.
 _MOST_WAITING = 1000
 _MANY = "select count(*) as many from (select from hil.jobs where state = 'queued' limit %s) as waiting"
-_WAITING = """
-    select count(distinct job.submission) as waiting
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
+_WAITING = f"""
+    select count(distinct job.submission) as waiting from {JOBS}
     where job.state = 'queued' and submission.user_name = %s
 """
 _SENT = "select id, user_name, jobs from hil.submissions where key = %s"
-_OPEN_JOBS = """
-    select job.*, submission.jobs, submission.user_name, submission.project, submission.board as pinned,
-        submission.max_attempts
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-    where job.submission = %s and (%s::numeric is null or job.number = %s) and job.state in ('queued', 'running')
-    order by job.number for update of job
-"""
 _PRIORITY = """
     with changed as (update hil.submissions set priority = %(priority)s where id = %(submission)s returning *)
     update hil.jobs as job set lane = hil.lane(
@@ -64,8 +75,8 @@ async def submit(
     Raises:
         NoSuchBoard: no board of the farm can ever match.
         UsageError: the order makes no sense.
-        AccessRefused: the project is not this bearer's.
-        FarmError: too many of this bearer's orders wait already.
+        AccessRefused: the project is not this user's.
+        FarmError: too many of this user's orders wait already.
     """
     _check(order)
     order = replace(order, title=storable(order.title), specs=tuple(stored(spec) for spec in order.specs))
@@ -75,22 +86,20 @@ async def submit(
     for before in await sent.fetchall():
         if before["user_name"] != who.user:
             raise UsageError("somebody else has sent an order with this key", hint="a key is one order's own")
-        return Submitted(before["id"], names_of(before["id"], before["jobs"]))
+        return Submitted(before["id"], _names(before["id"], before["jobs"]))
     _satisfiable(order, boards)
     await _check_quota(tx, who)
     submission, jobs = await enqueue(tx, order, who.user, project, trace)
-    await grant_new(tx, queue, settings, order, lane_of(order, who.user, project), jobs, boards)
-    return Submitted(submission, names_of(submission, len(jobs)))
+    lane = Waiting(
+        0, who.user, project, order.priority, selector=order.selector, board=order.board, kind=order.specs[0].kind
+    )
+    await grant_new(tx, queue, settings, order, lane, jobs, boards)
+    return Submitted(submission, _names(submission, len(jobs)))
 
 
 @alone
 async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> list[str]:
-    """End a job, or all jobs of a submission; returns the names of those that had not ended.
-
-    Raises:
-        UsageError: there is no such job.
-        AccessRefused: it is another user's.
-    """
+    """End a job, or all jobs of a submission; returns the names of those that had not ended."""
     submission, number = await _own(tx, who, name)
     result = JobResult(EXIT_INTERRUPTED, reason=f"cancelled by {who.user}")
     leases = {lease.job.id: lease for lease in await active_leases(tx, "submission.id = %(id)s", {"id": submission})}
@@ -108,12 +117,7 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
 
 @alone
 async def prioritise(tx: Tx, who: Principal, name: str, priority: Priority) -> list[str]:
-    """Put a submission into another class; returns the names of its jobs that have not ended.
-
-    Raises:
-        UsageError: there is no such submission.
-        AccessRefused: it is another user's.
-    """
+    """Put a submission into another class; returns the names of its jobs that have not ended."""
     submission, _ = await _own(tx, who, name)
     jobs = await _open_jobs(tx, submission, None)
     if jobs:
@@ -121,6 +125,10 @@ async def prioritise(tx: Tx, who: Principal, name: str, priority: Priority) -> l
     for job in jobs:
         await note_job(tx, "priority", job, job.state, reason=f"{priority.value}, by {who.user}")
     return [job.name for job in jobs]
+
+
+def _names(submission: int, jobs: int) -> list[str]:
+    return [job_name(submission, number, jobs) for number in range(1, jobs + 1)]
 
 
 def _check(order: Submission) -> None:
@@ -171,7 +179,8 @@ def _satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
     selector = parse(order.selector)
     if order.board:
         if order.board not in boards:
-            raise NoSuchBoard(f"the farm has no board {order.board!r}", hint=_known(order.board, boards))
+            hint = did_you_mean(order.board, boards) + "hil farm boards lists those that it has"
+            raise NoSuchBoard(f"the farm has no board {order.board!r}", hint=hint)
         boards = {order.board: boards[order.board]}
     if any(selector.matches(labels) for labels in boards.values()):
         return
@@ -181,19 +190,11 @@ def _satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
     raise NoSuchBoard(f"no board of the farm is {order.selector!r}", hint=f"nearest: {close}")
 
 
-def _known(name: str, boards: Mapping[str, Any]) -> str:
-    return did_you_mean(name, boards) + "hil farm boards lists those that it has"
-
-
 async def _own(tx: Tx, who: Principal, name: str) -> tuple[int, int | None]:
     """The submission, and the job's number in it, that a name stands for and this bearer may change."""
     submission, number = parse_job(name)
-    query = (
-        "select submission.user_name from hil.submissions as submission"
-        " join hil.jobs as job on job.submission = submission.id"
-        " where submission.id = %s and (%s::numeric is null or job.number = %s) limit 1"
-    )
-    owners = await fetched(tx, query, [submission, number, number])
+    where = "submission.id = %s and (%s::numeric is null or job.number = %s) limit 1"
+    owners = await fetched(tx, f"select submission.user_name from {JOBS} where {where}", [submission, number, number])
     if not owners:
         raise UsageError(f"the farm has no job {name}", hint="hil farm status lists them")
     if owners[0]["user_name"] != who.user and who.role is not Role.ADMIN:
@@ -202,5 +203,5 @@ async def _own(tx: Tx, who: Principal, name: str) -> tuple[int, int | None]:
 
 
 async def _open_jobs(tx: Tx, submission: int, number: int | None) -> list[JobRow]:
-    rows = await fetched(tx, _OPEN_JOBS, [submission, number, number])
-    return [JobRow.of(row, row["id"]) for row in rows]
+    where = "job.submission = %s and (%s::numeric is null or job.number = %s) and job.state in ('queued', 'running')"
+    return await job_rows(tx, where, [submission, number, number])

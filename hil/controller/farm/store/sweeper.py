@@ -37,10 +37,8 @@ _THAW = """
 async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
     """Let time pass; returns how much happened.
 
-    Args:
-        heard_since: `time.monotonic()` when this gateway began to hear workers and holders: its start, or the
-            end of the database's last outage. Until all had the time to be heard, and to report what ended
-            meanwhile, nothing expires. `math.inf` where that has not begun.
+    Until all workers and holders had the time to be heard, and to report what ended meanwhile, nothing expires:
+    ``heard_since`` is when this gateway began to hear them, by `time.monotonic()` (`math.inf`: not yet).
     """
     await thaw(tx)
     await tx.execute("set local lock_timeout = '5s'")
@@ -138,22 +136,21 @@ async def gc(
     """Delete submissions that ended long ago with all that belongs to them, old events, boards that are gone, and
     files that nothing refers to (at most 2000 of them: to be called again).
 
-    Args:
-        delete: takes files from the store. It is called in the transaction: who wants one of them meanwhile waits,
-            and is then told that it is lacking.
+    ``delete``, which takes files from the store, is called in the transaction: who wants one of them meanwhile waits,
+    and is then told that it is lacking.
     """
     async with tx.transaction(force_rollback=dry_run):
         # The files may take their time.
         await tx.execute("set local idle_in_transaction_session_timeout = '10min'")
-        asked = await tx.execute(_OLD, {"keep_s": keep_s})
-        values = {"keep_s": keep_s, "old": [row["id"] for row in await asked.fetchall()], "most": _MOST_FILES}
+        old = [row["id"] for row in await fetched(tx, _OLD, {"keep_s": keep_s})]
+        values = {"keep_s": keep_s, "old": old, "most": _MOST_FILES}
         counts = {}
         for name, tables in _OF_THEM.items():
-            asked = await tx.execute(f"select count(*) as n from {tables} where submission = any(%(old)s)", values)
-            counts[name] = (await asked.fetchall())[0]["n"]
+            [row] = await fetched(tx, f"select count(*) as n from {tables} where submission = any(%(old)s)", values)
+            counts[name] = row["n"]
         for name, query in _DELETED.items():
             counts[name] = (await tx.execute(query, values)).rowcount
-        unused = await (await tx.execute(_UNUSED, values)).fetchall()
+        unused = await fetched(tx, _UNUSED, values)
         digests = [row["digest"] for row in unused]
         if digests and not dry_run:
             await delete(digests)

@@ -6,15 +6,15 @@ How a board is after an event is decided by :mod:`hil.controller.farm.scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from hil.controller.farm.messages import BoardState, JobResult, JobSpec, JobState, Kind, Priority, Submission, job_name
+from hil.controller.farm.messages import BoardState, JobResult, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board, note_ended, note_job, note_queued
 from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.records import JobRow, LeaseRow, as_json, fetched
+from hil.controller.farm.store.records import JobRow, LeaseRow, Row, as_json, fetched, job_rows
 from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE
 
 # Health jobs are the farm's own: no token is anybody's of this name.
@@ -56,36 +56,19 @@ async def enqueue(
     tx: Tx, order: Submission, user: str, project: str, trace: str = "", *, checks: str | None = None
 ) -> tuple[int, list[int]]:
     """Queue an order's jobs; returns the submission's number and theirs. ``checks``: the board a health job is for."""
-    values = {
-        "user": user,
-        "project": project,
-        "title": order.title,
-        "selector": order.selector,
-        "board": order.board,
-        "priority": order.priority.value,
-        "timeout_s": order.timeout_s,
-        "max_attempts": order.max_attempts,
-        "trace": trace,
-        "key": order.key,
-        "jobs": len(order.specs),
-        "specs": as_json([spec.to_json() for spec in order.specs]),
-        "checks": checks,
-    }
+    same = ("title", "selector", "board", "timeout_s", "max_attempts", "key")
+    values = {name: getattr(order, name) for name in same} | {"user": user, "project": project, "trace": trace}
+    specs = as_json([spec.to_json() for spec in order.specs])
+    values |= {"priority": order.priority.value, "jobs": len(order.specs), "specs": specs, "checks": checks}
     rows = await fetched(tx, _NEW, values)
     submission, jobs = rows[0]["submission"], sorted(row["id"] for row in rows)
     await note_queued(tx, submission, jobs, order.title)
     return submission, jobs
 
 
-def names_of(submission: int, jobs: int) -> list[str]:
-    """What the jobs of a submission are called."""
-    return [job_name(submission, number, jobs) for number in range(1, jobs + 1)]
-
-
 async def queue_again(tx: Tx, job: JobRow, failed_on: str, reason: str) -> None:
     """The job waits once more, at its old place in the queue, and rather for another board."""
-    avoid = sorted({*job.avoid, failed_on})
-    await tx.execute(_AGAIN, {"job": job.id, "avoid": avoid})
+    await tx.execute(_AGAIN, {"job": job.id, "avoid": sorted({*job.avoid, failed_on})})
     await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=failed_on)
 
 
@@ -121,26 +104,19 @@ _UNCHECKED = """
         and (%(boards)s::text[] is null or name = any(%(boards)s))
         and not exists (select from hil.jobs where checks = board.name and state in ('queued', 'running'))
 """
-_WAITING_CHECK = """
-    select job.*, submission.jobs, submission.user_name, submission.project, submission.board as pinned,
-        submission.max_attempts
-    from hil.jobs as job join hil.submissions as submission on submission.id = job.submission
-    where job.checks = %s and job.state = 'queued'
-"""
 
 
 async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSettings) -> None:
     """Something happened to a board: note what it is now, and have it checked where that is due."""
-    query = "select state, failures, reason from hil.boards where name = %s for update"
-    rows = await fetched(tx, query, [board])
-    state, failures, reason = BoardState(rows[0]["state"]), rows[0]["failures"], rows[0]["reason"]
+    [row] = await fetched(tx, "select state, failures, reason from hil.boards where name = %s for update", [board])
+    state, failures = BoardState(row["state"]), row["failures"]
     to = health.after(state, failures, event, settings)
     if (to.state, to.failures) != (state, failures) or to.doubted or event.what is health.EventKind.HEALTHY:
         values = {
             "board": board,
             "state": to.state.value,
             "failures": to.failures,
-            "reason": "" if to.state is BoardState.ONLINE else to.reason or reason,
+            "reason": "" if to.state is BoardState.ONLINE else to.reason or row["reason"],
             "healthy": event.what is health.EventKind.HEALTHY,
             "doubted": to.doubted,
             "check_in_s": to.check_in_s,
@@ -173,16 +149,9 @@ async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
 
 async def call_off_check(tx: Tx, board: str, reason: str) -> None:
     """A check that only waits is not waited for: its board is gone."""
-    for row in await fetched(tx, _WAITING_CHECK, [board]):
+    for job in await job_rows(tx, "job.checks = %s and job.state = 'queued'", [board]):
         result = JobResult(EXIT_BOARD, "BOARD_LOST", f"called off: {reason}", infrastructure=True)
-        await finish(tx, JobRow.of(row, row["id"]), result, state=JobState.CANCELLED)
-
-
-async def saw_it_work(tx: Tx, board: str) -> None:
-    """A job ran through on an online board: that is as good as a check."""
-    await tx.execute(
-        "update hil.boards set checked_at = clock_timestamp() where name = %s and state = 'online'", [board]
-    )
+        await finish(tx, job, result, state=JobState.CANCELLED)
 
 
 _END = """
@@ -198,6 +167,8 @@ _WARM = """
     update hil.boards set warm = (array_prepend(%(affinity)s, array_remove(warm, %(affinity)s)))[:%(most)s]
     where name = %(board)s
 """
+# A job ran through on an online board: that is as good as a check.
+_WORKED = "update hil.boards set checked_at = clock_timestamp() where name = %s and state = 'online'"
 # So many programs a board is remembered to be warm for.
 _WARM_MOST = 64
 
@@ -205,15 +176,10 @@ _WARM_MOST = 64
 async def _end(
     tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings, result: JobResult | None = None
 ) -> None:
-    """The lease is over: its board is free, what it took is counted, and all who have to do with it are told.
-
-    Args:
-        result: what its worker reported, where that is what ended it.
-    """
+    """The lease is over (by its worker's report, if any): its board is free, what it took is counted, all are told."""
     said = None if result is None else as_json(result.to_json())
     await tx.execute(_END, {"lease": lease.id, "reason": reason, "result": said})
-    job = lease.job
-    share: Mapping[str, object] = {"user": job.user, "project": job.project, "granted_at": lease.granted_at}
+    share: Row = {"user": lease.job.user, "project": lease.job.project, "granted_at": lease.granted_at}
     await tx.execute(_SHARE, {**share, "half_life_s": settings.share_half_life_s})
     await queue.done(tx, lease.queue_id)
     await note_ended(tx, lease, reason)
@@ -259,11 +225,11 @@ async def _decide(tx: Tx, lease: LeaseRow, result: JobResult) -> None:
     """The job after an attempt: again, or over."""
     job = lease.job
     held = lease.started_at is not None and job.kind is Kind.LEASE
-    fate = policy.after_attempt(result, job.kind, job.attempts, job.max_attempts, held=held)
-    if isinstance(fate, policy.Retry):
-        await queue_again(tx, job, lease.board, fate.reason)
+    final = policy.after_attempt(result, job.kind, job.attempts, job.max_attempts, held=held)
+    if final is None:
+        await queue_again(tx, job, lease.board, result.reason or "the infrastructure failed")
     else:
-        await finish(tx, job, fate.result, lease.id)
+        await finish(tx, job, final, lease.id)
 
 
 async def _learn(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
@@ -276,7 +242,7 @@ async def _learn(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSetti
         reason = f"job {job.name} failed on it: {result.reason or 'the infrastructure failed'}"
         return await change_board(tx, lease.board, health.Event(what.INFRASTRUCTURE, reason), settings)
     if result.board_ns[1] and result.exit_code == EXIT_OK:
-        await saw_it_work(tx, lease.board)
+        await tx.execute(_WORKED, [lease.board])
     if result.board_ns[1] and job.affinity:
         await tx.execute(_WARM, {"affinity": job.affinity, "most": _WARM_MOST, "board": lease.board})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from hil.core.config_files import parse_toml
 from hil.core.files import read_text
 from hil.core.results import BOARD_OUTCOMES, Outcome, exit_code_of
-from hil.errors import UsageError, did_you_mean
+from hil.errors import EXIT_INTERRUPTED, UsageError, did_you_mean
 
 LIST = "study.toml"
 MODEL = "model.py"
@@ -64,7 +64,7 @@ def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
         table = parse_toml(read_text(listed), listed)
     except OSError as error:
         raise UsageError(f"{folder} is no study: {LIST}: {error.strerror}", hint=f"it needs a {LIST}") from error
-    except ValueError as error:
+    except UnicodeDecodeError as error:
         raise UsageError(f"{listed} cannot be read: {error}") from error
     found = [_experiment(listed, name, entry) for name, entry in table.items()]
     if not found:
@@ -89,6 +89,10 @@ def _experiment(listed: Path, name: str, entry: object) -> Experiment:
 
 SCHEMA = 1
 PASSED, FAILED, NOT_REACHED = "pass", "fail", "not reached"
+
+
+# Fields of a row that its document has as they are.
+_PLAIN = ("way", "compiler", "detail", "steps", "placement")
 
 
 @dataclass
@@ -128,61 +132,42 @@ class Row:
         failed = self.failed
         return {
             "experiment": self.experiment.name,
-            "title": self.experiment.title,
-            "reported": self.experiment.reported,
-            "way": self.way,
-            "compiler": self.compiler,
-            "outcome": self.outcome.value if self.outcome else None,
+            **{name: getattr(self.experiment, name) for name in ("title", "reported")},
+            **{name: getattr(self, name) for name in _PLAIN},
+            "outcome": self.outcome and self.outcome.value,
             "stages": [vars(stage) for stage in self.stages],
             "failed_stage": failed.name if failed else "",
             "message": failed.message if failed else "",
-            "detail": self.detail,
             "bytes": self.size,
-            "steps": self.steps,
             "worst": self.worst or None,
-            "placement": self.placement,
         }
 
-
-def row_of(document: dict[str, Any], experiment: Experiment) -> Row:
-    """The row that :meth:`Row.document` wrote.
-
-    Raises:
-        KeyError, TypeError, ValueError: it did not.
-    """
-    return Row(
-        experiment,
-        document["way"],
-        [StageResult(**stage) for stage in document["stages"]],
-        Outcome(document["outcome"]) if document["outcome"] else None,
-        document["compiler"],
-        document["bytes"],
-        document["steps"],
-        document["detail"],
-        document["worst"] or {},
-        document.get("placement"),
-    )
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any], experiment: Experiment) -> Row:
+        """The row that :meth:`document` wrote. Raises KeyError, TypeError or ValueError: it did not."""
+        return cls(
+            experiment,
+            **{name: document[name] for name in _PLAIN if name != "placement"},
+            placement=document.get("placement"),
+            stages=[StageResult(**stage) for stage in document["stages"]],
+            outcome=Outcome(document["outcome"]) if document["outcome"] else None,
+            size=document["bytes"],
+            worst=document["worst"] or {},
+        )
 
 
 def taken_over(stored: Iterable[dict[str, Any]], asked: Sequence[Row]) -> list[Row]:
     """The rows of a study that goes on: those that ended earlier, asked for or not, and those still to be done.
 
-    A row that the board was lost in is still to be done.
-
-    Args:
-        stored: documents of the rows that there are.
-        asked: new rows of all that is asked for.
-
-    Raises:
-        KeyError, TypeError, ValueError: a document is none of a row.
+    A row that the board was lost in is still to be done. Errors are those of :meth:`Row.of_document`.
     """
     todo = {(row.experiment.name, row.way): row for row in asked}
     rows = []
     for document in stored:
         new = todo.pop((document["experiment"], document["way"]), None)
         if document["outcome"] not in {None, *BOARD_OUTCOMES}:
-            name, title, reported = (document[part] for part in ("experiment", "title", "reported"))
-            rows.append(row_of(document, new.experiment if new else Experiment(name, title, reported, Path())))
+            known = Experiment(document["experiment"], document["title"], document["reported"], Path())
+            rows.append(Row.of_document(document, new.experiment if new else known))
         elif new:
             rows.append(new)
     return [*rows, *todo.values()]
@@ -190,7 +175,7 @@ def taken_over(stored: Iterable[dict[str, Any]], asked: Sequence[Row]) -> list[R
 
 def exit_code(rows: Iterable[Row], interrupted: bool) -> int:
     """The exit code of a study: the gravest of its rows', or that of Ctrl-C."""
-    return 130 if interrupted else exit_code_of(row.outcome for row in rows if row.outcome is not None)
+    return EXIT_INTERRUPTED if interrupted else exit_code_of(row.outcome for row in rows if row.outcome is not None)
 
 
 def summary(rows: Sequence[Row]) -> str:

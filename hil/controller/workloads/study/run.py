@@ -40,8 +40,6 @@ from hil.errors import (
     BoardError,
     BoardRefused,
     BoardUnreachable,
-    CompileCrashed,
-    CompileFailed,
     HilError,
     ReferenceFailed,
     UsageError,
@@ -161,60 +159,55 @@ class _Study:
         self.screen = screen
         self.cache = Cache()
         self.info: dict[str, Any] = {}
-        self._made_folder = False
-        self.rows: list[Row] = [_new(one, way) for one in asked.experiments for way in asked.ways]
+        self.rows: list[Row] = [
+            Row(one, way, [StageResult(name) for name in WAYS[way].all_stages])
+            for one in asked.experiments
+            for way in asked.ways
+        ]
 
     def run(self, wait_s: float) -> dict[str, Any]:
-        self._open_folder()
-        interrupted = finished = False
-        runtimes = [WAYS[way].runtime for way in self.asked.ways]
-        with contextlib.suppress(_Stopped):
-            try:
-                # IREE's runtime has to be put on a board; XLA's comes with each program.
-                runtime = "iree" if "iree" in runtimes else runtimes[0]
-                with BoardPool("hil study", wait_s=wait_s, say=self.screen.note) as pool:
-                    session = pool.session(self.choice, runtimes=(runtime,))
-                    self.info = self._board()
-                    for experiment in self.asked.experiments:
-                        self._experiment(experiment, session)
-                finished = True
-            except (BoardRefused, BoardUnreachable):
-                if self._made_folder and not (self.asked.out / DOCUMENT).exists():
-                    self.asked.out.rmdir()
-                raise
-            except KeyboardInterrupt:
-                interrupted = True
-                self.screen.note("interrupted; the rows that are there stay: go on with the same command and --resume")
-        return self._save(finished=finished, interrupted=interrupted)
-
-    def _open_folder(self) -> None:
-        """Take over the rows that are there, where that is asked for.
-
-        Raises:
-            UsageError: the folder holds another study, or one that is not to be gone on with.
-        """
         out = self.asked.out
-        stored = out / DOCUMENT
-        self._made_folder = not out.exists()
+        made_folder = not out.exists()
         with storing(out):
             out.mkdir(parents=True, exist_ok=True)
-        if not stored.exists():
-            return
+        if (out / DOCUMENT).exists():
+            self._take_over(out / DOCUMENT)
+        interrupted = finished = False
+        runtimes = [WAYS[way].runtime for way in self.asked.ways]
+        try:
+            # IREE's runtime has to be put on a board; XLA's comes with each program.
+            runtime = "iree" if "iree" in runtimes else runtimes[0]
+            with BoardPool("hil study", wait_s=wait_s, say=self.screen.note) as pool:
+                session = pool.session(self.choice, runtimes=(runtime,))
+                self.info = self._board()
+                for experiment in self.asked.experiments:
+                    self._experiment(experiment, session)
+            finished = True
+        except _Stopped:
+            pass
+        except (BoardRefused, BoardUnreachable):
+            if made_folder and not (out / DOCUMENT).exists():
+                out.rmdir()
+            raise
+        except KeyboardInterrupt:
+            interrupted = True
+            self.screen.note("interrupted; the rows that are there stay: go on with the same command and --resume")
+        return self._save(finished=finished, interrupted=interrupted)
+
+    def _take_over(self, stored: Path) -> None:
+        """Take over the rows that are there; UsageError: they are another study's, or are not to be gone on with."""
+        out, hint = self.asked.out, "-o names another folder"
         if not self.asked.resume:
-            raise UsageError(f"{out} holds a study already", hint="--resume goes on with it, -o names another folder")
+            raise UsageError(f"{out} holds a study already", hint=f"--resume goes on with it, {hint}")
         try:
             document = json.loads(stored.read_text())
             if document["schema"] != SCHEMA or document["asked"] != self.asked.told():
-                raise UsageError(
-                    f"{out} holds a study of other settings", hint="-o names another folder, or give the same settings"
-                )
+                raise UsageError(f"{out} holds a study of other settings", hint=f"{hint}, or give the same settings")
             if document["board"] not in ({}, self._board()):
-                raise UsageError(
-                    f"{out} holds a study on another board, {document['board']['name']}", hint="-o names another folder"
-                )
+                raise UsageError(f"{out} holds a study on another board, {document['board']['name']}", hint=hint)
             self.rows = taken_over(document["rows"], self.rows)
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{stored} cannot be read: {error}", hint="-o names another folder") from error
+            raise UsageError(f"{stored} cannot be read: {error}", hint=hint) from error
 
     def _board(self) -> dict[str, Any]:
         return {"name": self.choice.name, "hw_type": self.choice.config.hw_type}
@@ -245,10 +238,8 @@ class _Study:
     def _train(self, experiment: Experiment, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         what = {"model": str(experiment.path.absolute()), "seed": self.asked.seed, "steps": self.asked.steps}
-        try:
-            call(self.isolated, train, {**what, "folder": str(folder.absolute())}, folder / "log.txt")
-        except (CompileFailed, CompileCrashed) as error:
-            raise ReferenceFailed(error.message, hint=error.hint, detail=error.detail) from error
+        arguments = {**what, "folder": str(folder.absolute())}
+        call(self.isolated, train, arguments, folder / "log.txt", failure=ReferenceFailed, crash=ReferenceFailed)
 
     def _row(
         self, row: Row, trained: Path, session: BoardSession, stage: Callable[[str, Callable[[], Any]], Any]
@@ -353,7 +344,3 @@ class _Study:
 
 class _Stopped(Exception):
     """The board is gone, and with it what was still to be done."""
-
-
-def _new(experiment: Experiment, way: str) -> Row:
-    return Row(experiment, way, [StageResult(name) for name in WAYS[way].all_stages])

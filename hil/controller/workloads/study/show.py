@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
-from hil.controller.storage.texts import as_text, table
+from hil.controller.storage.texts import table
 from hil.controller.workloads.study.record import FAILED, PASSED, Row, StageResult
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
+from hil.controller.workloads.suites.reports.summary import markdown_table
+from hil.controller.workloads.suites.reports.tables import csv_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,10 +77,9 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [cells(row) for row in rows]
     if not lines:
         return ""
-    heads = list(lines[0])
-    marked = [heads, ["---"] * len(heads), *(list(line.values()) for line in lines)]
-    text = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in marked)
-    return text + "".join(f"\n- {line}" for line in failures(rows)) + ("\n" if failures(rows) else "")
+    texts = [[cell.replace("|", "\\|") for cell in line.values()] for line in lines]
+    failed = [f"- {line}" for line in failures(rows)]
+    return "\n".join([*markdown_table(list(lines[0]), texts), *([""] if failed else []), *failed, ""])
 
 
 def write_tables(rows: Sequence[Row], folder: Path) -> None:
@@ -89,15 +89,10 @@ def write_tables(rows: Sequence[Row], folder: Path) -> None:
     for row in rows:
         document = row.document()
         names = ("experiment", "title", "way", "compiler", "outcome", "failed_stage", "message")
-        line = {name: document[name] or "" for name in names}
+        line = {name: document[name] for name in names}
         for column, stage in _stages(row).items():
-            line[column] = stage.outcome if stage else ""
-            line[f"{column} (s)"] = "" if stage is None or stage.seconds is None else round(stage.seconds, 3)
-        line |= {"bytes": row.size, "steps": row.steps, "max_abs": row.worst.get("max_abs", "")}
+            line[column] = stage and stage.outcome
+            line[f"{column} (s)"] = None if stage is None or stage.seconds is None else round(stage.seconds, 3)
+        line |= {"bytes": row.size, "steps": row.steps, "max_abs": row.worst.get("max_abs")}
         lines.append(line | {"reported": row.experiment.reported})
-    with (folder / CSV).open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]) if lines else [])
-        writer.writeheader()
-        writer.writerows(
-            {name: as_text(cell) if isinstance(cell, str) else cell for name, cell in line.items()} for line in lines
-        )
+    (folder / CSV).write_text(csv_text(list(lines[0]) if lines else [], [list(line.values()) for line in lines]))

@@ -34,12 +34,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from functools import cached_property, lru_cache
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.packages import version
-from hil.controller.workloads.suites.store import CaseRecord
+from hil.controller.workloads.suites.store import CaseRecord, installed
 from hil.core import files
 from hil.core.config_files import parse_toml
 from hil.core.results import Outcome, Stage
@@ -56,17 +54,7 @@ _PASS = Outcome.PASS.value
 # The table that holds no entries: package -> the version that the file was made with.
 MADE_WITH = "made_with"
 _KEYS = ("cases", "except", "outcome", "reason", "issue", "flow", "runtime", "board", "until")
-
-
-@dataclass(frozen=True)
-class Location:
-    """A case and where it runs: what an entry is selected by, as far as it is known before the case ends."""
-
-    id: str
-    flow: str
-    runtime: str
-    board: str = ""
-    hw_type: str = ""
+_FIELDS = {"except": "without", "outcome": "outcomes"}
 
 
 @dataclass(frozen=True)
@@ -91,17 +79,17 @@ class Expectation:
         """Return whether the patterns match a case's id."""
         return matches(self.cases, case_id) and not matches(self.without, case_id)
 
-    def in_scope(self, case: CaseRecord | Location) -> bool:
+    def in_scope(self, flow: str, runtime: str, board: str = "", hw_type: str = "") -> bool:
         """Return whether the entry applies where a case runs, regardless of the case's id."""
         return (
-            (not self.flow or matches(self.flow, case.flow))
-            and (not self.runtime or matches(self.runtime, case.runtime))
-            and (not self.board or matches(self.board, case.board) or matches(self.board, case.hw_type))
+            (not self.flow or matches(self.flow, flow))
+            and (not self.runtime or matches(self.runtime, runtime))
+            and (not self.board or matches(self.board, board) or matches(self.board, hw_type))
         )
 
-    def applies_to(self, case: CaseRecord | Location) -> bool:
-        """Return whether the entry applies to a case where that runs."""
-        return self.in_scope(case) and self.covers(case.id)
+    def applies_to(self, record: CaseRecord) -> bool:
+        """Return whether the entry applies to a case where that ran."""
+        return self.in_scope(record.flow, record.runtime, record.board, record.hw_type) and self.covers(record.id)
 
     def expects(self, record: CaseRecord) -> bool:
         """Return whether a case ended as this entry expects."""
@@ -127,10 +115,10 @@ class Expectations:
         """Read a file; without one, nothing is expected.
 
         Raises:
-            UsageError: an entry is invalid; the message names it.
+            UsageError: the file cannot be read, or an entry is invalid; the message names it.
         """
         text = read_text(path) if path else ""
-        return cls(path, parse(text, path), today or date.today(), made_with(text))
+        return cls(path, parse(text, path), today or date.today(), parse_toml(text, path).get(MADE_WITH, {}))
 
     @cached_property
     def _live(self) -> tuple[Expectation, ...]:
@@ -138,13 +126,13 @@ class Expectations:
         live = [entry for entry in reversed(self.entries) if not entry.expired(self.today)]
         return tuple(sorted(live, key=lambda entry: list(TABLES).index(entry.table)))
 
-    def find(self, case: CaseRecord | Location) -> Expectation | None:
+    def find(self, record: CaseRecord) -> Expectation | None:
         """Return the entry that applies to a case, or None if the case should pass."""
-        return next((entry for entry in self._live if entry.applies_to(case)), None)
+        return next((entry for entry in self._live if entry.applies_to(record)), None)
 
     def selects(self, case_id: str, flow: str, board: str, runtime: str, hw_type: str = "") -> bool:
         """Return whether a case is expected to fail: these are run by ``--only-expected-failures``."""
-        return self.find(Location(case_id, flow, runtime, board, hw_type)) is not None
+        return any(one.covers(case_id) and one.in_scope(flow, runtime, board, hw_type) for one in self._live)
 
     def judge(self, record: CaseRecord) -> CaseRecord:
         """Return the record of a case that has just ended, with its expectation applied.
@@ -153,32 +141,30 @@ class Expectations:
         keeps its outcome, and the message names what was expected. If the file was made with other versions, the hint
         of an unexpected result says so. ``ended`` never changes.
         """
-        if record.ended != _PASS and not table_of(record):
+        passed, found = record.ended == _PASS, self.find(record)
+        as_expected = found.expects(record) if found else passed
+        if not (passed or table_of(record)) or (passed and as_expected):
             return record
-        found = self.find(record)
-        if record.ended == _PASS and (found is None or found.expects(record)):
-            return record
-        if found is None:
-            old = next((one for one in self.expired() if one.applies_to(record) and one.expects(record)), None)
-            judged = _with_expectation(record, {**_expectation(old), "until": str(old.until)}) if old else record
-            return self._hinted(judged, "")
-        if found.expects(record):
+        if found and as_expected:
             return replace(record, outcome=Outcome.XFAIL.value, expectation=_expectation(found))
-        judged = _with_expectation(record, _expectation(found))
-        if record.ended != _PASS:
-            return self._hinted(judged, "")
-        hint = "take it out of the expected failures: hil suite expect --update does, from this run"
-        return self._hinted(replace(judged, outcome=Outcome.XPASS.value), hint)
-
-    def _hinted(self, record: CaseRecord, hint: str) -> CaseRecord:
-        return replace(record, hint="; ".join(filter(None, (record.hint or hint, self.other_versions))))
+        judged, hint = record, record.hint
+        if found:
+            judged = _with_expectation(record, _expectation(found))
+        elif old := next((one for one in self.expired() if one.applies_to(record) and one.expects(record)), None):
+            judged = _with_expectation(record, {**_expectation(old), "until": str(old.until)})
+        if passed:
+            judged = replace(judged, outcome=Outcome.XPASS.value)
+            hint = hint or "take it out of the expected failures: hil suite expect --update does, from this run"
+        return replace(judged, hint="; ".join(filter(None, (hint, self.other_versions))))
 
     @cached_property
     def other_versions(self) -> str:
         """A sentence on the versions that the file was made with, if others are installed; else ""."""
-        found = [(name, made, _installed(name)) for name, made in self.made_with.items()]
-        differ = [one for one in found if _public(one[1]) != _public(one[2])]
-        text = ", ".join(f"{name} {made} (here: {here})" for name, made, here in differ)
+        here = installed(tuple(self.made_with))
+        found = [(name, made, here.get(name, "none")) for name, made in self.made_with.items()]
+        # Without the local part: 2.13.0 of PyTorch's 2.13.0+cpu.
+        differ = [one for one in found if one[1].partition("+")[0] != one[2].partition("+")[0]]
+        text = ", ".join(f"{name} {made} (here: {now})" for name, made, now in differ)
         return f"the expected failures were listed with {text}" if text else ""
 
     def expired(self) -> tuple[Expectation, ...]:
@@ -192,24 +178,24 @@ class Expectations:
             ids: of all cases, with those that a filter excludes.
             flow, runtime: of the suite's run. Entries for others are ignored: their cases may differ.
         """
-        every = dict.fromkeys(ids)
-        found = {}
-        for entry in self.entries:
-            idle = [one for one in entry.cases if one not in every and not (is_wild(one) and _any(one, every))]
-            if idle and replace(entry, board=()).in_scope(Location("", flow, runtime)):
-                found[entry] = tuple(idle)
-        return found
+        every = frozenset(ids)
+
+        def is_idle(pattern: str) -> bool:
+            return pattern not in every and not (is_wild(pattern) and any(matches((pattern,), one) for one in every))
+
+        mine = [entry for entry in self.entries if replace(entry, board=()).in_scope(flow, runtime)]
+        found = {entry: tuple(filter(is_idle, entry.cases)) for entry in mine}
+        return {entry: idle for entry, idle in found.items() if idle}
 
     def remarks(self, ids: Iterable[str], *, flow: str, runtime: str) -> list[str]:
         """Return a warning line for each of :meth:`unused`, :meth:`expired` and :attr:`other_versions`."""
         lines = []
         for entry, idle in self.unused(ids, flow=flow, runtime=runtime).items():
             some = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
-            lines.append(f"{self.path}: [[{entry.table}]] entry {entry.number}: no case is called {some}")
+            lines.append(f"[[{entry.table}]] entry {entry.number}: no case is called {some}")
         for entry in self.expired():
-            where = f"{self.path}: [[{entry.table}]] entry {entry.number}"
-            lines.append(f"{where}: expired after {entry.until} ({entry.reason})")
-        return lines + ([f"{self.path}: {self.other_versions}"] if self.other_versions else [])
+            lines.append(f"[[{entry.table}]] entry {entry.number}: expired after {entry.until} ({entry.reason})")
+        return [f"{self.path}: {line}" for line in (*lines, self.other_versions) if line]
 
 
 def table_of(record: CaseRecord) -> str:
@@ -238,11 +224,7 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str
 
 
 def read_text(path: Path) -> str:
-    """Read a file's text; "" if the file does not exist.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Read a file's text; "" if the file does not exist."""
     try:
         return files.read_text(path)
     except FileNotFoundError:
@@ -252,11 +234,7 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
-    """Parse the entries of ``[[compile]]``, then those of ``[[run]]``, each in the file's order.
-
-    Raises:
-        UsageError: an entry is invalid; the message names it.
-    """
+    """Parse the entries of ``[[compile]]``, then those of ``[[run]]``; errors as of :meth:`Expectations.load`."""
     data = parse_toml(text, path)
     position = next((number for number, name in enumerate(data) if name == MADE_WITH), 0)
     versions = data.pop(MADE_WITH, {})
@@ -276,11 +254,6 @@ def parse(text: str, path: Path | None) -> tuple[Expectation, ...]:
     return tuple(entries)
 
 
-def made_with(text: str) -> dict[str, str]:
-    """Return package -> the version that a file was made with, from a text that :func:`parse` accepts."""
-    return dict(parse_toml(text, None).get(MADE_WITH, {}))
-
-
 def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expectation:
     for key in row:
         if key not in _KEYS:
@@ -288,30 +261,23 @@ def _entry(where: str, table: str, number: int, row: Mapping[str, Any]) -> Expec
     for key in ("cases", "outcome", "reason"):
         if key not in row:
             raise UsageError(f"{where} has no {key!r}", hint="an entry needs cases, outcome and reason")
-    texts = {key: _texts(where, key, value) for key, value in row.items() if key not in ("reason", "issue", "until")}
-    plain = {"reason": "", "issue": "", **{key: row[key] for key in ("reason", "issue") if key in row}}
-    for key, value in plain.items():
-        if not isinstance(value, str) or (key == "reason" and not value.strip()):
-            raise UsageError(f"{where}: {key} must be a text")
-    if {*texts["outcome"]} == {_PASS}:
+    values: dict[str, Any] = {}
+    for key, value in row.items():
+        if key in ("reason", "issue"):
+            if not isinstance(value, str) or (key == "reason" and not value.strip()):
+                raise UsageError(f"{where}: {key} must be a text")
+        elif key == "until":
+            if isinstance(value, datetime) or not isinstance(value, date):
+                hint = "for example until = 2030-12-31, without quotes"
+                raise UsageError(f"{where}: until must be a day", hint=hint)
+        else:
+            value = _texts(where, key, value)
+        values[_FIELDS.get(key, key)] = value
+    if {*values["outcomes"]} == {_PASS}:
         raise UsageError(f"{where}: PASS cannot be expected alone", hint=f"one of {', '.join(TABLES[table])}")
-    for outcome in texts["outcome"]:
+    for outcome in values["outcomes"]:
         _check_outcome(where, table, outcome)
-    until = row.get("until")
-    if isinstance(until, datetime) or not isinstance(until, date | None):
-        raise UsageError(f"{where}: until must be a day", hint="for example until = 2030-12-31, without quotes")
-    return Expectation(
-        table,
-        number,
-        cases=texts["cases"],
-        outcomes=texts["outcome"],
-        without=texts.get("except", ()),
-        flow=texts.get("flow", ()),
-        runtime=texts.get("runtime", ()),
-        board=texts.get("board", ()),
-        until=until,
-        **plain,
-    )
+    return Expectation(table, number, **values)
 
 
 def _texts(where: str, key: str, value: Any) -> tuple[str, ...]:
@@ -341,22 +307,6 @@ def message_of(record: CaseRecord) -> str:
     if not record.expectation:
         return record.message
     return record.message.removesuffix(_note(record.expectation)).removesuffix("; ")
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
-
-
-def _public(version: str) -> str:
-    """Return a version without its local part: ``2.13.0`` of PyTorch's ``2.13.0+cpu``."""
-    return version.partition("+")[0]
-
-
-def _any(pattern: str, names: Iterable[str]) -> bool:
-    return any(matches((pattern,), name) for name in names)
 
 
 def _expectation(entry: Expectation) -> dict[str, str]:

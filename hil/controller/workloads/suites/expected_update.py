@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from bisect import bisect_left
+from bisect import insort_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import tomlkit
+from tomlkit.items import Array
 
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import (
@@ -36,9 +39,7 @@ from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Outcome
 from hil.errors import UsageError
 
-if TYPE_CHECKING:
-    from tomlkit.items import Array, Table
-
+_PASS = Outcome.PASS.value
 # Confirmations of mismatches that are no property of the case.
 _UNSTABLE = ("flaky", "one bad board")
 _LONGEST = 160  # characters of a reason that is made from a message
@@ -86,7 +87,11 @@ def update(
 def updated(text: str, path: Path, records: Iterable[CaseRecord], *, ids: Collection[str], today: date) -> str:
     """Return the new text of a file; see :func:`update`."""
     last = {record.id: record for record in records}
-    judged = [record for _, record in sorted(last.items()) if _is_conclusive(record)]
+    judged = [
+        record
+        for _, record in sorted(last.items())
+        if (record.ended == _PASS or table_of(record)) and record.confirmed not in _UNSTABLE
+    ]
     old = Expectations(path, parse(text, path), today)
     known = _without_surprises(old, judged, frozenset({*ids, *last}))
     entries, new = _with(known, [record for record in judged if _is_unexpected(known, record)])
@@ -95,18 +100,10 @@ def updated(text: str, path: Path, records: Iterable[CaseRecord], *, ids: Collec
     return _rewritten(text, path, old.entries, entries, new)
 
 
-def _is_conclusive(record: CaseRecord) -> bool:
-    """Return whether a record says something about its case."""
-    return (record.ended == Outcome.PASS.value or bool(table_of(record))) and record.confirmed not in _UNSTABLE
-
-
 def _is_unexpected(known: Expectations, record: CaseRecord) -> bool:
     """Return whether a failure needs an entry."""
-    return (
-        record.ended != Outcome.PASS.value
-        and known.find(record) is None
-        and not any(old.applies_to(record) and old.expects(record) for old in known.expired())
-    )
+    covered = [known.find(record), *(old for old in known.expired() if old.applies_to(record) and old.expects(record))]
+    return record.ended != _PASS and not any(covered)
 
 
 def _without_surprises(known: Expectations, judged: Sequence[CaseRecord], ids: frozenset[str]) -> Expectations:
@@ -117,10 +114,9 @@ def _without_surprises(known: Expectations, judged: Sequence[CaseRecord], ids: f
             found = known.find(record)
             if found and not found.expects(record):
                 gone[found].add(record.id)
-            if record.ended == Outcome.PASS.value:
-                for old in known.expired():
-                    if old.applies_to(record):
-                        gone[old].add(record.id)
+            for old in known.expired():
+                if record.ended == _PASS and old.applies_to(record):
+                    gone[old].add(record.id)
         if not gone:
             return known
         # Another entry may apply now, so look again.
@@ -152,8 +148,11 @@ def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expe
         for index, entry in enumerate(entries):
             if _fits(entry, records, likeness):
                 left = tuple(one for one in entry.without if one not in names)
-                more = [name for name in names if not matches(entry.cases, name)]
-                entries[index] = replace(entry, cases=_inserted(entry.cases, more), without=left)
+                cases = list(entry.cases)
+                for name in names:
+                    if not matches(entry.cases, name):
+                        insort_left(cases, name)
+                entries[index] = replace(entry, cases=tuple(cases), without=left)
                 break
         else:
             board = (hw_type,) if hw_type else ()
@@ -163,21 +162,15 @@ def _with(known: Expectations, failed: Sequence[CaseRecord]) -> tuple[tuple[Expe
 
 def _fits(entry: Expectation, records: Sequence[CaseRecord], likeness: str) -> bool:
     """Return whether an entry can hold some failures: same outcome and like reason."""
+    any_case = replace(entry, cases=("*",), without=())
     return (
         bool(entry.cases)
         and entry.until is None
         and len(entry.outcomes) == 1
         and alike(entry.reason) == likeness
-        and all(entry.expects(record) and entry.in_scope(record) for record in records)
+        and all(entry.expects(record) and any_case.applies_to(record) for record in records)
         and not any(matches(tuple(filter(is_wild, entry.without)), record.id) for record in records)
     )
-
-
-def _inserted(cases: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    merged = list(cases)
-    for name in names:
-        merged.insert(bisect_left(merged, name), name)
-    return tuple(merged)
 
 
 def alike(message: str) -> str:
@@ -216,28 +209,30 @@ def _rewritten(
     text: str, path: Path, old: Sequence[Expectation], entries: Sequence[Expectation], new: Sequence[Expectation]
 ) -> str:
     changed = {(one.table, one.number): one for before, one in zip(old, entries, strict=True) if one != before}
-    head, blocks = split(text, path)
+    head, blocks = _split(text, path)
     counts: Counter[str] = Counter()
-    after: list[Block] = []
+    after: list[_Block] = []
     for block in blocks:
         counts[block.table] += 1
         entry = changed.get((block.table, counts[block.table]))
         if entry is None:
             after.append(block)
         elif entry.cases:
-            after.append(edited(block, entry))
+            document = tomlkit.parse(block.body)
+            _set_cases(document[block.table][0], entry)
+            after.append(replace(block, body=tomlkit.dumps(document)))
         elif block.tail.strip():  # a comment that does not belong to the entry
-            after.append(Block("", "", block.tail))
+            after.append(_Block("", "", block.tail))
     for entry in new:
         tables = [block.table for block in after]
         same = [index for index, table in enumerate(tables) if table == entry.table]
         default = 0 if entry.table == next(iter(TABLES)) else len(after)
-        after.insert(same[-1] + 1 if same else default, new_block(entry))
-    return join(head, after)
+        after.insert(same[-1] + 1 if same else default, _new_block(entry))
+    return _join(head, after)
 
 
 @dataclass(frozen=True)
-class Block:
+class _Block:
     """The text of an entry."""
 
     table: str  # ``compile`` or ``run``
@@ -246,33 +241,22 @@ class Block:
     new: bool = False  # whether it is not yet in the file; empty lines then separate it
 
 
-def split(text: str, path: Path) -> tuple[str, list[Block]]:
-    """Split a text into what precedes the first entry, and the entries in order; joined, they are the text again.
-
-    Raises:
-        UsageError: an entry does not begin with a header line.
-    """
+def _split(text: str, path: Path) -> tuple[str, list[_Block]]:
+    """Split a text into what precedes the first entry, and the entries in order; joined, they are the text again."""
     lines = text.splitlines(keepends=True)
     headers = [(number, found[1]) for number, line in enumerate(lines) if (found := _HEADER.match(line))]
-    starts = [_with_comment(lines, number) for number, _ in headers]
+    starts = []
+    for start, _ in headers:
+        while start and lines[start - 1].lstrip().startswith("#"):
+            start -= 1
+        starts.append(start)
     blocks = []
     for start, stop, (_, table) in zip(starts, [*starts[1:], len(lines)][: len(starts)], headers, strict=True):
         end = stop
         while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
             end -= 1
-        blocks.append(Block(table, "".join(lines[start:end]), "".join(lines[end:stop])))
-    _check(text, path, blocks)
-    return "".join(lines[: starts[0]] if starts else lines), blocks
-
-
-def _with_comment(lines: Sequence[str], number: int) -> int:
-    while number and lines[number - 1].lstrip().startswith("#"):
-        number -= 1
-    return number
-
-
-def _check(text: str, path: Path, blocks: Sequence[Block]) -> None:
-    """Check that headers were found by line: strings of several lines may look like one, and tables may be inline."""
+        blocks.append(_Block(table, "".join(lines[start:end]), "".join(lines[end:stop])))
+    # Strings of several lines may look like headers, and tables may be inline.
     try:
         apart = [entry for block in blocks for entry in parse(block.body, path)]
     except UsageError:
@@ -283,10 +267,10 @@ def _check(text: str, path: Path, blocks: Sequence[Block]) -> None:
             f"{path} is written in a way that cannot be rewritten",
             hint="begin each entry with a line of its own, [[compile]] or [[run]], and let no text look like one",
         )
+    return "".join(lines[: starts[0]] if starts else lines), blocks
 
 
-def join(head: str, blocks: Sequence[Block]) -> str:
-    """Join the blocks of a file to its text."""
+def _join(head: str, blocks: Sequence[_Block]) -> str:
     text, last_new = head, False
     for block in blocks:
         if text and not text.endswith("\n"):
@@ -297,24 +281,9 @@ def join(head: str, blocks: Sequence[Block]) -> str:
     return f"{text.rstrip()}\n" if text.strip() else ""
 
 
-def edited(block: Block, entry: Expectation) -> Block:
-    """Return a block with an entry's cases and exceptions in place of its own; the rest stays."""
-    import tomlkit
-
-    document = tomlkit.parse(block.body)
-    row = document[block.table][0]
-    _set(row, "cases", entry.cases)
-    _set(row, "except", entry.without)
-    return replace(block, body=tomlkit.dumps(document))
-
-
-def new_block(entry: Expectation) -> Block:
-    """Make a block for an entry."""
-    import tomlkit
-
+def _new_block(entry: Expectation) -> _Block:
     row = tomlkit.table()
-    _set(row, "cases", entry.cases)
-    _set(row, "except", entry.without)
+    _set_cases(row, entry)
     for key, value in (("outcome", entry.outcomes), ("reason", (entry.reason,)), ("flow", entry.flow)):
         row.add(key, value[0] if len(value) == 1 else list(value))
     if entry.board:
@@ -323,31 +292,24 @@ def new_block(entry: Expectation) -> Block:
     tables.append(row)
     document = tomlkit.document()
     document.add(entry.table, tables)
-    return Block(entry.table, tomlkit.dumps(document), new=True)
+    return _Block(entry.table, tomlkit.dumps(document), new=True)
 
 
-def _set(row: Table, key: str, wanted: Sequence[str]) -> None:
-    import tomlkit
-    from tomlkit.items import Array
-
-    if not wanted:
-        row.pop(key, None)
-        return
-    there = row.get(key)
-    if isinstance(there, Array):
-        _change(there, wanted)
-    elif wanted == ([there] if there else ()):
-        return
-    else:
-        there = row[key] = tomlkit.item(wanted[0] if len(wanted) == 1 else list(wanted))
-    if isinstance(there, Array) and "\n" not in there.as_string() and len(there.as_string()) + len(key) > _WIDEST:
-        there.multiline(True)
-
-
-def _change(there: Array, wanted: Sequence[str]) -> None:
-    """Change an array item by item, so that the comments beside the others stay."""
-    for one in [one for one in there if one not in wanted]:
-        there.remove(one)
-    for index, one in enumerate(wanted):
-        if index == len(there) or there[index] != one:
-            there.insert(index, one)
+def _set_cases(row: Any, entry: Expectation) -> None:
+    """Put an entry's cases and exceptions in place of a table's own; the rest stays."""
+    for key, wanted in (("cases", entry.cases), ("except", entry.without)):
+        if not wanted:
+            row.pop(key, None)
+            continue
+        there = row.get(key)
+        if isinstance(there, Array):
+            # Item by item, so that the comments beside the others stay.
+            for one in [one for one in there if one not in wanted]:
+                there.remove(one)
+            for index, one in enumerate(wanted):
+                if index == len(there) or there[index] != one:
+                    there.insert(index, one)
+        elif wanted != ((there,) if there else ()):
+            there = row[key] = tomlkit.item(wanted[0] if len(wanted) == 1 else list(wanted))
+        if isinstance(there, Array) and "\n" not in there.as_string() and len(there.as_string()) + len(key) > _WIDEST:
+            there.multiline(True)

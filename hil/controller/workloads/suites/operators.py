@@ -11,7 +11,6 @@ import json
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import version
 from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.tensor_files import parse_pb
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.core.digest import digest_of
 from hil.core.npy import parse_npy, save_npy, typed
@@ -34,56 +34,6 @@ _ARCHIVE = "tests.zip"
 _INDEX = "index.json"
 
 
-@dataclass(frozen=True)
-class NodeTest:
-    """One data set of a node test."""
-
-    id: str  # the test's name without ``test_``; with ``.0``, ``.1`` if the test has several data sets
-    op: str  # the operator; ``Gelu (expanded)`` for the test of a function's body
-    model: str  # the model's name in the archive
-    # inputs, outputs: (name, dtype, name in the archive) of each tensor; other values (a sequence, an absent optional)
-    # are left out.
-    inputs: tuple[tuple[str, str, str], ...]
-    outputs: tuple[tuple[str, str, str], ...]
-    rtol: float
-    atol: float
-
-
-class NodeTests:
-    """The node tests of the installed onnx, in order of their names."""
-
-    def __init__(self, context: RunContext) -> None:
-        installed = version("onnx")
-        key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)
-
-        def make(folder: Path) -> None:
-            with temporary_folder("hil-node-tests-") as scratch:
-                context.isolated.call(
-                    write_archive,
-                    {"out": str(folder / _ARCHIVE)},
-                    timeout=MAKE_TIMEOUT_S,
-                    log=Path(scratch) / "make.log",
-                )
-
-        entry, _ = context.cache.get_or_make(key, {"model": f"node tests of onnx {installed}"}, make)
-        self.key = key
-        self._archive = zipfile.ZipFile(entry / _ARCHIVE)
-        self.tests = tuple(_test_of(item) for item in json.loads(self._archive.read(_INDEX)))
-
-    def save_model(self, test: NodeTest, folder: Path) -> Path:
-        """Write a test's model into a folder."""
-        path = folder / "model.onnx"
-        path.write_bytes(self._archive.read(test.model))
-        return path
-
-    def tensors(self, entries: Sequence[tuple[str, str, str]]) -> dict[str, Array]:
-        """Read a test's inputs or outputs by name."""
-        return {name: self._array(member, dtype) for name, dtype, member in entries}
-
-    def _array(self, member: str, dtype: str) -> Array:
-        return typed(parse_npy(self._archive.read(member)), dtype)
-
-
 def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     """Return a case for each data set of each node test, by name.
 
@@ -93,20 +43,32 @@ def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     Raises:
         StorageError: the cache cannot be written.
     """
-    kept = NodeTests(context)
-    content = digest_of(repr((kept.key, flow)).encode())
+    installed = version("onnx")
+    key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)
+
+    def make(folder: Path) -> None:
+        with temporary_folder("hil-node-tests-") as scratch:
+            arguments = {"out": str(folder / _ARCHIVE)}
+            context.isolated.call(write_archive, arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "make.log")
+
+    entry, _ = context.cache.get_or_make(key, {"model": f"node tests of onnx {installed}"}, make)
+    archive = zipfile.ZipFile(entry / _ARCHIVE)
+    content = digest_of(repr((key, flow)).encode())
     return tuple(
-        CaseSpec(test.id, test.id, functools.partial(_make, kept, test, flow), op=test.op, content=content)
-        for test in kept.tests
+        CaseSpec(test["id"], test["id"], functools.partial(_make, archive, test, flow), op=test["op"], content=content)
+        for test in json.loads(archive.read(_INDEX))
     )
 
 
-def _make(kept: NodeTests, test: NodeTest, flow: Flow, context: RunContext, folder: Path) -> CaseData:
-    path = kept.save_model(test, folder)
-    inputs = kept.tensors(test.inputs)
-    expected = kept.tensors(test.outputs)
+def _make(archive: zipfile.ZipFile, test: Mapping[str, Any], flow: Flow, context: RunContext, folder: Path) -> CaseData:
+    path = folder / "model.onnx"
+    path.write_bytes(archive.read(test["model"]))
+    inputs, expected = (
+        {name: typed(parse_npy(archive.read(member)), dtype) for name, dtype, member in test[kind]}
+        for kind in ("inputs", "outputs")
+    )
     if not flow.recipe:
-        return CaseData(path, inputs, expected, rtol=test.rtol, atol=test.atol)
+        return CaseData(path, inputs, expected, rtol=test["rtol"], atol=test["atol"])
     made = apply_recipe(flow, path, [inputs], context, folder / "prepare.log")
     return CaseData(made, inputs, plain_path=path, plain_expected=expected)
 
@@ -122,6 +84,7 @@ def write_archive(out: str) -> None:
 
 
 def _written(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]]:
+    """Write the tests; yields what the index says of each data set, in order of the tests' names."""
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
@@ -137,6 +100,8 @@ def _written(archive: zipfile.ZipFile, scratch: Path) -> Iterator[dict[str, Any]
         several = len(test.data_sets) > 1
         for number, (inputs, outputs) in enumerate(test.data_sets):
             place = f"{name}/{number}"
+            # Of inputs and outputs (name, dtype, name in the archive); what is no tensor (a sequence, an absent
+            # optional) is left out.
             yield {
                 "id": f"{name}.{number}" if several else name,
                 "op": ops[name] if base == name else f"{ops.get(base, '')} (expanded)".strip(),
@@ -169,17 +134,6 @@ def _as_array(value: Any) -> Array | None:
     """Convert a test's value to an array; None if it is no tensor."""
     from onnx import TensorProto, numpy_helper
 
-    if isinstance(value, TensorProto):
-        value = numpy_helper.to_array(value)
-    if not isinstance(value, (np.ndarray, np.generic)):
-        return None
-    array = np.asarray(value)
-    if array.dtype.kind in "OSU":
-        text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
-        array = np.array([*text, ""], dtype=object)[:-1].reshape(array.shape)
-    return array
-
-
-def _test_of(item: Mapping[str, Any]) -> NodeTest:
-    tensors = {key: tuple((name, dtype, member) for name, dtype, member in item[key]) for key in ("inputs", "outputs")}
-    return NodeTest(item["id"], item["op"], item["model"], **tensors, rtol=item["rtol"], atol=item["atol"])
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = numpy_helper.from_array(np.asarray(value))
+    return parse_pb(value.SerializeToString()) if isinstance(value, TensorProto) else None

@@ -17,10 +17,9 @@ import itertools
 import json
 import pkgutil
 import random
-import re
 import unittest
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,20 +29,19 @@ import numpy as np
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, IsolatedTimeout
+from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.storage.texts import first_line, import_hint
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec, worded
 from hil.controller.workloads.suites.store import installed
 from hil.core.digest import digest_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
-from hil.errors import ImportFailed, StageTimeout, UsageError
+from hil.errors import ImportFailed, UsageError
 from hil.formats.torch_values import from_torch
 
-TORCH_RUNTIMES = ("executorch",)
 MAKE_TIMEOUT_S = 900.0
 # Rounding errors of a hundred layers, with XNNPACK at least 115 dB; atol is a share of the largest output.
 _MODEL_RTOL, _MODEL_ATOL = 1e-4, 1e-5
@@ -58,7 +56,6 @@ MODEL = "model.pt2"
 INPUTS = "inputs"
 EXPECTED = "expected"
 _TEST = "test_"
-_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._+-]")
 
 
 class LeftOut(ImportFailed):
@@ -77,58 +74,42 @@ class TorchTest:
     op: str  # the file's name without ``test_``
     # module, function, choice, number: of the model; see :func:`find_tests`.
     module: str
-    function: str
-    choice: int
-    number: int
-    params: Mapping[str, str]
-    depends: bool  # whether the model differs for a flow that quantises
-    skipped: str  # why the tester skips it, or ""
-    problem: str  # why there is no model, or ""
+    function: str = ""
+    choice: int = 0
+    number: int = 0
+    params: Mapping[str, str] = field(default_factory=dict)
+    depends: bool = False  # whether the model differs for a flow that quantises
+    skipped: str = ""  # why the tester skips it
+    problem: str = ""  # why there is no model
 
 
 def starts_from_torch(flow: Flow) -> bool:
     """Return whether a flow's programs are made from PyTorch's models."""
-    return flow.runtime in TORCH_RUNTIMES
-
-
-def quantises(flow: Flow) -> bool:
-    """Return whether a flow quantises its models."""
-    return bool(flow.recipe)
+    return flow.runtime == "executorch"
 
 
 def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     """Return a case for each model that the tests lower, by file and name; nothing is exported yet.
 
-    Args:
-        suite: ``operators`` or ``models``.
-
     Raises:
         UsageError: torch or executorch is not installed.
         StorageError: the cache cannot be written.
     """
-    quantize, versions = quantises(flow), _versions(suite)
+    versions, whole = _versions(suite), suite == "models"
     specs = []
     for test in torch_tests(suite, flow, context):
-        made_by = {"versions": versions, "version": _VERSION, "quantize": quantize and test.depends}
+        made_by = {"versions": versions, "version": _VERSION, "quantize": bool(flow.recipe) and test.depends}
         made_by["test"] = [test.module, test.function, test.choice, test.number]
         content = digest_of(repr((made_by, flow)).encode())
-        whole = suite == "models"
-        specs.append(
-            CaseSpec(
-                test.id,
-                test.id,
-                functools.partial(_make, test, made_by, flow, whole),
-                op="" if whole else test.op,
-                params=test.params,
-                content=content,
-            )
-        )
+        make = functools.partial(_make, test, made_by, flow, whole)
+        op = "" if whole else test.op
+        specs.append(CaseSpec(test.id, test.id, make, op=op, params=test.params, content=content))
     return tuple(specs)
 
 
 def torch_tests(suite: str, flow: Flow, context: RunContext) -> list[TorchTest]:
     """Return the models that the tests lower; arguments and errors as for :func:`torch_cases`."""
-    quantize, versions = quantises(flow), _versions(suite)
+    quantize, versions = bool(flow.recipe), _versions(suite)
 
     def make(folder: Path) -> None:
         with temporary_folder("hil-torch-tests-") as scratch:
@@ -157,12 +138,8 @@ def _make(
     def make(entry: Path) -> None:
         where = {name: getattr(test, name) for name in ("module", "function", "choice", "number")}
         arguments = {**where, "quantize": made_by["quantize"], "folder": str(entry)}
-        try:
+        with naming_errors("import", f"exporting {test.id}", ImportFailed, f"{test.id} cannot be exported"):
             context.isolated.call(export_test, arguments, timeout=MAKE_TIMEOUT_S, log=folder / "logs" / "export.log")
-        except IsolatedTimeout as error:
-            raise StageTimeout(f"exporting {test.id} {error.message}", stage="import", detail=error.detail) from error
-        except (IsolatedCrash, IsolatedFailure) as error:
-            raise ImportFailed(f"{test.id} cannot be exported: {error.message}", detail=error.detail) from error
 
     entry, _ = context.cache.get_or_make(Cache.key("torch-test", **made_by), {"model": test.id}, make)
     path = entry / MODEL
@@ -204,16 +181,6 @@ class _Lowering:
     dynamic_shapes: Any
 
 
-@dataclass(frozen=True)
-class _Variant:
-    """A test function with one choice of its parameters, and pytest's ids of these."""
-
-    function: str
-    choice: int
-    params: Mapping[str, Any]
-    ids: tuple[str, ...]
-
-
 class _Enough(Exception):
     """The wanted model was recorded."""
 
@@ -224,18 +191,13 @@ class _Runner:
     Args:
         quantize: whether the flow quantises; some tests build another model then.
         wanted: leave the test at the call of this number, from 0; None: run it to its end.
-
-    Attributes:
-        was_read: whether the test read :attr:`quantize`.
-        calls: number of models so far.
-        last: the last of them.
     """
 
     def __init__(self, quantize: bool, wanted: int | None = None) -> None:
         self._quantize = quantize
         self._wanted = wanted
-        self.was_read = False
-        self.calls = 0
+        self.was_read = False  # whether the test read :attr:`quantize`
+        self.calls = 0  # number of models so far
         self.last: _Lowering | None = None
 
     @property
@@ -259,66 +221,55 @@ class _Runner:
 
 
 def find_tests(package: str, quantize: bool) -> list[dict[str, Any]]:
-    """Return the tests of a package of the tester by name; called in the isolated process.
+    """Return the fields of a :class:`TorchTest` for each model of a package's tests; called in the isolated process.
 
-    Args:
-        package: ``executorch.backends.test.suite.operators`` or ``...models``.
-
-    Returns:
-        For each model that a test lowers the fields of :class:`TorchTest`; ``choice`` is the index of its parameters,
-        ``number`` of the model in its test. A test that lowers none has ``skipped`` or ``problem``.
-
-    Raises:
-        UsageError: the package cannot be imported.
+    ``choice`` is the index of a test's parameters, ``number`` of the model in its test. A test that lowers none has
+    ``skipped`` or ``problem``.
     """
     try:
         root = importlib.import_module(package)
     except ImportError as error:
         raise UsageError(f"{package} cannot be imported: {error}", hint=import_hint(error)) from error
-    found: list[dict[str, Any]] = []
-    for name in sorted(one.name for one in pkgutil.iter_modules(root.__path__) if one.name.startswith(_TEST)):
-        found += _tests_of(f"{package}.{name}", quantize)
-    return found
+    names = sorted(one.name for one in pkgutil.iter_modules(root.__path__) if one.name.startswith(_TEST))
+    return [asdict(test) for name in names for test in _tests_of(f"{package}.{name}", quantize)]
 
 
-def _tests_of(module: str, quantize: bool) -> Iterator[dict[str, Any]]:
+def _tests_of(module: str, quantize: bool) -> Iterator[TorchTest]:
     op = module.rpartition(".")[2].removeprefix(_TEST)
-    about: dict[str, Any] = {"op": op, "module": module, "function": "", "params": {}, "choice": 0, "number": 0}
-    about |= {"depends": False, "skipped": "", "problem": ""}
     try:
         found = importlib.import_module(module)
     except Exception as error:  # torchvision beside a torch that it was not built for raises a RuntimeError
         problem = f"{module} cannot be imported: {error}"
-        yield {**about, "id": op, "problem": "; ".join(filter(None, (problem, import_hint(error))))}
+        yield TorchTest(op, op, module, problem="; ".join(filter(None, (problem, import_hint(error)))))
         return
-    for variant in _variants(found):
-        about |= {"function": variant.function, "choice": variant.choice}
-        about["params"] = {name: str(value).removeprefix("torch.") for name, value in variant.params.items()}
-        name = _NOT_IN_IDS.sub("_", "-".join([variant.function.removeprefix(_TEST), *variant.ids]))
-        runner, ends = _Runner(quantize), {}
+    for function, choice, values, ids in _variants(found):
+        params = {name: str(value).removeprefix("torch.") for name, value in values.items()}
+        name = worded("-".join([function.removeprefix(_TEST), *ids]))
+        runner, skipped, problem = _Runner(quantize), "", ""
         try:
-            _run(found, variant, runner)
+            _run(found, function, values, runner)
         except unittest.SkipTest as skip:
-            ends = {"skipped": str(skip)}
+            skipped = str(skip) or "it gives no reason"
         except Exception as error:
-            ends = {"problem": f"the test {variant.function} raises {type(error).__name__}: {error}"}
-        about["depends"] = runner.was_read
-        several = runner.calls + len(ends) > 1
+            problem = f"the test {function} raises {type(error).__name__}: {error}"
+        several = runner.calls + bool(skipped or problem) > 1
+        test = TorchTest(name, op, module, function, choice, params=params, depends=runner.was_read)
         for number in range(runner.calls):
-            yield {**about, "id": f"{name}.{number}" if several else name, "number": number}
-        if ends:
-            yield {**about, **ends, "id": f"{name}.{runner.calls}" if several else name}
+            yield replace(test, id=f"{name}.{number}" if several else name, number=number)
+        if skipped or problem:
+            last = f"{name}.{runner.calls}" if several else name
+            yield replace(test, id=last, skipped=skipped, problem=problem)
 
 
-def _variants(module: ModuleType) -> Iterator[_Variant]:
-    """Yield a module's test functions with every choice of the parameters in their pytest marks."""
+def _variants(module: ModuleType) -> Iterator[tuple[str, int, dict[str, Any], list[str]]]:
+    """Yield a module's test functions with every choice of their parameters: name, number, values, pytest's ids."""
     for name, function in sorted(vars(module).items()):
         if not name.startswith(_TEST) or not inspect.isfunction(function):
             continue
         marks = [mark for mark in getattr(function, "pytestmark", ()) if mark.name == "parametrize"]
         for choice, picked in enumerate(itertools.product(*map(_values, marks))):
-            params = {mark.args[0]: value for mark, (value, _) in zip(marks, picked, strict=True)}
-            yield _Variant(name, choice, params, tuple(name for _, name in picked))
+            values = {mark.args[0]: value for mark, (value, _) in zip(marks, picked, strict=True)}
+            yield name, choice, values, [one for _, one in picked]
 
 
 def _values(mark: Any) -> list[tuple[Any, str]]:
@@ -329,25 +280,22 @@ def _values(mark: Any) -> list[tuple[Any, str]]:
     return [(value, str(names(value) if callable(names) else names[index])) for index, value in enumerate(values)]
 
 
-def _run(module: ModuleType, variant: _Variant, runner: _Runner) -> None:
+def _run(module: ModuleType, function: str, values: Mapping[str, Any], runner: _Runner) -> None:
     """Run a test with seeds that depend only on its name."""
     import torch
 
-    seed = int.from_bytes(hashlib.sha256(f"{module.__name__}.{variant.function}".encode()).digest()[:4], "little")
+    seed = int.from_bytes(hashlib.sha256(f"{module.__name__}.{function}".encode()).digest()[:4], "little")
     random.seed(seed)
     torch.manual_seed(seed)
-    getattr(module, variant.function)(runner, **variant.params)
+    getattr(module, function)(runner, **values)
 
 
 def export_test(module: str, function: str, choice: int, number: int, quantize: bool, folder: str) -> None:
     """Export a model that a test lowers; called in the isolated process.
 
     Args:
-        module, function, choice, number: of :func:`find_tests`.
+        module, function, choice, number: of :class:`TorchTest`.
         folder: gets ``model.pt2``, the ``inputs``, and the outputs of the module itself, ``expected``.
-
-    Raises:
-        ImportFailed: the module does not run, or torch.export refuses it; the message is torch's own.
     """
     import torch
 
@@ -383,9 +331,9 @@ def lowering_of(module: str, function: str, choice: int, number: int, quantize: 
     """Return the module and inputs of a test, with the same weights and values each time."""
     found = importlib.import_module(module)
     runner = _Runner(quantize, wanted=number)
-    variant = next(one for one in _variants(found) if (one.function, one.choice) == (function, choice))
+    values = next(values for name, number, values, _ in _variants(found) if (name, number) == (function, choice))
     with contextlib.suppress(_Enough):
-        _run(found, variant, runner)
+        _run(found, function, values, runner)
     if runner.last is None:
         raise ImportFailed(f"the test {function} lowers no model")
     return runner.last

@@ -12,9 +12,10 @@ import pytest
 from onnx import numpy_helper
 from support.models import DIGITS
 
-from hil.controller.farm.job_files import JobFiles, job_of, key_of, packed_bundle, packed_run, request_of, unfolded
+from hil.controller.farm.job_files import JobFiles, job_of, key_of, packed_bundle, packed_run, request_of
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.models.importers import import_model
+from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.options import Job
 from hil.controller.workloads.suites.request import Request
 from hil.errors import UsageError
@@ -152,7 +153,7 @@ def test_a_flag_file_is_read_here(here):
     Path("flags").mkdir()
     np.save("flags/x.npy", np.zeros(4, "float32"))
     Path("flags/run.txt").write_text(f"--module={DIGITS / 'digits_cnn.onnx'}\n--input=@x.npy\n")
-    job = unfolded(Job(flagfile=Path("flags/run.txt")))
+    job = read_flagfile(Job(flagfile=Path("flags/run.txt")))
     parcel = JobFiles()
     assert job.flagfile is None
     assert job.models == (DIGITS / "digits_cnn.onnx",)

@@ -26,12 +26,19 @@ from hil.controller.farm.messages import (
 )
 from hil.errors import UsageError
 
-SPEC = JobSpec(Kind.RUN, {"models": ["net.onnx"], "dims": {"N": 1}}, {"net.onnx": "blake3:00"}, affinity="net")
+SPEC = JobSpec(Kind.RUN, {"models": ["net.onnx"], "dims": {"N": 1}}, {"net.onnx": "blake3:" + "0" * 64}, affinity="net")
 DOCUMENTS = [
     SPEC,
     Submission("net", (SPEC, JobSpec(Kind.LEASE)), "chip=a53", "rpi", Priority.HIGH, 10.0, 1, "nets"),
     JobResult(
-        1, "FAIL", "y differs", False, {"cases": [{"name": "é"}]}, {"run.json": "blake3:11"}, {"open": 0.5}, (1, 2)
+        1,
+        "FAIL",
+        "y differs",
+        False,
+        {"cases": [{"name": "é"}]},
+        {"run.json": "blake3:" + "1" * 64},
+        {"open": 0.5},
+        (1, 2),
     ),
     Grant(4, "17.3", 9, "rpi", 12, 6.0, 60.0, 2, SPEC, "ada", "00-1-2-01"),
     BoardCard(

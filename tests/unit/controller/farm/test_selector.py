@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hil.controller.farm.selector import All, Selector, Tree, nearest, parse
+from hil.controller.farm.selector import Group, nearest, parse
 from hil.errors import UsageError
 
 GIB = 1 << 30
@@ -302,9 +302,8 @@ def test_a_board_misses_something_unless_it_matches(text: str, labels: dict[str,
 
 
 def test_no_condition_is_every_board_and_none_of_them_none():
-    everything: Tree = All()
-    assert Selector(everything).matches({})
-    assert not (~Selector(everything)).matches({})
+    assert Group().matches({})
+    assert not (~Group()).matches({})
 
 
 def test_many_values_beside_many_elements_are_looked_up():

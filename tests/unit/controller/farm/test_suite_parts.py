@@ -13,7 +13,7 @@ from support.models import DIGITS
 from hil.controller.farm.job_files import request_of
 from hil.controller.farm.messages import JobResult, JobSpec
 from hil.controller.farm.results import EndedJob, merge
-from hil.controller.farm.submitting import parts_for, plan_suite, split
+from hil.controller.farm.submitting import load_suite, parts_for, split
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseSpec
@@ -114,8 +114,8 @@ def run_part(spec: JobSpec, files: dict[str, Path], place: Path) -> JobResult:
 @pytest.mark.ci
 def test_parts_that_ran_elsewhere_are_one_run_as_if_it_had_run_here(folder, tmp_path):
     request = Request("nets", "mine.toml:mine", layers=False)
-    plan = plan_suite(request, boards=3)
-    files = plan.parcel.uploads()
+    plan = load_suite(request, boards=3)
+    files = plan.uploads
     # Three cases for three boards: one each.
     assert len(plan.specs) == 3
     assert plan.title == "nets mine"
@@ -134,8 +134,8 @@ def test_parts_that_ran_elsewhere_are_one_run_as_if_it_had_run_here(folder, tmp_
 
 @pytest.mark.ci
 def test_the_cases_of_a_part_that_was_lost_are_lost_boards_and_nothing_is_twice(folder, tmp_path):
-    plan = plan_suite(Request("nets", "mine.toml:mine", layers=False), boards=4)
-    good = run_part(plan.specs[0], plan.parcel.uploads(), tmp_path / "host")
+    plan = load_suite(Request("nets", "mine.toml:mine", layers=False), boards=4)
+    good = run_part(plan.specs[0], plan.uploads, tmp_path / "host")
     lost = JobResult(4, "BOARD_LOST", "the host died", infrastructure=True)
     cancelled = JobResult(130, "", "cancelled by alice")
     merged = merge(
@@ -158,12 +158,12 @@ def test_the_cases_of_a_part_that_was_lost_are_lost_boards_and_nothing_is_twice(
 
 def test_only_the_chosen_cases_are_planned_and_a_flow_beside_is_taken_along(folder, tmp_path):
     shutil.copy("mine.toml", "flows.toml")
-    plan = plan_suite(Request("nets", "mine", filters=("a_full*",)), boards=3)
+    plan = load_suite(Request("nets", "mine", filters=("a_full*",)), boards=3)
     (spec,) = plan.specs
     assert spec.options["flow"] == "flows/flows.toml:mine"
     assert spec.options["filters"] == ["=a_full_model"]
-    assert plan_suite(Request("nets", "mine", filters=("zzz",)), boards=3).specs == ()
-    built_in = plan_suite(Request("nets/a.onnx", "onnxruntime", layers=False), boards=3)
+    assert load_suite(Request("nets", "mine", filters=("zzz",)), boards=3).specs == ()
+    built_in = load_suite(Request("nets/a.onnx", "onnxruntime", layers=False), boards=3)
     assert "flow_is_file" not in built_in.specs[0].options
     assert built_in.specs[0].options["source"] == "suite/nets/a.onnx"
     assert sorted(built_in.specs[0].files) == ["suite/nets/a.onnx", "suite/nets/expected.toml"]
@@ -183,11 +183,11 @@ def test_what_models_bring_with_them_is_taken_along(folder):
         file = folder.parent / "mine" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
-    plan = plan_suite(Request("mine", "iree", layers=False), boards=1)
+    plan = load_suite(Request("mine", "iree", layers=False), boards=1)
     assert sorted(plan.specs[0].files) == sorted(f"suite/mine/{name}" for name in made)
     listed = [case[0] for spec in plan.specs for case in spec.options["cases"]]
     assert {"model_full_model", "model_test_data_set_0", "net_flags.a", "set_full_model"} <= set(listed)
     (folder.parent / "mine" / "flags" / "a.flagfile").write_text("--module=/net.vmfb\n--expected_output=@/x.npy\n")
     with pytest.raises(UsageError, match="absolute paths") as caught:
-        plan_suite(Request("mine", "iree", layers=False), boards=1)
+        load_suite(Request("mine", "iree", layers=False), boards=1)
     assert "hil bundle import" in caught.value.hint

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hil.controller.workloads.suites.reports.diff import RunDiff, diff_markdown, diff_runs, print_diff
-from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
-from hil.controller.workloads.suites.reports.summary import print_summary
+from hil.controller.storage.runs import write_file
+from hil.controller.workloads.suites.reports.junit import junit_xml
+from hil.controller.workloads.suites.reports.page import report_html
+from hil.controller.workloads.suites.reports.results import load_run
+from hil.controller.workloads.suites.reports.summary import summary_markdown
+from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
 
-__all__ = [
-    "RunDiff",
-    "SuiteResults",
-    "diff_markdown",
-    "diff_runs",
-    "load_run",
-    "print_diff",
-    "print_summary",
-    "write_reports",
-]
+_FILES = {
+    "results.csv": cases_csv,
+    "outputs.csv": outputs_csv,
+    "junit.xml": junit_xml,
+    "summary.md": summary_markdown,
+    "report.html": report_html,
+}
 
 
 def write_reports(folder: Path) -> None:
@@ -33,18 +33,6 @@ def write_reports(folder: Path) -> None:
         UsageError: the folder holds no suite run.
         StorageError: it cannot be written.
     """
-    from hil.controller.storage.runs import write_file
-    from hil.controller.workloads.suites.reports.junit import junit_xml
-    from hil.controller.workloads.suites.reports.page import report_html
-    from hil.controller.workloads.suites.reports.summary import summary_markdown
-    from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
-
     run = load_run(folder)
-    for name, make in {
-        "results.csv": cases_csv,
-        "outputs.csv": outputs_csv,
-        "junit.xml": junit_xml,
-        "summary.md": summary_markdown,
-        "report.html": report_html,
-    }.items():
+    for name, make in _FILES.items():
         write_file(folder / name, make(run))

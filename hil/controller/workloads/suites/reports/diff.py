@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.storage.texts import counted, line, seconds
-from hil.controller.workloads.suites.reports.results import SuiteResults, is_failing, kind_of, load_run, number, worst
-from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text
+from hil.controller.workloads.suites.reports.results import (
+    SuiteResults,
+    is_failing,
+    kind_of,
+    load_run,
+    number,
+    worst_output,
+)
+from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.text import jsonable
 
@@ -33,18 +40,13 @@ ABSENT, NOT_RUN = "absent", "not run"
 
 _SHOWN = 20
 _LISTED = 200
-_TITLES = {
-    "broke": "broke",
-    "mended": "mended",
-    "still_failing": "still failing",
-    "new": "new",
-    "gone": "gone",
-}
-_CHANGES = {
-    "device_p50_ns": "device time",
-    "artifact_bytes": "artifact size",
-    "max_abs": "largest error",
-    "sqnr_db": "SQNR",
+_MOVED = ("broke", "mended", "still_failing", "new", "gone")
+# Number -> its title, and how a value is shown.
+_CHANGES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "device_p50_ns": ("device time", lambda value: seconds(value / 1e9)),
+    "artifact_bytes": ("artifact size", lambda value: f"{value / 1024:.1f} KiB"),
+    "max_abs": ("largest error", "{:.4g}".format),
+    "sqnr_db": ("SQNR", "{:.4g} dB".format),
 }
 
 
@@ -101,15 +103,13 @@ class RunDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as a JSON document."""
-        parts = ("broke", "mended", "still_failing", "new", "gone", "changed")
+        parts = (*_MOVED, "changed")
         found: dict[str, Any] = {
             **{name: _run_json(run) for name, run in (("before", self.before), ("after", self.after))},
-            "notes": list(self.notes),
+            "notes": self.notes,
             "counts": {name: len(getattr(self, name)) for name in parts},
             **{name: [asdict(one) for one in getattr(self, name)] for name in parts},
-            "device_ratio": self.device_ratio,
-            "device_cases": self.device_cases,
-            "device_few": self.device_few,
+            **{name: getattr(self, name) for name in ("device_ratio", "device_cases", "device_few")},
         }
         return {key: jsonable(value) for key, value in found.items()}
 
@@ -123,39 +123,34 @@ def diff_runs(a: Path, b: Path) -> RunDiff:
     before, after = load_run(a), load_run(b)
     old, new = ({record.id: record for record in run.records} for run in (before, after))
     both = [(old[record.id], record) for record in after.records if record.id in old]
-    failing = {True: "still_failing", False: "broke"}
-    sorted_out: dict[str, list[Moved]] = {"broke": [], "mended": [], "still_failing": []}
+    moved: defaultdict[str, list[Moved]] = defaultdict(list)
     for was, now in both:
-        if is_failing(now.ended):
-            sorted_out[failing[is_failing(was.ended)]].append(_moved(was, now))
-        elif is_failing(was.ended) and now.ended != "SKIP":
-            sorted_out["mended"].append(_moved(was, now))
-    times = [(was.device_p50_ns, now.device_p50_ns, _measured(was, now)) for was, now in both]
-    ratios = [b / a for a, b, measured in times if a and b and measured]
+        failed, fails = is_failing(was.ended), is_failing(now.ended)
+        if fails or (failed and now.ended != "SKIP"):
+            kind = ("still_failing" if failed else "broke") if fails else "mended"
+            moved[kind].append(Moved(now.id, was.ended, now.ended, line(now.message or was.message), now.repeat))
+    for one in sorted(after.records, key=lambda one: not is_failing(one.ended)):
+        if one.id not in old:
+            where = NOT_RUN if one.id in before.missing else ABSENT
+            moved["new"].append(Moved(one.id, where, one.ended, line(one.message), one.repeat))
+    for one in before.records:
+        if one.id not in new:
+            where = NOT_RUN if one.id in after.missing else ABSENT
+            moved["gone"].append(Moved(one.id, one.ended, where, line(one.message), one.repeat))
+    timed = [(was, now) for was, now in both if was.device_p50_ns and now.device_p50_ns]
+    ratios = [float(now.device_p50_ns or 0) / (was.device_p50_ns or 1) for was, now in timed if _measured(was, now)]
+    programs = _users(before), _users(after)
+    changes = [change for was, now in both for change in _changes(was, now, *programs)]
     return RunDiff(
         before=before,
         after=after,
         notes=tuple(_notes(before, after)),
-        **{name: tuple(found) for name, found in sorted_out.items()},
-        new=tuple(
-            Moved(one.id, NOT_RUN if one.id in before.missing else ABSENT, one.ended, line(one.message), one.repeat)
-            for one in sorted(after.records, key=lambda one: not is_failing(one.ended))
-            if one.id not in old
-        ),
-        gone=tuple(
-            Moved(one.id, one.ended, NOT_RUN if one.id in after.missing else ABSENT, line(one.message), one.repeat)
-            for one in before.records
-            if one.id not in new
-        ),
-        changed=tuple(_changes(before, after, both)),
+        **{name: tuple(moved[name]) for name in _MOVED},
+        changed=tuple(sorted(changes, key=lambda one: (one.what, not one.worse, -_size(one)))),
         device_ratio=statistics.geometric_mean(ratios) if ratios else None,
         device_cases=len(ratios),
-        device_few=sum(bool(a and b and not measured) for a, b, measured in times),
+        device_few=len(timed) - len(ratios),
     )
-
-
-def _moved(was: CaseRecord, now: CaseRecord) -> Moved:
-    return Moved(now.id, was.ended, now.ended, line(now.message or was.message), now.repeat)
 
 
 def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
@@ -172,23 +167,8 @@ def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
         yield from (f"{when}: {note}" for note in run.notes)
 
 
-def _changes(a: SuiteResults, b: SuiteResults, both: Sequence[tuple[CaseRecord, CaseRecord]]) -> list[Changed]:
-    found = [change for was, now in both for change in (*_slower_or_faster(was, now), *_nearer_or_further(was, now))]
-    found += _larger_or_smaller(both, _users(a), _users(b))
-    return sorted(found, key=lambda one: (one.what, not one.worse, -_size(one)))
-
-
 def _measured(was: CaseRecord, now: CaseRecord) -> bool:
     return min(was.iterations, now.iterations) >= ITERATIONS
-
-
-def _slower_or_faster(was: CaseRecord, now: CaseRecord) -> Iterable[Changed]:
-    a, b = was.device_p50_ns, now.device_p50_ns
-    if not a or not b or not _measured(was, now) or min(a, b) < _DEVICE_NS or not _beyond(a, b, _DEVICE_RATIO):
-        return
-    faster = was if a < b else now
-    if max(a, b) > (faster.device_p90_ns or 0.0):
-        yield Changed(now.id, "device_p50_ns", a, b, b / a, b > a)
 
 
 def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
@@ -200,34 +180,28 @@ def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def _larger_or_smaller(
-    both: Iterable[tuple[CaseRecord, CaseRecord]],
-    before: Mapping[str, Sequence[str]],
-    after: Mapping[str, Sequence[str]],
+def _changes(
+    was: CaseRecord, now: CaseRecord, before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]]
 ) -> Iterable[Changed]:
-    """Yield changed sizes of programs with the same cases: other cases in a program change its size."""
-    for was, now in both:
-        users = after.get(now.program, [now.id])
-        if users[0] != now.id or set(users) != set(before.get(was.program, [was.id])):
-            continue
-        a, b = float(was.artifact_bytes or 0), float(now.artifact_bytes or 0)
-        if a and b and _beyond(a, b, _BYTES_RATIO):
-            yield Changed(now.id, "artifact_bytes", a, b, b / a, b > a, len(users))
-
-
-def _nearer_or_further(was: CaseRecord, now: CaseRecord) -> Iterable[Changed]:
-    old, new = (_statistics(record) for record in (was, now))
-    a, b = (number(one.get("max_abs")) for one in (old, new))
+    """Yield the numbers of a case that changed; ``before`` and ``after`` are of :func:`_users`."""
+    a, b = was.device_p50_ns, now.device_p50_ns
+    if a and b and _measured(was, now) and min(a, b) >= _DEVICE_NS and _beyond(a, b, _DEVICE_RATIO):
+        faster = was if a < b else now
+        if max(a, b) > (faster.device_p90_ns or 0.0):
+            yield Changed(now.id, "device_p50_ns", a, b, b / a, b > a)
+    a, b = float(was.artifact_bytes or 0), float(now.artifact_bytes or 0)
+    users = after.get(now.program, [now.id])
+    # Other cases in a program change its size.
+    same = users[0] == now.id and set(users) == set(before.get(was.program, [was.id]))
+    if same and a and b and _beyond(a, b, _BYTES_RATIO):
+        yield Changed(now.id, "artifact_bytes", a, b, b / a, b > a, len(users))
+    old, new = worst_output(was.outputs), worst_output(now.outputs)
+    a, b = number(old.get("max_abs")), number(new.get("max_abs"))
     if a is not None and b is not None and a != b and (min(a, b) == 0 or _beyond(a, b, _MAX_ABS_RATIO)):
         yield Changed(now.id, "max_abs", a, b, b / a if a else None, b > a)
-    a, b = (number(one.get("sqnr_db")) for one in (old, new))
+    a, b = number(old.get("sqnr_db")), number(new.get("sqnr_db"))
     if a is not None and b is not None and a != b and not abs(a - b) < _SQNR_DB:
         yield Changed(now.id, "sqnr_db", a, b, None, b < a)
-
-
-def _statistics(record: CaseRecord) -> Mapping[str, Any]:
-    index = worst(record.outputs)
-    return {} if index is None else record.outputs[index]
 
 
 def _beyond(a: float, b: float, ratio: float) -> bool:
@@ -256,65 +230,52 @@ def print_diff(console: Console, diff: RunDiff) -> None:
     for note in diff.notes:
         console.print(Text(f"  {note}", style="yellow"))
     console.print(Text(_counts(diff)))
-    for name, title in _TITLES.items():
-        moved: Sequence[Moved] = getattr(diff, name)
-        if moved:
-            console.print(Text(f"{title} ({len(moved)})", style="bold"))
-        for one in moved[:_SHOWN]:
+    for name, title, found in _kinds(diff):
+        console.print(Text(title, style="bold"))
+        for one in found[:_SHOWN]:
+            if isinstance(one, Changed):
+                style = "red" if one.worse else "green"
+                console.print(Text(f"  {one.id}{_others(one)}  {_change(one)}", style=style))
+                continue
             after = (one.after, COLOURS["quiet" if name == "gone" else kind_of(one.after)])
             console.print(Text.assemble("  ", one.id, f"  {one.before} -> ", after))
             if name in ("broke", "new") and is_failing(one.after):
                 console.print(Padding(Text(one.message), (0, 0, 0, 4), expand=False))
                 console.print(Text(f"    {one.repeat}", style="cyan"), soft_wrap=True)
-        if len(moved) > _SHOWN:
-            console.print(Text(f"  and {len(moved) - _SHOWN} more", style="dim"))
-    for what, title in _CHANGES.items():
-        changed = [one for one in diff.changed if one.what == what]
-        if changed:
-            console.print(Text(f"{title} changed ({_better_worse(changed)})", style="bold"))
-        for change in changed[:_SHOWN]:
-            console.print(
-                Text(f"  {change.id}{_others(change)}  {_change(change)}", style="red" if change.worse else "green")
-            )
-        if len(changed) > _SHOWN:
-            console.print(Text(f"  and {len(changed) - _SHOWN} more", style="dim"))
+        if len(found) > _SHOWN:
+            console.print(Text(f"  and {len(found) - _SHOWN} more", style="dim"))
 
 
 def diff_markdown(diff: RunDiff) -> str:
     """Return the comparison for a CI job's summary; at most 200 lines of a kind."""
-    lines = [
-        f"## {as_text(diff.before.id)} → {as_text(diff.after.id)}\n",
-        *(f"- {as_text(note)}" for note in diff.notes),
-    ]
-    lines += ["", _counts(diff) + "\n"]
-    for name, title in _TITLES.items():
-        moved: Sequence[Moved] = getattr(diff, name)
-        if moved:
-            lines += [
-                f"### {title.capitalize()} ({len(moved)})\n",
-                "| case | before | after | message |\n|---|---|---|---|",
-            ]
-            lines += [
-                f"| {as_name(one.id)} | {as_text(one.before)} | {as_text(one.after)} | {as_text(one.message)} |"
-                for one in moved[:_LISTED]
-            ]
-            lines += ["", *_more(len(moved))]
-    for what, title in _CHANGES.items():
-        changed = [one for one in diff.changed if one.what == what]
-        if changed:
-            head = f"<details><summary>{title.capitalize()} changed ({_better_worse(changed)})</summary>\n"
-            lines += [head, "| case | change |\n|---|---|"]
-            lines += [f"| {as_name(one.id)}{_others(one)} | {as_text(_change(one))} |" for one in changed[:_LISTED]]
-            lines += ["", *_more(len(changed)), "</details>\n"]
+    lines = [f"## {as_text(diff.before.id)} → {as_text(diff.after.id)}\n"]
+    lines += [*(f"- {as_text(note)}" for note in diff.notes), "", _counts(diff) + "\n"]
+    for name, title, found in _kinds(diff):
+        title, shown = title[:1].upper() + title[1:], found[:_LISTED]
+        left = ["", *([f"... and {len(found) - _LISTED} more.\n"] if len(found) > _LISTED else [])]
+        if name in _MOVED:
+            rows = [(as_name(one.id), *map(as_text, (one.before, one.after, one.message))) for one in shown]
+            lines += [f"### {title}\n", *markdown_table(["case", "before", "after", "message"], rows), *left]
+        else:
+            rows = [(f"{as_name(one.id)}{_others(one)}", as_text(_change(one))) for one in shown]
+            lines += [f"<details><summary>{title}</summary>\n", *markdown_table(["case", "change"], rows)]
+            lines += [*left, "</details>\n"]
     return "\n".join(lines)
 
 
-def _more(count: int) -> list[str]:
-    return [f"... and {count - _LISTED} more.\n"] if count > _LISTED else []
+def _kinds(diff: RunDiff) -> Iterable[tuple[str, str, Sequence[Any]]]:
+    """Yield what there is to tell, kind by kind: name, title, and what moved or changed."""
+    for name in _MOVED:
+        if moved := getattr(diff, name):
+            yield name, f"{name.replace('_', ' ')} ({len(moved)})", moved
+    for what, (title, _) in _CHANGES.items():
+        if changed := [one for one in diff.changed if one.what == what]:
+            worse = sum(one.worse for one in changed)
+            yield what, f"{title} changed ({worse} worse, {len(changed) - worse} better)", changed
 
 
 def _counts(diff: RunDiff) -> str:
-    parts = [f"{len(getattr(diff, name))} {title}" for name, title in _TITLES.items()]
+    parts = [f"{len(getattr(diff, name))} {name.replace('_', ' ')}" for name in _MOVED]
     if diff.device_ratio is not None:
         over = counted(diff.device_cases, "case")
         parts.append(f"device time {diff.device_ratio:.2f}x (geometric mean over {over})")
@@ -323,22 +284,11 @@ def _counts(diff: RunDiff) -> str:
     return ", ".join(parts)
 
 
-def _better_worse(changed: Sequence[Changed]) -> str:
-    worse = sum(one.worse for one in changed)
-    return f"{worse} worse, {len(changed) - worse} better"
-
-
 def _others(change: Changed) -> str:
     return f" and {change.cases - 1} more in one program" if change.cases > 1 else ""
 
 
 def _change(change: Changed) -> str:
-    if change.what == "device_p50_ns":
-        values = [seconds(value / 1e9) for value in (change.before, change.after)]
-    elif change.what == "artifact_bytes":
-        values = [f"{value / 1024:.1f} KiB" for value in (change.before, change.after)]
-    else:
-        unit = " dB" if change.what == "sqnr_db" else ""
-        values = [f"{value:.4g}{unit}" for value in (change.before, change.after)]
+    shown = _CHANGES[change.what][1]
     ratio = "" if change.ratio is None else f" ({change.ratio:.2f}x)"
-    return f"{values[0]} -> {values[1]}{ratio}"
+    return f"{shown(change.before)} -> {shown(change.after)}{ratio}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,7 @@ from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import EXIT_OK, EXIT_STAGE, UsageError
 
 WHOLE_MODEL = "whole model"
-CONFIRM = "confirm"
 EXPECTED = Outcome.XFAIL.value
-UNEXPECTED = Outcome.XPASS.value
 
 _LISTED = 5
 
@@ -75,20 +73,19 @@ def load_run(folder: Path) -> SuiteResults:
     try:
         records, damaged = run.read()
         ended = {record.id for record in records}
-        plain: dict[str, Any] = {name: str(head[name]) for name in ("suite", "flow")}
-        plain |= {name: str(head.get(name) or "") for name in ("source", "runtime", "command")}
-        plain |= {name: head.get(name) for name in ("started", "finished", "exit_code")}
+        known: dict[str, Any] = {name: str(head[name]) for name in ("suite", "flow")}
+        known |= {name: str(head.get(name) or "") for name in ("source", "runtime", "command")}
+        known |= {name: head.get(name) for name in ("started", "finished", "exit_code")}
+        known |= {name: tuple(map(str, head.get(name) or ())) for name in ("boards", "left_out")}
         return SuiteResults(
+            **known,
             folder=folder,
-            **plain,
             id=str(head.get("id") or folder.name),
-            boards=tuple(str(one) for one in head.get("boards") or ()),
             versions={str(key): str(value) for key, value in (head.get("versions") or {}).items()},
             interrupted=bool(head.get("interrupted")),
             records=tuple(records),
             missing=tuple(one for one in map(str, head["ids"]) if one not in ended),
             damaged=damaged,
-            left_out=tuple(str(one) for one in head.get("left_out") or ()),
         )
     except (OSError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"the suite run in {folder} cannot be read: {type(error).__name__}: {error}") from error
@@ -104,7 +101,7 @@ def kind_of(outcome: str) -> str:
     """Return an outcome's kind: ``pass``, ``fail`` (a wrong answer), ``error``, ``board`` or ``quiet`` (no action)."""
     if outcome == Outcome.PASS.value:
         return "pass"
-    if outcome in (Outcome.FAIL.value, Outcome.BLIND.value, UNEXPECTED):
+    if outcome in (Outcome.FAIL.value, Outcome.BLIND.value, Outcome.XPASS.value):
         return "fail"
     if outcome in BOARD_OUTCOMES:
         return "board"
@@ -112,71 +109,46 @@ def kind_of(outcome: str) -> str:
 
 
 class Totals:
-    """Counts over a run.
-
-    Attributes:
-        outcomes: outcome -> number of cases, in the order of :class:`hil.core.results.Outcome`.
-        failing: the cases that need attention, in the suite's order.
-        by_op, by_stage: operator or stage -> number of failing cases, the largest first.
-        run_by_op: operator -> number of cases.
-        expected: number of cases that failed as expected.
-        confirmed: result of running mismatches again ("always wrong", "flaky", "one bad board") -> number of cases.
-        retries: number of further attempts after failures of the infrastructure, in ``retried`` cases.
-        unjudged: the cases that passed with an output that was allowed to be blind.
-        elsewhere: the cases of which a part ran on another device than requested.
-        delegated: :func:`delegation_text`.
-        agentless: why boards have no agent -> number of cases that ran there.
-    """
+    """Counts over a run."""
 
     def __init__(self, run: SuiteResults) -> None:
-        records = run.records
-        outcomes = Counter(record.outcome for record in records)
+        outcomes = Counter(record.outcome for record in run.records)
         order = [one.value for one in Outcome]
         words = sorted(outcomes, key=lambda one: order.index(one) if one in order else len(order))
-        self.outcomes = {key: outcomes[key] for key in words}
-        self.failing = tuple(record for record in records if is_failing(record.outcome))
+        self.outcomes = {key: outcomes[key] for key in words}  # outcome -> number of cases
+        # The cases that need attention, in the suite's order.
+        self.failing = tuple(record for record in run.records if is_failing(record.outcome))
+        # Operator or stage -> number of failing cases, the largest first.
         self.by_op = _counts(record.op or WHOLE_MODEL for record in self.failing)
         self.by_stage = _counts(record.stage or "-" for record in self.failing)
-        self.run_by_op = _counts(record.op or WHOLE_MODEL for record in records)
-        self.expected = outcomes[EXPECTED]
-        self.confirmed = _counts(record.confirmed for record in records if record.confirmed)
-        retries = [tries for record in records if (tries := sum(one.get("why") != CONFIRM for one in record.attempts))]
-        self.retries, self.retried = sum(retries), len(retries)
-        self.elsewhere = tuple(record for record in records if record.elsewhere)
-        self.unjudged = tuple(record for record in records if _is_unjudged(record))
-        self.delegated = delegation_text(records)
-        self.agentless = _counts(record.agentless for record in records if record.agentless)
-
-    @property
-    def remarks(self) -> list[str]:
-        """Sentences on what is neither a pass nor a failure, such as expected failures; the delegated share is last."""
-        remarks = []
-        if self.expected:
-            remarks.append(f"{self.expected} failed as expected")
-        if passed := self.outcomes.get(UNEXPECTED):
-            remarks.append(f"{passed} passed against expectation: take {'it' if passed == 1 else 'them'} off the list")
-        if self.confirmed:
-            results = ", ".join(f"{count} {result}" for result, count in self.confirmed.items())
-            remarks.append(f"mismatches that were run again: {results}")
-        if self.retries:
-            times = "once" if self.retries == 1 else f"{self.retries} times"
-            remarks.append(f"the infrastructure failed {times}: {counted(self.retried, 'case')} tried again")
-        if self.elsewhere:
-            first = self.elsewhere[0]
-            remarks.append(
-                f"{counted(len(self.elsewhere), 'case')} ran elsewhere in part: {first.id}: {first.elsewhere}"
-            )
-        if self.unjudged:
-            what = "passed with an output that nobody could judge, as allowed"
-            remarks.append(f"{counted(len(self.unjudged), 'case')} {what}: {self.unjudged[0].id}")
-        remarks += [f"{counted(count, 'case')} ran without an agent: {why}" for why, count in self.agentless.items()]
-        if self.delegated:
-            remarks.append(self.delegated)
-        return remarks
+        self.run_by_op = _counts(record.op or WHOLE_MODEL for record in run.records)  # of all cases
+        self.remarks = list(_remarks(run.records, outcomes))
 
 
-def _is_unjudged(record: CaseRecord) -> bool:
-    return record.outcome == Outcome.PASS.value and any(output.get("blind") for output in record.outputs)
+def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iterator[str]:
+    """Yield sentences on what is neither a pass nor a failure; the delegated share is last."""
+    if expected := outcomes.get(EXPECTED):
+        yield f"{expected} failed as expected"
+    if passed := outcomes.get(Outcome.XPASS.value):
+        yield f"{passed} passed against expectation: take {'it' if passed == 1 else 'them'} off the list"
+    if confirmed := _counts(record.confirmed for record in records if record.confirmed):
+        results = ", ".join(f"{count} {result}" for result, count in confirmed.items())
+        yield f"mismatches that were run again: {results}"
+    tries = [sum(one.get("why") != "confirm" for one in record.attempts) for record in records]
+    if retries := sum(tries):
+        times = "once" if retries == 1 else f"{retries} times"
+        yield f"the infrastructure failed {times}: {counted(len(tries) - tries.count(0), 'case')} tried again"
+    if elsewhere := [record for record in records if record.elsewhere]:
+        first = elsewhere[0]
+        yield f"{counted(len(elsewhere), 'case')} ran elsewhere in part: {first.id}: {first.elsewhere}"
+    passing = [record for record in records if record.outcome == Outcome.PASS.value]
+    if unjudged := [one.id for one in passing if any(output.get("blind") for output in one.outputs)]:
+        what = "passed with an output that nobody could judge, as allowed"
+        yield f"{counted(len(unjudged), 'case')} {what}: {unjudged[0]}"
+    for why, count in _counts(record.agentless for record in records if record.agentless).items():
+        yield f"{counted(count, 'case')} ran without an agent: {why}"
+    if delegated := delegation_text(records):
+        yield delegated
 
 
 def number(value: Any) -> float | None:
@@ -192,11 +164,7 @@ def worst(outputs: Sequence[Mapping[str, Any]]) -> int | None:
 
     def badness(index: int) -> tuple[bool, float, float]:
         output = outputs[index]
-        passed, share, sqnr = (
-            output.get("passed"),
-            number(output.get("mismatch_share")),
-            number(output.get("sqnr_db")),
-        )
+        passed, share, sqnr = output.get("passed"), number(output.get("mismatch_share")), number(output.get("sqnr_db"))
         if share is None:
             share = 0.0 if passed else 1.0  # shapes differ: nothing agrees
         return not passed, share, -math.inf if sqnr is None or math.isnan(sqnr) else -sqnr
@@ -204,12 +172,19 @@ def worst(outputs: Sequence[Mapping[str, Any]]) -> int | None:
     return max(range(len(outputs)), key=badness, default=None)
 
 
+def worst_output(outputs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the worst output; nothing without outputs."""
+    index = worst(outputs)
+    return {} if index is None else outputs[index]
+
+
 def host_seconds(record: CaseRecord) -> float:
     """Return the seconds of all stages on the host."""
     return sum(value for value in record.timings.values() if value)
 
 
-def _counts(words: Iterable[str]) -> dict[str, int]:
+def _counts(words: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
+    """Return word -> how often it occurs, the most frequent first."""
     return dict(sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0])))
 
 
@@ -267,9 +242,8 @@ def delegation_text(records: Iterable[CaseRecord]) -> str:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    text = ", ".join(f"{name} {count}" for name, count in most[:_LISTED])
-    return text + (f", {len(most) - _LISTED} others" if len(most) > _LISTED else "")
+    most = [f"{name} {count}" for name, count in _counts(counts).items()]
+    return ", ".join(most[:_LISTED]) + (f", {len(most) - _LISTED} others" if len(most) > _LISTED else "")
 
 
 def _known_counts(value: Any) -> dict[str, int]:

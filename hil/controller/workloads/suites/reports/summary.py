@@ -59,10 +59,8 @@ def print_summary(console: Console, folder: Path) -> None:
         if record.confirmed:
             head.append(f"  {record.confirmed}", style="yellow")
         console.print(head)
-        if record.message:
-            console.print(Padding(Text(line(record.message)), (0, 0, 0, 2), expand=False))
-        if record.hint:
-            console.print(Padding(Text(f"hint: {line(record.hint)}"), (0, 0, 0, 2), expand=False))
+        for text in filter(None, (line(record.message), record.hint and f"hint: {line(record.hint)}")):
+            console.print(Padding(Text(text), (0, 0, 0, 2), expand=False))
         if record.repeat:
             # Not wrapped, so that it can be copied.
             console.print(Text(f"  {record.repeat}", style="cyan"), soft_wrap=True)
@@ -103,9 +101,10 @@ def summary_markdown(run: SuiteResults) -> str:
     if not failing:
         return text
     room = (_LARGEST_BYTES - len(text.encode(errors="replace"))) // 2
-    rows = _within(room, [_row(one) for one in failing])
+    heads, *rows = markdown_table(["case", "outcome", "stage", "message"], [_row(one) for one in failing])
+    rows = _within(room, rows)
     commands = _within(room, [line(one.repeat, 2000) for one in failing if one.repeat])
-    parts = [text, "### What failed\n", "| case | outcome | stage | message |\n|---|---|---|---|", *rows, ""]
+    parts = [text, "### What failed\n", heads, *rows, ""]
     if more := len(totals.failing) - len(rows):
         parts.append(f"... and {counted(more, 'case')} more: report.html and results.csv have them all.\n")
     if commands:
@@ -116,9 +115,9 @@ def summary_markdown(run: SuiteResults) -> str:
     return "\n".join(parts)
 
 
-def _row(record: CaseRecord) -> str:
+def _row(record: CaseRecord) -> list[str]:
     message = record.message + (f" ({record.confirmed})" if record.confirmed else "")
-    return f"| {as_name(record.id)} | {as_text(record.outcome)} | {as_text(record.stage)} | {as_text(line(message))} |"
+    return [as_name(record.id), as_text(record.outcome), as_text(record.stage), as_text(line(message))]
 
 
 def _within(room: int, lines: list[str]) -> list[str]:
@@ -128,45 +127,45 @@ def _within(room: int, lines: list[str]) -> list[str]:
 
 
 def _head(run: SuiteResults, totals: Totals) -> list[str]:
-    passed = totals.outcomes.get("PASS", 0)
-    verdict = (
-        f"{counted(len(totals.failing), 'case')} of {len(run.records)} failed"
-        if totals.failing
-        else (f"{passed} of {len(run.records)} passed")
-    )
-    boards = ", ".join(run.boards)
-    facts = [f"on {as_text(boards)}" if boards else ""]
+    passed, all_cases = totals.outcomes.get("PASS", 0), len(run.records)
+    failed = f"{counted(len(totals.failing), 'case')} of {all_cases} failed" if totals.failing else ""
+    facts = [f"on {as_text(', '.join(run.boards))}" if run.boards else ""]
     if run.started is not None:
         facts.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started)))
         if run.finished is not None:
             facts.append(seconds(run.finished - run.started))
-    lines = [f"## {as_text(run.suite)}, flow {as_text(run.flow)}: {verdict}\n", ", ".join(filter(None, facts)) + "\n"]
-    lines += [f"> **{as_text(note)}**\n" for note in run.notes]
-    lines += [
-        "| outcome | cases |\n|---|---:|",
-        *(f"| {key} | {count} |" for key, count in totals.outcomes.items()),
+    return [
+        f"## {as_text(run.suite)}, flow {as_text(run.flow)}: {failed or f'{passed} of {all_cases} passed'}\n",
+        ", ".join(filter(None, facts)) + "\n",
+        *(f"> **{as_text(note)}**\n" for note in run.notes),
+        *markdown_table(["outcome", "cases"], list(totals.outcomes.items())),
         "",
+        *(f"- {as_text(remark)}" for remark in totals.remarks),
+        *([""] if totals.remarks else []),
     ]
-    return lines + ([*(f"- {as_text(remark)}" for remark in totals.remarks), ""] if totals.remarks else [])
 
 
 def _failures_by(totals: Totals) -> list[str]:
     if not totals.failing:
         return []
-    shown = list(totals.by_op.items())[:_MARKDOWN_GROUPS]
-    ops = [f"| {as_name(op)} | {count} | {totals.run_by_op[op]} |" for op, count in shown]
-    rest = len(totals.by_op) - len(ops)
+    stages = [(as_text(stage), count) for stage, count in totals.by_stage.items()]
+    ops = [(as_name(op), count, totals.run_by_op[op]) for op, count in totals.by_op.items()]
+    rest = len(ops) - _MARKDOWN_GROUPS
     return [
         "### Failures by stage\n",
-        "| stage | failed |\n|---|---:|",
-        *(f"| {as_text(stage)} | {count} |" for stage, count in totals.by_stage.items()),
+        *markdown_table(["stage", "failed"], stages),
+        "\n### Failures by operator\n",
+        *markdown_table(["operator", "failed", "of"], ops[:_MARKDOWN_GROUPS]),
         "",
-        "### Failures by operator\n",
-        "| operator | failed | of |\n|---|---:|---:|",
-        *ops,
-        "",
-        *([f"... and {counted(rest, 'operator')} more.\n"] if rest else []),
+        *([f"... and {counted(rest, 'operator')} more.\n"] if rest > 0 else []),
     ]
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
+    """Return the lines of a Markdown table, the first with its rule; columns of numbers are aligned right."""
+    rules = ["---:" if rows and isinstance(rows[0][place], int) else "---" for place in range(len(heads))]
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
+    return [f"{lines[0]}\n|{'|'.join(rules)}|", *lines[1:]]
 
 
 def as_name(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hil.compare.stats import STATISTICS
 from hil.controller.storage.texts import as_text, plain
-from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst
+from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst_output
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Timings
 
@@ -43,12 +43,8 @@ def _fields(*names: str) -> list[Column]:
     return [Column(name, attrgetter(name)) for name in names]
 
 
-def _timing(name: str) -> Column:
-    return Column(name, lambda record: record.timings.get(name))
-
-
 def _of_worst_output(name: str, statistic: str) -> Column:
-    return Column(name, lambda record: _output_at(record.outputs, worst(record.outputs)).get(statistic))
+    return Column(name, lambda record: worst_output(record.outputs).get(statistic))
 
 
 def _note(name: str) -> Column:
@@ -59,8 +55,12 @@ def _of_delegation(name: str, value: Callable[[Delegation], Any]) -> Column:
     return Column(name, lambda record: None if (found := Delegation.of(record)) is None else value(found))
 
 
+def _timing(name: str) -> Column:
+    return Column(name, lambda record: record.timings.get(name))
+
+
 def _of_output(index: int, statistic: str) -> Column:
-    return Column(f"output_{index}_{statistic}", lambda record: _output_at(record.outputs, index).get(statistic))
+    return Column(f"output_{index}_{statistic}", lambda record: [*record.outputs, {}, {}][index].get(statistic))
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -76,10 +76,7 @@ COLUMNS: tuple[Column, ...] = (
     _of_worst_output("worst_output", "name"),
     *(_of_worst_output(one.key, one.key) for one in STATISTICS if one.report),
     _of_worst_output("mismatches", "mismatches"),
-    Column(
-        "plain_sqnr_db",
-        lambda record: _output_at(record.plain_outputs, worst(record.plain_outputs)).get("sqnr_db"),
-    ),
+    Column("plain_sqnr_db", lambda record: worst_output(record.plain_outputs).get("sqnr_db")),
     *_fields("confirmed"),
     Column("attempts", lambda record: len(record.attempts)),
     *_fields("message"),
@@ -110,38 +107,27 @@ def cases_csv(run: SuiteResults) -> str:
     """Write a row per case: :func:`columns_of`."""
     columns = columns_of(run)
     rows = ([column.value(record) for column in columns] for record in run.records)
-    return _csv([column.name for column in columns], rows)
+    return csv_text([column.name for column in columns], rows)
 
 
 def outputs_csv(run: SuiteResults) -> str:
     """Write a row per output and reference: the flow's own, and that of the model before the flow's recipe."""
     header = ("id", "beside", "against", *_OUTPUT, "rtol", "atol", *_OUTPUT_STATISTICS)
-    rows = (
-        _output(record, beside, against, output)
-        for record in run.records
+    rows = []
+    for record in run.records:
         for beside, against, outputs in (
             ("own", record.against, record.outputs),
             ("plain", record.plain_against, record.plain_outputs),
-        )
-        for output in outputs
-    )
-    return _csv(header, rows)
+        ):
+            for output in outputs:
+                known = {**output, **(output.get("tolerance") or {})}
+                known |= {"id": record.id, "beside": beside, "against": against}
+                rows.append([known.get(name) for name in header])
+    return csv_text(header, rows)
 
 
-def _output(record: CaseRecord, beside: str, against: str, output: Mapping[str, Any]) -> list[Any]:
-    tolerance = output.get("tolerance") or {}
-    return [
-        record.id,
-        beside,
-        against,
-        *(output.get(name) for name in _OUTPUT),
-        tolerance.get("rtol"),
-        tolerance.get("atol"),
-        *(output.get(name) for name in _OUTPUT_STATISTICS),
-    ]
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Write a table as CSV."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
@@ -158,10 +144,6 @@ def _cell(value: Any) -> Any:
     if not isinstance(value, str) or value in ("inf", "-inf", "nan"):
         return value
     return as_text(plain(value))
-
-
-def _output_at(outputs: Sequence[Mapping[str, Any]], index: int | None) -> Mapping[str, Any]:
-    return {} if index is None or index >= len(outputs) else outputs[index]
 
 
 def _ms(ns: float | None) -> float | None:

@@ -20,7 +20,7 @@ _HERE = Path(__file__).parent
 # The digits' models: in a wheel they lie beside this file, in a checkout with the examples.
 _DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
 
-# Name -> function that builds the model, in the suite's order.
+# Name -> function that adds the model to a graph, in the suite's order.
 BUILDERS = {
     one.__name__: one
     for one in (
@@ -81,7 +81,9 @@ def build(folder: str) -> None:
     import onnx
 
     for name, builder in BUILDERS.items():
-        onnx.save(builder(), Path(folder) / f"{name}.onnx")
+        graph = networks.Graph(name)
+        builder(graph)
+        onnx.save(graph.model(), Path(folder) / f"{name}.onnx")
 
 
 def _digits_model(name: str) -> SuiteModel:

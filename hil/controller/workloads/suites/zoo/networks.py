@@ -21,14 +21,13 @@ class Graph:
     """A graph being built. Tensors are named by strings; random weights depend only on the model's name.
 
     Args:
-        dtype: default of weights and inputs.
         outer: the graph that this is the body of; its tensors may be used here, and names are unique in both.
     """
 
-    def __init__(self, name: str, *, opset: int = 17, dtype: str = "float32", outer: Graph | None = None) -> None:
+    def __init__(self, name: str, outer: Graph | None = None) -> None:
         self.name = name
-        self._opset = opset
-        self._dtype = dtype
+        self.opset = 17
+        self.dtype: str = outer.dtype if outer else "float32"  # default of weights and inputs
         self._random: np.random.RandomState = outer._random if outer else _Random(zlib.crc32(name.encode()))
         self._count: Counter[str] = outer._count if outer else Counter()
         self._nodes: list[Any] = []
@@ -49,7 +48,7 @@ class Graph:
         """Add uniform random weights; the default scale keeps the variance of the layer's input."""
         fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else shape[0]
         limit = (3.0 / max(fan_in, 1)) ** 0.5 if scale is None else scale
-        return self.const(self._random.uniform(-limit, limit, shape).astype(dtype_of(self._dtype)), "w")
+        return self.const(self._random.uniform(-limit, limit, shape).astype(dtype_of(self.dtype)), "w")
 
     def const(self, value: Any, name: str = "c") -> str:
         """Add a constant: an array, or a number or list, which gets the graph's dtype (int64 for ints)."""
@@ -57,7 +56,7 @@ class Graph:
 
         array = np.asarray(value)
         if not isinstance(value, (np.ndarray, np.generic)):
-            array = array.astype(np.int64 if array.dtype.kind == "i" else dtype_of(self._dtype))
+            array = array.astype(np.int64 if array.dtype.kind == "i" else dtype_of(self.dtype))
         name = self._name(name)
         raw = np.ascontiguousarray(array).tobytes()
         self._weights.append(helper.make_tensor(name, ONNX_TYPES[dtype_name(array.dtype)], array.shape, raw, raw=True))
@@ -78,7 +77,7 @@ class Graph:
 
     def body(self, name: str) -> Graph:
         """Make a graph for an attribute of a control-flow node; :meth:`proto` is its value."""
-        return Graph(name, opset=self._opset, dtype=self._dtype, outer=self)
+        return Graph(name, outer=self)
 
     def proto(self) -> Any:
         """Return the GraphProto."""
@@ -91,7 +90,7 @@ class Graph:
         import onnx
         from onnx import helper
 
-        opsets = [helper.make_opsetid("", self._opset)]
+        opsets = [helper.make_opsetid("", self.opset)]
         model = helper.make_model(self.proto(), opset_imports=opsets, ir_version=10, producer_name="hil")
         model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
         onnx.checker.check_model(model, full_check=True)
@@ -104,7 +103,7 @@ class Graph:
     def _info(self, name: str, dtype: str, shape: Sequence[int | str]) -> Any:
         from onnx import helper
 
-        return helper.make_tensor_value_info(name, ONNX_TYPES[dtype or self._dtype], list(shape))
+        return helper.make_tensor_value_info(name, ONNX_TYPES[dtype or self.dtype], list(shape))
 
 
 def _conv(g: Graph, x: str, ins: int, outs: int, *, kernel: int = 3, stride: int = 1, groups: int = 1) -> str:
@@ -135,9 +134,8 @@ def _classify(g: Graph, x: str, channels: int, classes: int) -> None:
     g.output("logits", 1, classes)
 
 
-def resnet() -> Any:
+def resnet(g: Graph) -> None:
     """Three residual blocks, one of them with a projection."""
-    g = Graph("resnet")
     x = g.op("Relu", _norm(g, _conv(g, g.input("image", 1, 3, 16, 16), 3, 8), 8))
     for ins, outs, stride in ((8, 8, 1), (8, 16, 2), (16, 16, 1)):
         y = g.op("Relu", _norm(g, _conv(g, x, ins, outs, stride=stride), outs))
@@ -146,12 +144,10 @@ def resnet() -> Any:
             x = _norm(g, _conv(g, x, ins, outs, kernel=1, stride=stride), outs)
         x = g.op("Relu", g.op("Add", y, x))
     _classify(g, x, 16, 10)
-    return g.model()
 
 
-def mobilenet() -> Any:
+def mobilenet(g: Graph) -> None:
     """Inverted residuals: expand, convolve each channel by itself, project; clipped at 6."""
-    g = Graph("mobilenet")
 
     def relu6(x: str) -> str:
         return g.op("Clip", x, g.const(0.0), g.const(6.0))
@@ -164,12 +160,10 @@ def mobilenet() -> Any:
         y = _conv(g, y, wide, outs, kernel=1)
         x = g.op("Add", x, y) if ins == outs else y
     _classify(g, x, 12, 10)
-    return g.model()
 
 
-def squeeze_excite() -> Any:
+def squeeze_excite(g: Graph) -> None:
     """Channels weighed by what all of the image says of them; hard swish, as in MobileNetV3."""
-    g = Graph("squeeze_excite")
     x = g.op("HardSwish", _conv(g, g.input("image", 1, 3, 12, 12), 3, 16))
     for _ in range(2):
         y = g.op("HardSwish", _conv(g, x, 16, 16, kernel=5, groups=16))
@@ -177,12 +171,10 @@ def squeeze_excite() -> Any:
         gate = g.op("HardSigmoid", _conv(g, gate, 4, 16, kernel=1), alpha=1 / 6, beta=0.5)
         x = g.op("Add", x, _conv(g, g.op("Mul", y, gate), 16, 16, kernel=1))
     _classify(g, x, 16, 5)
-    return g.model()
 
 
-def unet() -> Any:
+def unet(g: Graph) -> None:
     """Down twice and up twice, once by a transposed convolution and once by resizing, with the skips joined."""
-    g = Graph("unet")
     top = g.op("Relu", _conv(g, g.input("image", 1, 1, 16, 16), 1, 4))
     middle = g.op("Relu", _conv(g, g.op("MaxPool", top, kernel_shape=[2, 2], strides=[2, 2]), 4, 8))
     x = g.op("Relu", _conv(g, g.op("MaxPool", middle, kernel_shape=[2, 2], strides=[2, 2]), 8, 16))
@@ -191,14 +183,11 @@ def unet() -> Any:
     scales = g.const(np.array([1, 1, 2, 2], np.float32))
     x = g.op("Resize", x, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
     x = g.op("Relu", _conv(g, g.op("Concat", x, top, axis=1), 12, 4))
-    g.op("Sigmoid", _conv(g, x, 4, 1, kernel=1), out="mask")
-    g.output("mask", 1, 1, 16, 16)
-    return g.model()
+    g.output(g.op("Sigmoid", _conv(g, x, 4, 1, kernel=1), out="mask"), 1, 1, 16, 16)
 
 
-def pooling_mix() -> Any:
+def pooling_mix(g: Graph) -> None:
     """Grouped convolutions, batch normalisation, and every common sort of pooling and padding."""
-    g = Graph("pooling_mix")
     x = g.op("LeakyRelu", _norm(g, _conv(g, g.input("image", 2, 4, 15, 15), 4, 8, groups=4), 8), alpha=0.1)
     x = g.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     x = g.op("PRelu", _norm(g, _conv(g, x, 8, 8, groups=2), 8), g.const(np.full((8, 1, 1), 0.2, np.float32)))
@@ -206,14 +195,11 @@ def pooling_mix() -> Any:
     pads = g.const(np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))
     x = g.op("Elu", _conv(g, g.op("Pad", x, pads, g.const(0.5)), 8, 8, stride=2))
     most, mean = g.op("GlobalMaxPool", x), g.op("GlobalAveragePool", x)
-    g.op("Flatten", g.op("Concat", most, mean, axis=1), out="features")
-    g.output("features", 2, 16)
-    return g.model()
+    g.output(g.op("Flatten", g.op("Concat", most, mean, axis=1), out="features"), 2, 16)
 
 
-def siamese() -> Any:
+def siamese(g: Graph) -> None:
     """Two images through the same weights: two inputs, three outputs."""
-    g = Graph("siamese")
     weights = [(g.weight(8, 1, 3, 3), g.weight(8, scale=0.1)), (g.weight(8, 8, 3, 3), g.weight(8, scale=0.1))]
     dense, bias = g.weight(128, 16), g.weight(16, scale=0.1)
     ends = []
@@ -225,14 +211,11 @@ def siamese() -> Any:
         x = g.op("LpNormalization", x, axis=1, p=2, out=f"{side}_embedding")
         g.output(x, 1, 16)
         ends.append(x)
-    g.op("ReduceL2", g.op("Sub", *ends), axes=[1], keepdims=0, out="distance")
-    g.output("distance", 1)
-    return g.model()
+    g.output(g.op("ReduceL2", g.op("Sub", *ends), axes=[1], keepdims=0, out="distance"), 1)
 
 
-def quantised_cnn() -> Any:
+def quantised_cnn(g: Graph) -> None:
     """Build a quantised network as exporters write it: int8 weights per channel, QuantizeLinear, DequantizeLinear."""
-    g = Graph("quantised_cnn")
     rng = np.random.RandomState(7)
 
     def quantised(x: str, scale: float, zero: int) -> str:
@@ -257,9 +240,7 @@ def quantised_cnn() -> Any:
         x = quantised(x, 1 / 32, 0)
     x = g.op("Gemm", g.op("Flatten", x), *weights(10, 144), transB=1)
     ends = (g.const(np.float32(0.25), "scale"), g.const(np.uint8(128), "zero"))
-    g.op("DequantizeLinear", g.op("QuantizeLinear", x, *ends), *ends, out="logits")
-    g.output("logits", 1, 10)
-    return g.model()
+    g.output(g.op("DequantizeLinear", g.op("QuantizeLinear", x, *ends), *ends, out="logits"), 1, 10)
 
 
 def _dense(g: Graph, x: str, ins: int, outs: int, out: str = "") -> str:
@@ -304,9 +285,8 @@ def _block(g: Graph, x: str, width: int, heads: int, mask: str = "") -> str:
     return g.op("Add", x, _dense(g, wide, width * 4, width))
 
 
-def transformer() -> Any:
+def transformer(g: Graph) -> None:
     """Two blocks of an encoder over patches of an image, as in a vision transformer."""
-    g = Graph("transformer")
     patches = g.op(
         "Conv", g.input("image", 1, 3, 16, 16), g.weight(32, 3, 4, 4), g.weight(32, scale=0.1), strides=[4, 4]
     )
@@ -317,51 +297,41 @@ def transformer() -> Any:
     x = g.op("ReduceMean", _layer_norm(g, x, 32), axes=[1], keepdims=0)
     _dense(g, x, 32, 10, out="logits")
     g.output("logits", 1, 10)
-    return g.model()
 
 
-def decoder() -> Any:
+def decoder(g: Graph) -> None:
     """Return a language model: embedded tokens and positions, a causal mask, logits by the embedding's own weights."""
-    g = Graph("decoder")
     table = g.weight(50, 24, scale=0.5)
     x = g.op("Add", g.op("Gather", table, g.input("tokens", 1, 12, dtype="int64")), g.weight(1, 12, 24, scale=0.5))
     ones = g.const(np.ones((12, 12), np.int64))
     mask = g.op("Cast", g.op("Trilu", ones, upper=0), to=9)
     x = _block(g, x, 24, 3, mask)
     x = _layer_norm(g, x, 24)
-    g.op("MatMul", x, g.op("Transpose", table, perm=[1, 0]), out="logits")
-    g.output("logits", 1, 12, 50)
-    return g.model()
+    g.output(g.op("MatMul", x, g.op("Transpose", table, perm=[1, 0]), out="logits"), 1, 12, 50)
 
 
-def dynamic_attention() -> Any:
-    """Return a block for any batch and any length: shapes are computed as the model runs."""
-    g = Graph("dynamic_attention")
+def dynamic_attention(g: Graph) -> None:
+    """A block for any batch and any length: shapes are computed as the model runs."""
     x = g.input("features", "batch", "time", 16)
     x = _block(g, x, 16, 2)
     time = g.op("Gather", g.op("Shape", x), g.const(1))
     steps = g.op("Cast", g.op("Range", g.const(0), time, g.const(1)), to=1)
     weights = g.op("Reshape", g.op("Exp", g.op("Neg", steps)), g.const([1, -1, 1]))
-    g.op("ReduceSum", g.op("Mul", x, weights), g.const([1]), keepdims=0, out="summary")
-    g.output("summary", "batch", 16)
-    return g.model()
+    g.output(g.op("ReduceSum", g.op("Mul", x, weights), g.const([1]), keepdims=0, out="summary"), "batch", 16)
 
 
-def mlp() -> Any:
+def mlp(g: Graph) -> None:
     """Dense layers with ReLU, and probabilities."""
-    g = Graph("mlp")
     x = g.input("features", 4, 20)
     for ins, outs in ((20, 32), (32, 32)):
         x = g.op("Relu", g.op("Gemm", x, g.weight(outs, ins), g.weight(outs, scale=0.1), transB=1))
     x = g.op("Gemm", x, g.weight(5, 32), g.weight(5, scale=0.1), transB=1)
-    g.op("Softmax", x, axis=1, out="probabilities")
-    g.output("probabilities", 4, 5)
-    return g.model()
+    g.output(g.op("Softmax", x, axis=1, out="probabilities"), 4, 5)
 
 
-def mixer() -> Any:
+def mixer(g: Graph) -> None:
     """Return an MLP mixer: layer norm and GELU as operators of their own, across tokens and across channels in turn."""
-    g = Graph("mixer", opset=20)
+    g.opset = 20
     x = g.input("tokens", 1, 8, 16)
     for _ in range(2):
         y = g.op("Transpose", _layer_norm(g, x, 16), perm=[0, 2, 1])
@@ -371,22 +341,18 @@ def mixer() -> Any:
         x = g.op("Add", x, y)
     _layer_norm(g, x, 16, out="mixed")
     g.output("mixed", 1, 8, 16)
-    return g.model()
 
 
-def recommender() -> Any:
+def recommender(g: Graph) -> None:
     """Embeddings of several things, their products with each other, and dense features: three inputs, two outputs."""
-    g = Graph("recommender")
     user = g.op("Gather", g.weight(40, 8, scale=0.5), g.input("user", 4, dtype="int64"))
     seen = g.op("Gather", g.weight(60, 8, scale=0.5), g.input("items", 4, 6, dtype="int64"))
     bag = g.op("ReduceMean", seen, axes=[1], keepdims=0, out="bag")
     product = g.op("ReduceSum", g.op("Mul", user, bag), g.const([1]), keepdims=1)
     x = g.op("Concat", user, bag, product, g.input("features", 4, 5), axis=1)
     x = g.op("Relu", g.op("Gemm", x, g.weight(22, 16), g.weight(16, scale=0.1)))
-    g.op("Sigmoid", g.op("Gemm", x, g.weight(16, 1), g.weight(1, scale=0.1)), out="score")
-    g.output("score", 4, 1)
+    g.output(g.op("Sigmoid", g.op("Gemm", x, g.weight(16, 1), g.weight(1, scale=0.1)), out="score"), 4, 1)
     g.output(bag, 4, 8)
-    return g.model()
 
 
 def _recurrent(
@@ -399,43 +365,33 @@ def _recurrent(
     return g.ops(kind, x, weight, again, bias, out=out, hidden_size=hidden, **more)[0]
 
 
-def lstm() -> Any:
+def lstm(g: Graph) -> None:
     """Return an LSTM over a sequence, of which the last state is classified."""
-    g = Graph("lstm")
     _recurrent(g, "LSTM", g.input("sequence", 10, 1, 8), 8, 16, 4, ("states", "last", "cell"))
     x = g.op("Squeeze", "last", g.const([0]))
-    g.op("Gemm", x, g.weight(6, 16), g.weight(6, scale=0.1), transB=1, out="logits")
-    g.output("logits", 1, 6)
+    g.output(g.op("Gemm", x, g.weight(6, 16), g.weight(6, scale=0.1), transB=1, out="logits"), 1, 6)
     g.output("cell", 1, 1, 16)
-    return g.model()
 
 
-def gru() -> Any:
+def gru(g: Graph) -> None:
     """Two GRUs, one on top of the other; batch 2."""
-    g = Graph("gru")
     x = _recurrent(g, "GRU", g.input("sequence", 8, 2, 6), 6, 12, 3, ("", ""), linear_before_reset=1)
     x = _recurrent(g, "GRU", g.op("Squeeze", x, g.const([1])), 12, 12, 3, ("", "last"), linear_before_reset=1)
-    g.op("Squeeze", x, g.const([1]), out="states")
-    g.output("states", 8, 2, 12)
+    g.output(g.op("Squeeze", x, g.const([1]), out="states"), 8, 2, 12)
     g.output("last", 1, 2, 12)
-    return g.model()
 
 
-def bidirectional_lstm() -> Any:
+def bidirectional_lstm(g: Graph) -> None:
     """Return a tagger: an LSTM both ways, and a label for each step."""
-    g = Graph("bidirectional_lstm")
     embedded = g.op("Gather", g.weight(30, 8, scale=0.5), g.input("tokens", 9, 1, dtype="int64"))
     x = _recurrent(g, "LSTM", embedded, 8, 8, 4, ("", "", ""), direction="bidirectional")
     x = g.op("Reshape", g.op("Transpose", x, perm=[0, 2, 1, 3]), g.const([9, 16]))
     x = g.op("Gemm", x, g.weight(16, 5, scale=0.4), g.weight(5, scale=0.1))
-    g.op("LogSoftmax", x, axis=1, out="labels")
-    g.output("labels", 9, 5)
-    return g.model()
+    g.output(g.op("LogSoftmax", x, axis=1, out="labels"), 9, 5)
 
 
-def wavenet() -> Any:
+def wavenet(g: Graph) -> None:
     """Dilated 1-D convolutions over sound, gated, with residuals and skips."""
-    g = Graph("wavenet")
     x = g.op("Conv", g.input("sound", 1, 1, 64), g.weight(8, 1, 1), g.weight(8, scale=0.1))
     skips = []
     for dilation in (1, 2, 4):
@@ -448,32 +404,24 @@ def wavenet() -> Any:
         skips.append(g.op("Conv", y, g.weight(8, 8, 1), g.weight(8, scale=0.1)))
         x = g.op("Add", x, g.op("Conv", y, g.weight(8, 8, 1), g.weight(8, scale=0.1)))
     x = g.op("Relu", g.op("Sum", *skips))
-    g.op("Conv", x, g.weight(4, 8, 1), g.weight(4, scale=0.1), out="next")
-    g.output("next", 1, 4, 64)
-    return g.model()
+    g.output(g.op("Conv", x, g.weight(4, 8, 1), g.weight(4, scale=0.1), out="next"), 1, 4, 64)
 
 
-def branches() -> Any:
+def branches(g: Graph) -> None:
     """Return an If whose branches differ in depth; which one runs depends on the input's mean."""
-    g = Graph("branches")
     x = g.input("features", 2, 8)
     w1, w2, w3 = g.weight(8, 8), g.weight(8, 4), g.weight(8, 4)
     deep = g.body("deep")
-    deep.op("MatMul", deep.op("Tanh", deep.op("MatMul", x, w1)), w2, out="deep_out")
-    deep.output("deep_out", 2, 4)
+    deep.output(deep.op("MatMul", deep.op("Tanh", deep.op("MatMul", x, w1)), w2, out="deep_out"), 2, 4)
     flat = g.body("flat")
-    flat.op("MatMul", x, w3, out="flat_out")
-    flat.output("flat_out", 2, 4)
+    flat.output(flat.op("MatMul", x, w3, out="flat_out"), 2, 4)
     high = g.op("Greater", g.op("ReduceMean", x, keepdims=0), g.const(0.0))
     chosen = g.op("If", high, then_branch=deep.proto(), else_branch=flat.proto())
-    g.op("Softplus", chosen, out="answer")
-    g.output("answer", 2, 4)
-    return g.model()
+    g.output(g.op("Softplus", chosen, out="answer"), 2, 4)
 
 
-def loop() -> Any:
+def loop(g: Graph) -> None:
     """Newton's method for a square root in a Loop: it counts, and ends early when it is near enough."""
-    g = Graph("loop")
     x = g.op("Add", g.op("Abs", g.input("numbers", 6)), g.const(0.5))
     body = g.body("step")
     body.input("round", dtype="int64")
@@ -481,17 +429,14 @@ def loop() -> Any:
     guess = body.input("guess", 6)
     body.op("Mul", body.op("Add", guess, body.op("Div", x, guess)), body.const(0.5), out="better")
     change = body.op("ReduceMax", body.op("Abs", body.op("Sub", "better", guess)), keepdims=0)
-    body.op("Greater", change, body.const(1e-3), out="still")
-    body.output("still", dtype="bool")
+    body.output(body.op("Greater", change, body.const(1e-3), out="still"), dtype="bool")
     body.output("better", 6)
     g.ops("Loop", g.const(8), g.const(np.bool_(True)), x, out=("root",), body=body.proto())
     g.output("root", 6)
-    return g.model()
 
 
-def scan() -> Any:
+def scan(g: Graph) -> None:
     """Return a recurrent cell written as a Scan over time, with the mean of all before as its state."""
-    g = Graph("scan")
     w, u = g.weight(5, 7), g.weight(7, 7)
     body = g.body("cell")
     state = body.input("state", 2, 7)
@@ -504,38 +449,34 @@ def scan() -> Any:
     g.ops("Scan", start, g.input("sequence", 6, 2, 5), out=("last", "all"), body=body.proto(), num_scan_inputs=1)
     g.output("last", 2, 7)
     g.output("all", 6, 2, 7)
-    return g.model()
 
 
-def _small_net(name: str, dtype: str) -> Any:
+def _small_net(g: Graph, dtype: str) -> None:
     """Dense layers around a residual in another dtype, in and out of it."""
-    g = Graph(name, dtype=dtype)
+    g.dtype = dtype
     x = g.input("features", 4, 16)
     y = g.op("Relu", g.op("Add", g.op("MatMul", x, g.weight(16, 16)), g.weight(16, scale=0.1)))
     x = g.op("Add", x, y)
-    g.op("MatMul", g.op("Tanh", x), g.weight(16, 8), out="answer")
-    g.output("answer", 4, 8)
-    return g.model()
+    g.output(g.op("MatMul", g.op("Tanh", x), g.weight(16, 8), out="answer"), 4, 8)
 
 
-def half() -> Any:
+def half(g: Graph) -> None:
     """float16 throughout."""
-    return _small_net("half", "float16")
+    _small_net(g, "float16")
 
 
-def bfloat16() -> Any:
+def bfloat16(g: Graph) -> None:
     """bfloat16 throughout, which ONNX Runtime's CPU provider does not multiply: other references answer."""
-    return _small_net("bfloat16", "bfloat16")
+    _small_net(g, "bfloat16")
 
 
-def double() -> Any:
+def double(g: Graph) -> None:
     """float64 throughout."""
-    return _small_net("double", "float64")
+    _small_net(g, "float64")
 
 
-def integers() -> Any:
+def integers(g: Graph) -> None:
     """int64 arithmetic: hashes of tokens, remainders, shifts of sign, comparisons, and the counts of what is found."""
-    g = Graph("integers")
     x = g.input("tokens", 3, 8, dtype="int64")
     mixed = g.op("Add", g.op("Mul", x, g.const(np.int64(6364136223846793))), g.const(np.int64(1442695040888963)))
     bucket = g.op("Mod", mixed, g.const(np.int64(97)))
@@ -546,12 +487,10 @@ def integers() -> Any:
     g.output("buckets", 3, 8, dtype="int64")
     g.output("counts", 3, dtype="int64")
     g.output("running", 3, 8, dtype="int64")
-    return g.model()
 
 
-def beam_step() -> Any:
+def beam_step(g: Graph) -> None:
     """Return a step of beam search: scores joined with those so far, the best chosen, and where each came from."""
-    g = Graph("beam_step")
     so_far = g.op("Unsqueeze", g.input("so_far", 4), g.const([1]))
     total = g.op("Add", g.op("LogSoftmax", g.input("scores", 4, 20), axis=1), so_far)
     flat = g.op("Reshape", total, g.const([-1]))
@@ -562,4 +501,3 @@ def beam_step() -> Any:
     g.output("best", 4)
     for name in ("beam", "token", "greedy"):
         g.output(name, 4, dtype="int64")
-    return g.model()

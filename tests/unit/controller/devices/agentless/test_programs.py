@@ -312,7 +312,7 @@ def test_a_file_that_was_damaged_on_the_board_is_sent_again(open_board, shell, f
     artifact = artifact_of(functions, "none")
     board = open_board()
     board.push(artifact)
-    (file,) = Path(board.client.folder).glob("programs/*.vmfb")
+    (file,) = Path(board.client.store.folder).glob("programs/*.vmfb")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
@@ -342,25 +342,25 @@ def test_a_push_that_is_cut_for_good_loses_the_board(open_board, shell, function
 def test_a_program_that_no_disk_holds_is_refused(open_board, shell):
     board = open_board()
     with pytest.raises(LoadFailed, match="no room for the program"):
-        board.client._store.make_room(1 << 60, "the program")
+        board.client.store.make_room(1 << 60)
 
 
 def test_programs_that_nobody_uses_make_room(open_board, shell, functions):
     board = open_board()
     board.push(artifact_of(functions, "none"))
-    old = Path(board.client.folder) / "programs" / "old"
+    old = Path(board.client.store.folder) / "programs" / "old"
     old.write_bytes(b"x")
     os.utime(old, (time.time() - 40 * 86400,) * 2)
-    board.client._store.make_room(1, "the program")
+    board.client.store.make_room(1)
     assert not old.exists()
-    assert len(list((Path(board.client.folder) / "programs").iterdir())) == 3
+    assert len(list((Path(board.client.store.folder) / "programs").iterdir())) == 3
 
 
 def test_a_program_that_had_to_make_room_is_sent_again(open_board, shell, functions, identities):
     board = open_board()
     first, second = artifact_of(functions, "none"), artifact_of(identities, "int8_fixed")
     board.push(first)
-    for path in (Path(board.client.folder) / "programs").glob("*.vmfb"):
+    for path in (Path(board.client.store.folder) / "programs").glob("*.vmfb"):
         os.utime(path, (time.time() - 40 * 86400,) * 2)
     board.push(second)
     assert board.push(first) == functions.stat().st_size
@@ -375,7 +375,7 @@ def test_a_run_leaves_nothing_behind_and_nobody_else_can_look(open_board, functi
     argv = board.shell.run
 
     def spy(command, **more):
-        seen.extend(path.stat().st_mode & 0o777 for path in (Path(board.client.folder) / "runs").iterdir())
+        seen.extend(path.stat().st_mode & 0o777 for path in (Path(board.client.store.folder) / "runs").iterdir())
         return argv(command, **more)
 
     board.shell.run = spy
@@ -383,14 +383,14 @@ def test_a_run_leaves_nothing_behind_and_nobody_else_can_look(open_board, functi
     with pytest.raises(RunFailed):
         run(board, artifact_of(functions, "refuses"), np.array(4, np.int32))
     assert seen and set(seen) == {0o700}
-    assert not list((Path(board.client.folder) / "runs").iterdir())
-    assert Path(board.client.folder).stat().st_mode & 0o777 == 0o700
-    modes = {path.stat().st_mode & 0o077 for path in Path(board.client.folder).rglob("*")}
+    assert not list((Path(board.client.store.folder) / "runs").iterdir())
+    assert Path(board.client.store.folder).stat().st_mode & 0o777 == 0o700
+    modes = {path.stat().st_mode & 0o077 for path in Path(board.client.store.folder).rglob("*")}
     assert modes == {0}
 
 
 def test_what_a_killed_controller_left_goes_when_the_board_is_opened_a_day_later(open_board, shell):
-    runs = Path(open_board().client.folder) / "runs"
+    runs = Path(open_board().client.store.folder) / "runs"
     for name, age_s in (("old", 3 * 86400), ("young", 0)):
         (runs / name).mkdir()
         (runs / name / "i0.bin").write_bytes(b"x")
@@ -427,7 +427,7 @@ def test_a_time_that_cannot_be_measured_is_no_failure_of_the_program(open_board,
     board = open_board()
     artifact = artifact_of(functions, "main")
     board.push(artifact)
-    for tool in (Path(board.client.folder) / "programs").glob(f"*-{PROFILE_TOOL}"):
+    for tool in (Path(board.client.store.folder) / "programs").glob(f"*-{PROFILE_TOOL}"):
         tool.write_text("#!/bin/sh\necho the tool is broken >&2\nexit 3\n")
     with board.load(artifact) as program:
         result, _ = program.run({"a": F4, "n": N7})
@@ -515,7 +515,7 @@ def test_a_program_that_hangs_is_ended_on_the_board(open_board, functions):
     board = open_board()
     with pytest.raises(StageTimeout, match="limit of 1 s"):
         run(board, artifact_of(functions, "hangs"), np.array(1, np.int32), timeout=1)
-    ours = str(board.client.folder).encode()
+    ours = str(board.client.store.folder).encode()
     deadline = time.monotonic() + 60
     while [path for path in Path("/proc").glob("[0-9]*/cmdline") if ours in read(path)]:
         assert time.monotonic() < deadline, "it runs on"
@@ -553,11 +553,11 @@ def test_all_that_a_command_started_ends_with_it(open_board, shell, functions):
 def test_a_command_whose_link_is_gone_ends_by_itself(open_board, shell, functions):
     program = vendor(shell, "echo $$ >../../pid; exec sleep 1000")
     board = open_board(RuntimeCommand(kind="command", program=program))
-    folder = Path(board.client.folder) / "runs" / "lost"
+    folder = Path(board.client.store.folder) / "runs" / "lost"
     folder.mkdir()
     argv = scripts.run(str(folder), ["o0.npy"], [program], limit_s=1000, wait_s=0, environment={})
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    pid = Path(board.client.folder) / "pid"
+    pid = Path(board.client.store.folder) / "pid"
     eventually(lambda: pid.exists() and pid.read_text().strip())
     tool = int(pid.read_text())
     assert is_running(tool)
@@ -607,7 +607,7 @@ def test_a_board_that_stays_busy_says_so(open_board, shell, functions):
 
     thread = threading.Thread(target=hold)
     thread.start()
-    pid = Path(first.client.folder) / "pid"
+    pid = Path(first.client.store.folder) / "pid"
     eventually(lambda: pid.exists() and pid.read_text().strip())
     try:
         with pytest.raises(BoardBusy, match="another run"):
@@ -878,7 +878,7 @@ def test_a_profile_is_what_the_tool_wrote_and_leaves_nothing_behind(open_board, 
     artifact = artifact_of(functions, "main")
     with board.load(artifact) as program:
         assert board.push(artifact)
-        (tool,) = Path(board.client.folder).glob(f"programs/*-{PROFILE_TOOL}")
+        (tool,) = Path(board.client.store.folder).glob(f"programs/*-{PROFILE_TOOL}")
         tool.unlink()
         board._there.clear()
         before = len(shell.puts)

@@ -93,7 +93,7 @@ def small() -> Callable[..., Recipe]:
 
     def make(text: str = "", main: str = SMALL_AGENT) -> Recipe:
         files = {"hil/__init__.py": f"# {text}", "hil/agent/__init__.py": "", "hil/agent/__main__.py": main}
-        return Recipe({name: File(content.encode()) for name, content in files.items()}, Group("agent", ()), ())
+        return Recipe({name: File.of(content.encode()) for name, content in files.items()}, Group("agent", ()), ())
 
     return make
 

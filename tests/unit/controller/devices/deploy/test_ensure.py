@@ -22,7 +22,7 @@ from support.waiting import eventually
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy import ensure, probe
-from hil.controller.devices.deploy.ensure import AgentPlace, install
+from hil.controller.devices.deploy.ensure import AgentPlace, Recipe, install
 from hil.controller.devices.deploy.packages import File, Package, write_package
 from hil.controller.devices.deploy.probe import AgentBuild, ask
 from hil.errors import BoardBusy, BoardError
@@ -57,9 +57,9 @@ def lock_held(folder: Path) -> Iterator[Callable[[], None]]:
 def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
     said: list[str] = []
 
-    first = ensure.ensure_agent(shell, folder="", runtimes=("iree",), board="here", say=said.append)
+    first = ensure.ensure_agent(shell, Recipe.of(["iree"]), folder="", board="here", say=said.append)
     before = len(shell.commands)
-    second = ensure.ensure_agent(shell, folder="", runtimes=("iree",), board="here", say=said.append)
+    second = ensure.ensure_agent(shell, Recipe.of(["iree"]), folder="", board="here", say=said.append)
 
     assert len(shell.commands) == before + 1
     assert second == AgentPlace(first.socket, first.folder, first.build, first.python, 0)
@@ -80,21 +80,21 @@ def test_a_real_agent_is_deployed_once_and_removed_without_a_trace(shell: Any):
 
     readable = [path for path in Path(first.folder).rglob("*") if path.lstat().st_mode & 0o077]
     assert readable == []
-    assert probe.clean(shell, "")
-    assert not probe.clean(shell, "")
+    assert probe.clean(shell, "").used_bytes
+    assert not probe.clean(shell, "").used_bytes
     assert list(shell.home.iterdir()) == []
     assert is_gone(state.pid)
 
 
 def test_runtimes_add_up(shell: Any):
     settings: dict[str, Any] = {"folder": "", "board": "here", "say": print}
-    ensure.ensure_agent(shell, runtimes=("vendors",), **settings)
+    ensure.ensure_agent(shell, Recipe.of(("vendors",)), **settings)
 
-    joined = ensure.ensure_agent(shell, runtimes=("iree",), **settings)
+    joined = ensure.ensure_agent(shell, Recipe.of(("iree",)), **settings)
 
     assert [name.partition("=")[0] for name in probe.status(shell, "").agent.runtimes] == ["iree", "vendors"]
     for runtimes in (("vendors",), ("iree",), ("iree", "vendors")):
-        again = ensure.ensure_agent(shell, runtimes=runtimes, **settings)
+        again = ensure.ensure_agent(shell, Recipe.of(runtimes), **settings)
         assert (again.build, again.pushed_bytes) == (joined.build, 0)
 
 
@@ -207,7 +207,7 @@ def test_two_deploys_at_once_both_succeed(shells: Callable[..., Any], small: Sma
 
 
 def test_a_deploy_that_was_cut_goes_on_with_what_had_arrived(shells: Callable[..., Any], tmp_path: Path):
-    packages = [write_package(f"{name} 1", {f"{name}.py": File(os.urandom(50_000))}, tmp_path) for name in "ab"]
+    packages = [write_package(f"{name} 1", {f"{name}.py": File.of(os.urandom(50_000))}, tmp_path) for name in "ab"]
     plan = plan_of(shells(), packages)
     whole = Path(ensure.__file__).with_name("board_side.py").stat().st_size + sum(package.size for package in packages)
 
@@ -219,7 +219,7 @@ def test_a_deploy_that_was_cut_goes_on_with_what_had_arrived(shells: Callable[..
 
 
 def test_a_package_that_arrives_damaged_is_refused(shell: Any, tmp_path: Path):
-    package = write_package("a 1", {"a.py": File(os.urandom(50_000))}, tmp_path)
+    package = write_package("a 1", {"a.py": File.of(os.urandom(50_000))}, tmp_path)
     data = bytearray(package.path.read_bytes())
     data[len(data) // 2] ^= 1
     package.path.write_bytes(data)
@@ -232,7 +232,7 @@ def test_a_package_that_arrives_damaged_is_refused(shell: Any, tmp_path: Path):
 
 
 def test_a_package_cannot_write_elsewhere(shell: Any, tmp_path: Path):
-    package = write_package("a 1", {"../../outside.py": File(b"x")}, tmp_path)
+    package = write_package("a 1", {"../../outside.py": File.of(b"x")}, tmp_path)
     plan = plan_of(shell, [package])
 
     answer = install(shell, *plan, [package])
@@ -267,12 +267,8 @@ def test_a_version_that_does_not_start_can_be_followed_by_one_that_does(shell: A
 
 
 def test_the_agents_words_are_kept(shell: Any, small: Small):
-    put(
-        shell,
-        small(
-            main="print('hello from the agent', flush=True)\n" + small().files["hil/agent/__main__.py"].data.decode()
-        ),
-    )
+    agent = small().files["hil/agent/__main__.py"].open().read().decode()
+    put(shell, small(main=f"print('hello from the agent', flush=True)\n{agent}"))
 
     assert "hello from the agent" in probe.logs(shell, "")
 

@@ -66,7 +66,7 @@ def test_what_a_board_without_an_agent_kept_is_removed_too(shell: Any):
     for name in ("programs", "runs"):
         (shell.home / ".hil" / "command" / name).mkdir(parents=True)
 
-    assert probe.clean(shell, "")
+    assert probe.clean(shell, "").used_bytes
 
     assert list(shell.home.iterdir()) == []
 
@@ -115,7 +115,7 @@ def test_cleaning_does_not_come_between_a_deploy(shell: Any, small: Small, monke
         with pytest.raises(BoardBusy, match="puts an agent on the board") as caught:
             probe.clean(shell, "")
         assert caught.value.hint and accepts(place)
-        assert probe.clean(shell, "", force=True)
+        assert probe.clean(shell, "", force=True).used_bytes
 
     assert not Path(place.folder).exists()
 

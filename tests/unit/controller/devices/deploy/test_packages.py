@@ -27,7 +27,7 @@ def wheel(path: Path, *names: str) -> Path:
 
 
 def test_equal_files_make_equal_packages(tmp_path: Path):
-    files = {"b/c.py": File(b"c"), "a.so": File(b"a" * 5000, executable=True)}
+    files = {"b/c.py": File.of(b"c"), "a.so": File.of(b"a" * 5000, executable=True)}
     turned = dict(reversed(files.items()))
     (tmp_path / "1").mkdir()
     (tmp_path / "2").mkdir()
@@ -41,16 +41,16 @@ def test_equal_files_make_equal_packages(tmp_path: Path):
     assert one.disk_bytes >= 4096 + 8192
 
 
-@pytest.mark.parametrize("changed", [File(b"other"), File(b"c", executable=True)])
+@pytest.mark.parametrize("changed", [File.of(b"other"), File.of(b"c", executable=True)])
 def test_a_changed_file_makes_another_package(tmp_path: Path, changed: File):
-    one = write_package("some 1.0", {"c.py": File(b"c")}, tmp_path)
+    one = write_package("some 1.0", {"c.py": File.of(b"c")}, tmp_path)
     other = write_package("some 1.0", {"c.py": changed}, tmp_path)
 
     assert one.id != other.id
 
 
 def test_a_package_is_for_its_owner_only_and_tells_nothing_of_this_machine(tmp_path: Path):
-    package = write_package("some 1.0", {"a.py": File(b"a"), "tool": File(b"t", executable=True)}, tmp_path)
+    package = write_package("some 1.0", {"a.py": File.of(b"a"), "tool": File.of(b"t", executable=True)}, tmp_path)
 
     with tarfile.open(package.path) as archive:
         members = {member.name: member for member in archive}

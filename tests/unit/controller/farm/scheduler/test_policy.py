@@ -6,6 +6,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.controller.farm.messages import Kind, Priority
+from hil.controller.farm.scheduler import policy
 from hil.controller.farm.scheduler.policy import Free, Use, Waiting, assign
-from hil.controller.farm.selector import Selector, parse
+from hil.controller.farm.selector import parse
 
 AGING_S = 600.0
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
@@ -281,13 +283,15 @@ def test_an_endless_stream_of_urgent_jobs_starves_nobody():
 
 def test_a_selector_is_asked_once_of_each_board(monkeypatch: pytest.MonkeyPatch):
     asked: Counter[tuple[str, str]] = Counter()
-    matches = Selector.matches
 
-    def counting(self: Selector, labels: Mapping[str, Any]) -> bool:
-        asked[self.text, labels["name"]] += 1
-        return matches(self, labels)
+    def counting(text: str) -> Any:
+        def matches(labels: Mapping[str, Any]) -> bool:
+            asked[text, labels["name"]] += 1
+            return parse(text).matches(labels)
 
-    monkeypatch.setattr(Selector, "matches", counting)
+        return SimpleNamespace(matches=matches)
+
+    monkeypatch.setattr(policy, "parse", counting)
     selectors = ("", "chip=a53", "chip=a72 or gpu", "!gpu")
     jobs = [job(number, f"u{number % 9}", selector=selectors[number % 4]) for number in range(2000)]
     boards = [Free(f"b{number}", {"name": f"b{number}", "chip": "a53"}) for number in range(200)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.farm_desks import ADMIN, ANNA, BERT, BROKEN, PASSED, Desk
 
-from hil.controller.farm.messages import JobSpec, Kind, Submission
+from hil.controller.farm.messages import JobResult, JobSpec, Kind, Submission
 from hil.controller.farm.scheduler import policy
 from hil.controller.farm.store import allocator, leases, records, submissions
 
@@ -91,6 +91,17 @@ def test_a_board_is_warm_for_what_it_ran_and_the_last_is_first(desk: Desk) -> No
         desk.submit(specs=(JobSpec(Kind.RUN, affinity=affinity),))
         desk.report(desk.grant("a"))
     assert desk.board("a")["warm"] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [(BROKEN, BROKEN.reason), (JobResult(4, infrastructure=True), "the infrastructure failed")],
+)
+def test_why_a_job_waits_again_is_noted(desk: Desk, result: JobResult, why: str) -> None:
+    desk.online("a")
+    [name] = desk.submit()
+    desk.report(desk.grant("a"), result)
+    assert ("job.again", why) in desk.events(job=name)
 
 
 def test_a_job_avoids_the_board_where_it_failed_while_another_may_serve_it(desk: Desk) -> None:

@@ -251,7 +251,7 @@ def test_a_holder_is_told_what_it_holds(farm: Desk, held: dict[str, Any]) -> Non
     farm.release(held["id"], held["key"])
     assert farm.do(leases.holding, held["id"]) is None
     assert farm.do(leases.lease_of_job, held["job"]) is None
-    assert farm.do(leases.grant_of, held["id"]) is None
+    assert farm.do(leases.grant_of, held["id"], farm.settings) is None
 
 
 def test_a_holder_keeps_a_lease_by_its_key(farm: Desk, held: dict[str, Any]) -> None:

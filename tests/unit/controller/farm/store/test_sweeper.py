@@ -94,7 +94,7 @@ def test_who_is_heard_at_the_last_moment_was_heard(desk: Desk) -> None:
 
     async def both() -> int:
         async with desk.db.transaction() as tx:
-            await leases.beat(tx, "a", "worker of a", [], desk.settings)
+            await leases.beats(tx, [leases.WorkerBeat("a", "worker of a", [])], desk.settings)
             clock = asyncio.create_task(tick())
             await asyncio.sleep(0.2)
         return await clock
@@ -174,7 +174,7 @@ def test_a_gateway_that_is_frozen_while_it_writes_beats_holds_nobody_up_for_long
 
     async def frozen() -> None:
         async with desk.db.transaction() as tx, tx.pipeline():
-            await leases.beat(tx, "a", "worker of a", [held.lease], desk.settings)
+            await leases.beats(tx, [leases.WorkerBeat("a", "worker of a", [held.lease])], desk.settings)
             await asyncio.sleep(1)
             async with desk.db.transaction() as other:
                 await sweeper.tick(other, desk.queue, desk.settings, LONG_AGO)

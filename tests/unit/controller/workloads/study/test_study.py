@@ -18,7 +18,6 @@ from hil.controller.workloads.study.record import (
     StageResult,
     exit_code,
     read_study,
-    row_of,
     summary,
     taken_over,
 )
@@ -77,7 +76,7 @@ def test_a_study_that_is_none_is_refused(tmp_path, text, only, message):
 
 def test_a_row_is_read_as_it_was_written():
     for one in (row("tfcompile"), row("iree", "lower to StableHLO", Outcome.COMPILE_ERROR)):
-        assert row_of(one.document(), ONE) == one
+        assert Row.of_document(one.document(), ONE) == one
 
 
 def test_the_table_names_the_stage_that_failed_and_leaves_nothing_out(tmp_path):

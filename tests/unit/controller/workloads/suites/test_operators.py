@@ -14,7 +14,7 @@ from hil.controller.models.flows import Flow, load_flow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.operators import NodeTests, operator_cases
+from hil.controller.workloads.suites.operators import operator_cases
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 
 pytestmark = pytest.mark.ci  # making the cases takes onnx seconds
@@ -87,7 +87,7 @@ def test_what_they_are_made_from_has_a_digest_that_is_another_for_another_flow(s
 
 def test_they_are_made_once_for_all_that_share_a_cache(shop, cases):
     before = [(entry.key, entry.path.stat().st_mtime_ns) for entry in shop.cache.ls() if entry.kind == "node-tests"]
-    assert [test.id for test in NodeTests(shop).tests] == list(cases)
+    assert [case.id for case in operator_cases(load_flow("onnxruntime"), shop)] == list(cases)
     after = [(entry.key, entry.path.stat().st_mtime_ns) for entry in shop.cache.ls() if entry.kind == "node-tests"]
     assert len(before) == 1 and before == after
 

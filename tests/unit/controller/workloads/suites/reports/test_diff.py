@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from support.suite_runs import case, comparison, large_run, suite_run
 
-from hil.controller.workloads.suites.reports import diff_markdown, diff_runs, print_diff
+from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff
 from hil.errors import UsageError
 
 

@@ -5,9 +5,8 @@ import io
 from rich.console import Console
 from support.suite_runs import case, large_run, suite_run
 
-from hil.controller.workloads.suites.reports import print_summary
 from hil.controller.workloads.suites.reports.results import load_run
-from hil.controller.workloads.suites.reports.summary import summary_markdown
+from hil.controller.workloads.suites.reports.summary import print_summary, summary_markdown
 
 
 def shown(folder, *records, width=100, **header):

@@ -11,9 +11,16 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.controller.farm.gateway.validation import card_of, result_of, submission_of
 from hil.controller.farm.messages import BoardCard, JobResult, JobSpec, Kind, Submission
-from hil.controller.farm.rpc import card_message, json_object, result_message, submission_message
+from hil.controller.farm.rpc import (
+    card_message,
+    card_of,
+    json_object,
+    result_message,
+    result_of,
+    submission_message,
+    submission_of,
+)
 from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
