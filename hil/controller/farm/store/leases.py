@@ -21,6 +21,7 @@ from hil.controller.farm.store.records import (
     as_json,
     fetched,
     lease_row,
+    storable,
     stored,
 )
 from hil.errors import EXIT_OK, AccessRefused
