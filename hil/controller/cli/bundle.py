@@ -118,7 +118,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.formats import formats, write_format
     from hil.controller.workloads.bundles.program_case import open_bundle
-    from hil.controller.workloads.bundles.show import counted
+    from hil.controller.workloads.bundles.show import size_text
 
     is_folder = pick("bundle format", formats(), form).is_folder
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
@@ -129,7 +129,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
         write_format(form, opened, path, shop=shop)
     count = sum(len(method.cases) for method in opened.methods)
     document = {"path": str(path), "format": form, "cases": count, "exit_code": 0}
-    answer(as_json, document, f"{path}: {form}, {counted(opened)}")
+    answer(as_json, document, f"{path}: {form}, {size_text(opened)}")
     return 0
 
 
@@ -177,7 +177,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     """
     from hil.bundles.signature import fingerprint
     from hil.controller.workloads.bundles.program_case import open_bundle
-    from hil.controller.workloads.bundles.show import counted
+    from hil.controller.workloads.bundles.show import size_text
 
     opened = open_bundle(bundle, key)
     by = fingerprint(opened.head.public_key) if opened.head.signature else ""
@@ -187,7 +187,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     signed = f"signed by {by}" if by else "not signed"
     if by and key is None:
         signed += " (a key that nobody here vouches for: name those you trust with --key)"
-    answer(as_json, document, f"{bundle}: sound, {counted(opened)}, {signed}")
+    answer(as_json, document, f"{bundle}: sound, {size_text(opened)}, {signed}")
     return 0
 
 
@@ -232,7 +232,7 @@ def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     from hil.bundles.signature import fingerprint
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.methods import LEFT_OUT
-    from hil.controller.workloads.bundles.show import counted, document_of
+    from hil.controller.workloads.bundles.show import document_of, size_text
 
     with storing(path.parent.absolute(), "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
         print_json(document_of(Bundle.open(path), path))
         return 0
     signed = f", signed by {fingerprint(head.public_key)}" if head.signature else ""
-    click.echo(f"{path}: {head.size:,} bytes, {counted(bundle)}{signed}")
+    click.echo(f"{path}: {head.size:,} bytes, {size_text(bundle)}{signed}")
     for line in bundle.made.get(LEFT_OUT, ()):
         click.echo(f"left out: {line}", err=True)
     return 0
