@@ -12,6 +12,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
 from hil.errors import ImportFailed
 
@@ -26,7 +27,7 @@ def shop(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def operators(shop):
-    return {spec.id: spec for spec in open_suite("operators", load_flow("xnnpack"), shop).cases}
+    return {spec.id: spec for spec in open_suite(Request("operators"), load_flow("xnnpack"), shop).cases}
 
 
 @pytest.fixture
@@ -80,14 +81,14 @@ def test_what_the_tester_skips_is_a_case_that_says_so(made):
 
 def test_a_flow_that_quantises_has_the_plain_model_beside_its_own(shop, tmp_path):
     flow = load_flow("xnnpack-static-int8-per-channel")
-    cases = {spec.id: spec for spec in open_suite("operators", flow, shop).cases}
+    cases = {spec.id: spec for spec in open_suite(Request("operators"), flow, shop).cases}
     data = cases["conv2d_basic"].make(shop, tmp_path)
     assert data.path != data.plain_path
     assert list(data.plain_expected) == ["output"] and not data.expected
 
 
 def test_models_that_need_a_package_that_is_not_there_say_so(shop, tmp_path, monkeypatch):
-    suite = open_suite("models", load_flow("xnnpack"), shop)
+    suite = open_suite(Request("models"), load_flow("xnnpack"), shop)
     by_id = {spec.id: spec for spec in suite.cases}
     if "torchvision" not in by_id:
         assert by_id["mobilenet_v2-static_shapes-float32"].params["use_dynamic_shapes"] == "False"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
@@ -31,6 +32,7 @@ from hil.controller.workloads.bundles.onnx import data_sets, data_sets_left_out,
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
 from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
 from hil.controller.workloads.suites.operators import operator_cases
+from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import OwnCase, Suite, SuiteModel, worded
 from hil.controller.workloads.suites.torch_cases import starts_from_torch, torch_cases
 from hil.controller.workloads.suites.zoo import zoo_models
@@ -46,31 +48,16 @@ EXPECTED = "expected.toml"
 _SHIPPED = Path(__file__).parent / "expected_lists"
 
 
-def open_suite(
-    source: str,
-    flow: Flow,
-    context: RunContext,
-    *,
-    layers: bool = True,
-    group: str = "node",
-    layer_inputs: str = "real",
-    merge: str = "content",
-    seed: int = 0,
-    dims: Mapping[str, int] | None = None,
-) -> Suite:
+def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
     """The cases of a suite, in order. Nothing is compiled yet; models are read, to know their layers.
 
+    The source is ``operators`` (the node tests of the installed onnx), ``models`` (hil's own), both of ExecuTorch's
+    backend tester for a flow that starts from PyTorch; a model's file, or a folder: every model in it and below, but
+    for hidden files. Beside a model may lie ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or output -> tensor) and
+    ``NAME.calibration.npz`` (input -> tensors, stacked).
+
     Args:
-        source: ``operators`` (the node tests of the installed onnx), ``models`` (hil's own), both of ExecuTorch's
-            backend tester for a flow that starts from PyTorch; a model's file, or a folder: every model in it and
-            below, but for hidden files. Beside a model may lie ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or
-            output -> tensor) and ``NAME.calibration.npz`` (input -> tensors, stacked).
         flow: what models are made into: a flow's recipe is applied before a model is cut into layers.
-        layers: a case for each layer of a model, besides the one for the whole.
-        group: what a layer is: ``node`` or ``fused``; see :func:`hil.controller.analysis.layers.layers_of`.
-        layer_inputs: ``real`` (what the reference computed for the whole model) or ``random``.
-        merge: which layers are one case: see :func:`hil.controller.analysis.layers.unmerged`.
-        dims: values of symbolic dimensions, for the models that have them.
 
     Returns:
         The suite; it has no cases where a folder holds no models.
@@ -78,14 +65,15 @@ def open_suite(
     Raises:
         UsageError: there is no such suite, file or folder, or the file is no model.
     """
+    source = request.source
     if source in BUILT_IN and starts_from_torch(flow):
         return Suite(source, source, torch_cases(source, flow, context), _SHIPPED / f"{source}_torch.toml")
     if source == "operators":
         return Suite(source, source, operator_cases(flow, context), _SHIPPED / "operators.toml")
-    choice = LayerChoice(group, layer_inputs, merge) if layers else None
+    choice = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
+    how: dict[str, Any] = {"layers": choice, "seed": request.settings.seed, "dims": request.dims}
     if source == "models":
-        cases = cases_of(zoo_models(context), flow, context, layers=choice, seed=seed, dims=dims)
-        return Suite(source, source, cases, _SHIPPED / "models.toml")
+        return Suite(source, source, cases_of(zoo_models(context), flow, context, **how), _SHIPPED / "models.toml")
     path = Path(source)
     if not exists(path):
         raise UsageError(
@@ -94,8 +82,8 @@ def open_suite(
         )
     folder = path if path.is_dir() else path.parent
     found = look(path)
-    cases = cases_of(found.models, flow, context, layers=choice, seed=seed, dims=dims)
     name = path.stem if path.is_file() else path.resolve().name
+    cases = cases_of(found.models, flow, context, **how)
     return Suite(name, source, cases, folder / EXPECTED, tuple(found.left_out))
 
 
