@@ -52,9 +52,6 @@ class Engine:
     Args:
         choices: the boards, each once, or what boards of a farm must be; what they are compiled for must be the same.
         say: told what goes on; called from several threads.
-
-    Attributes:
-        boards: what each board that was opened said of itself, by name.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class Engine:
         self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._opened)
         self._going = Going(self._over.is_set, lambda: self._pool.any_open, say)
         self._hw_type = choices[0].config.hw_type
-        self.boards: dict[str, dict[str, object]] = {}
+        self.boards: dict[str, dict[str, object]] = {}  # what each board that was opened said of itself, by name
         if all(knows_target(choice.config, flow.runtime) for choice in choices):
             self._agreed.join(choices[0].config)
 
@@ -94,10 +91,8 @@ class Engine:
         Raises:
             UsageError: a board cannot be used that way.
         """
-        threads = [threading.Thread(target=self._guarded, args=(self._prepare, specs), daemon=True)]
-        threads += [
-            threading.Thread(target=self._guarded, args=(self._serve, seat), daemon=True) for seat in self._seats
-        ]
+        work = [(self._prepare, specs), *((self._serve, seat) for seat in self._seats)]
+        threads = [threading.Thread(target=self._guarded, args=one, daemon=True) for one in work]
         for thread in threads:
             thread.start()
         try:
