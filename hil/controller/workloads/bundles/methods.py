@@ -37,9 +37,6 @@ def import_methods(path: Path, functions: Sequence[str], context: RunContext, **
     Args:
         functions: those to take; none are all of a module, MLIR or compiled, and of another model its main one.
         settings: ``dims`` of :func:`import_model`.
-
-    Raises:
-        UsageError, ImportFailed, StageTimeout: as :func:`import_model`.
     """
     names = list(dict.fromkeys(functions)) or _functions(path, context)
     settings |= {"isolated": context.isolated, "cache": context.cache}

@@ -198,14 +198,15 @@ def _called(file: Path) -> Path:
 
 
 def _model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
-    inputs, expected, calibration = (_archive(file, kind) for kind in (_INPUTS, _EXPECTED, _CALIBRATION))
-    beside = [inputs, expected, calibration]
+    called = _called(file)
+    beside = [called.with_name(called.stem + kind) for kind in (_INPUTS, _EXPECTED, _CALIBRATION)]
+    inputs, expected, _ = beside
     model = SuiteModel(name, file, given=functools.partial(_read, inputs), expected=functools.partial(_read, expected))
     is_case = exists(inputs) or exists(expected)
     if flagfiles:
         beside += [one for flagfile in flagfiles for one in _files_of(flagfile) if one != file]
-        own = cases_of_flagfiles(flagfiles, file.parent)
-        model = replace(model, own_cases=lambda context: own, is_case=is_case)
+        own_cases = functools.partial(cases_of_flagfiles, flagfiles, file.parent)
+        model = replace(model, own_cases=own_cases, is_case=is_case)
     elif brings_cases(file):
         if is_golden(file):
             beside += [one for one in sorted(file.parent.rglob("*")) if one.is_file() and one != file]
@@ -228,17 +229,9 @@ def _read(archive: Path) -> Mapping[str, Array]:
     return load_npz(archive) if exists(archive) else {}
 
 
-def _archive(file: Path, kind: str) -> Path:
-    own = _called(file)
-    return own.with_name(own.stem + kind)
-
-
-BUNDLES = (".hilb", ".bpte")
-
-
 def brings_cases(file: Path) -> bool:
     """Whether a file is one that may bring cases with it, by its name: a bundle, or the index of a golden folder."""
-    return file.suffix.lower() in BUNDLES or is_golden(file)
+    return file.suffix.lower() in (".hilb", ".bpte") or is_golden(file)
 
 
 def is_golden(file: Path) -> bool:
@@ -247,14 +240,7 @@ def is_golden(file: Path) -> bool:
 
 
 def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
-    """Every case of every method of a bundle or a golden folder, in order; none of a ``.bpte`` that bundles none.
-
-    Args:
-        file: one that :func:`brings_cases`.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Every case of every method of a file that :func:`brings_cases`; none of a ``.bpte`` that bundles none."""
     if is_golden(file):
         bundle = read_golden(file.parent, shop=context)
     elif file.suffix.lower() == ".hilb":
@@ -263,20 +249,15 @@ def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
         bundle = read_bpte(file, shop=context)
     else:
         return []
-    return list(_own_cases_of(file, bundle))
+    return list(_own_cases_of(file, bundle, context))
 
 
-def cases_of_flagfiles(files: Sequence[Path], folder: Path) -> list[OwnCase]:
-    """The cases of flag files of one program, one each.
+def cases_of_flagfiles(files: Sequence[Path], folder: Path, context: RunContext) -> list[OwnCase]:
+    """The cases of flag files of one program, one each; their names are relative to a folder."""
 
-    Args:
-        files: the flag files, in the folder or below.
-        folder: what the cases' names are relative to.
-    """
-
-    def make(file: Path, context: RunContext, place: Path) -> ProgramCase:
-        (own,) = _own_cases_of(file, read_flagfiles(file, shop=context))
-        return own.make(context, place)
+    def make(file: Path, place: Path) -> ProgramCase:
+        (own,) = _own_cases_of(file, read_flagfiles(file, shop=context), context)
+        return own.make(place)
 
     return [OwnCase(case_name(file, folder), _content(file), functools.partial(make, file)) for file in files]
 
@@ -301,27 +282,20 @@ def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[
         except (OSError, UsageError):
             program = file
         programs.setdefault(program, []).append(file)
-    left_out = [f"{silent[0]}{_more(silent)}: nothing is expected, for there is no --expected_output"] if silent else []
+    more = f" and {len(silent) - 1} more flag files" if len(silent) > 1 else ""
+    left_out = [f"{silent[0]}{more}: nothing is expected, for there is no --expected_output"] if silent else []
     return programs, left_out
 
 
-def _more(files: Sequence[Path]) -> str:
-    return f" and {len(files) - 1} more flag files" if len(files) > 1 else ""
-
-
 def files_of(flagfile: Path) -> list[Path]:
-    """The flag file and every file that it names.
-
-    Raises:
-        UsageError: it is no flag file.
-    """
+    """The flag file and every file that it names."""
     flags = parse_flagfile(flagfile)
     tensors = [text.partition("@")[2] for text in (*flags.inputs, *flags.expected)]
     return [flagfile, *flags.modules, *flags.parameters, *(Path(name) for name in tensors if name)]
 
 
-def _own_cases_of(file: Path, bundle: Bundle) -> Iterator[OwnCase]:
-    def make(method: Method, case: BundledCase, context: RunContext, place: Path) -> ProgramCase:
+def _own_cases_of(file: Path, bundle: Bundle, context: RunContext) -> Iterator[OwnCase]:
+    def make(method: Method, case: BundledCase, place: Path) -> ProgramCase:
         program = sealed(stored_program(bundle, context.cache), bundle.head, place)
         return ProgramCase(file, bundle.digest, method, case, program)
 

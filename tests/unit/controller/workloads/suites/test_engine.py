@@ -66,7 +66,7 @@ def test_a_case_that_runs_again_keeps_no_times_of_the_run_before():
 def test_when_a_suite_is_given_up_the_cases_to_come_are_not_begun(fake_boards, engine):
     begun = []
 
-    def make(shop, folder):
+    def make(folder):
         begun.append(folder)
         if len(begun) > 200:
             engine._over.wait(30)

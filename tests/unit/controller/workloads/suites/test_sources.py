@@ -36,7 +36,7 @@ def data_of(shop: RunContext, tmp_path: Path) -> Callable[[Suite, str], CaseData
         folder = tmp_path / "case" / case_id
         folder.mkdir(parents=True)
         (spec,) = [one for one in suite.cases if one.id == case_id]
-        return spec.make(shop, folder)
+        return spec.make(folder)
 
     return make
 
