@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedFunction, naming_errors
+from hil.controller.storage.packages import package_folder
+from hil.core.processes import signal_name
 from hil.errors import CompileCrashed, CompileFailed, UsageError
+
+LOG = "compile.log"
+# A file of large weights beside a program or module, and what programs call it.
+PARAMETERS = "params.irpa"
+PARAMETER_SCOPE = "model"
+# Weights beyond this go into a file of their own: protobuf and the compiler both end at 2 GB, and
+# compiling a program around a gigabyte of constants takes several times its memory.
+EXTERNAL_FROM_BYTES = 256 << 20
+# Of those, tensors below this stay in the program: shapes, indices, scales, whose values the compiler wants to see.
+EXTERNAL_FROM_ELEMENTS = 1 << 16
 
 
 class IsolatedCall(TypedDict):
@@ -43,17 +55,6 @@ class CompileOrder(Work):
     debug_ir: Path | None
 
 
-def work_of(order: CompileOrder) -> Work:
-    """The part of an order that conversions take."""
-    return {
-        "cache": order["cache"],
-        "isolated": order["isolated"],
-        "recompute": order["recompute"],
-        "timeout": order["timeout"],
-        "log": order["log"],
-    }
-
-
 def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how: IsolatedCall) -> Any:
     """Call a function in a process of its own; errors as of :meth:`hil.controller.storage.isolated.Isolated.call`."""
     return how["isolated"].call(function, arguments, timeout=how["timeout"], log=how["log"])
@@ -66,39 +67,62 @@ def compiling(
     return naming_errors("compile", what, CompileFailed, failed, crash=CompileCrashed, died=died)
 
 
+def compile_cached(
+    key: str,
+    meta: Mapping[str, Any],
+    work: Work,
+    debug_ir: Path | None,
+    build: Callable[[Path], None],
+    errors: contextlib.AbstractContextManager[None],
+) -> tuple[Path, dict[str, Any]]:
+    """The folder of a program, made by ``build`` or from the cache, with what was logged meanwhile in :data:`LOG`.
+
+    Args:
+        debug_ir: the folder of ``--debug-ir``, which is made; the cache is not asked then.
+        errors: see :func:`compiling`.
+
+    Returns:
+        The folder; and ``cached``, ``seconds`` and ``log`` of an :class:`hil.core.results.Artifact`.
+
+    Raises:
+        UsageError: the folder of ``--debug-ir`` cannot be made.
+    """
+    if debug_ir is not None:
+        with making_debug_folder(debug_ir):
+            debug_ir.mkdir(parents=True, exist_ok=True)
+    log = work["log"]
+
+    def make(folder: Path) -> None:
+        start = log.stat().st_size if log.exists() else 0
+        with errors:
+            build(folder)
+        with log.open("rb") as file:
+            file.seek(start)
+            (folder / LOG).write_bytes(file.read())
+
+    began = time.monotonic()
+    entry, cached = work["cache"].get_or_make(key, meta, make, work["recompute"] or debug_ir is not None)
+    return entry, {"cached": cached, "seconds": 0.0 if cached else time.monotonic() - began, "log": entry / LOG}
+
+
+@contextlib.contextmanager
+def making_debug_folder(folder: Path) -> Iterator[None]:
+    """Tell of the folder of ``--debug-ir`` that it cannot be made. Raises UsageError: it cannot."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}", hint="--debug-ir names a folder") from error
+
+
 def native_compiler() -> Path:
     """The compiler's native binary; the launcher script that pip makes costs 0.3 s more."""
-    spec = importlib.util.find_spec("iree.compiler")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        binary = Path(place) / "_mlir_libs" / "iree-compile"
+    with contextlib.suppress(UsageError):
+        binary = package_folder("iree.compiler") / "_mlir_libs" / "iree-compile"
         if binary.is_file():
             return binary
     if found := shutil.which("iree-compile"):
         return Path(found)
     raise UsageError("there is no iree-compile", hint="pip install iree-base-compiler")
-
-
-@contextlib.contextmanager
-def keeping_log(log: Path, kept: Path) -> Iterator[None]:
-    """Copy what is appended to a log meanwhile to a file of its own; nothing where an error is raised."""
-    start = log.stat().st_size if log.exists() else 0
-    yield
-    with log.open("rb") as file:
-        file.seek(start)
-        kept.write_bytes(file.read())
-
-
-def make_debug_folder(debug_ir: Path | None) -> None:
-    """Make the folder of ``--debug-ir``, if there is one.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
-    try:
-        if debug_ir is not None:
-            debug_ir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{debug_ir} cannot be made: {error.strerror}", hint="--debug-ir names a folder") from error
 
 
 def run_logged(command: Sequence[str], log: Path, folder: Path | None = None) -> tuple[int, str]:
@@ -109,3 +133,8 @@ def run_logged(command: Sequence[str], log: Path, folder: Path | None = None) ->
     with log.open("rb") as file:
         file.seek(start)
         return code, file.read().decode(errors="replace")
+
+
+def death_text(code: int) -> str:
+    """How a process died, by its exit code: ``of SIGSEGV``, ``with exit code 3``."""
+    return f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"

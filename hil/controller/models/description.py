@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from hil.core.digest import digest_of
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, UsageError
 
@@ -13,9 +14,12 @@ def description(
     file: str,
     function: str,
     inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    dims: Mapping[str, int],
-    **producer: Any,
+    outputs: Sequence[TensorSpec] | None,
+    dims: Mapping[str, int] | None = None,
+    *,
+    ranges: Mapping[str, Sequence[float]] | None = None,
+    external: Sequence[str] = (),
+    producer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What :class:`hil.controller.models.importers.Importer` asks for; ``dims`` are written in place of symbols.
 
@@ -23,19 +27,22 @@ def description(
         ImportFailed: there are no outputs.
         UsageError: no input has such a dimension.
     """
-    if not outputs:
-        raise ImportFailed(f"{file} has no outputs", hint="a model that returns nothing cannot be checked")
-    check_dims(file, dims, {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)})
+    if outputs is not None and not outputs:
+        raise ImportFailed(
+            f"the function {function!r} of {file} has no outputs", hint="a model that returns nothing cannot be checked"
+        )
+    sizes = dims or {}
+    check_dims(file, sizes, {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)})
     return {
         "function": function,
         "inputs": [
-            [spec.name, spec.dtype, [dims.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]]
+            [spec.name, spec.dtype, [sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]]
             for spec in inputs
         ],
-        "outputs": [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
-        "ranges": {},
-        "external": [],
-        "producer": producer,
+        "outputs": outputs and [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
+        "ranges": dict(ranges or {}),
+        "external": list(external),
+        "producer": dict(producer or {}),
     }
 
 
@@ -48,3 +55,8 @@ def check_dims(file: str, dims: Mapping[str, int], symbols: Collection[str]) -> 
     if unknown := sorted(set(dims) - set(symbols)):
         have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
         raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")
+
+
+def digest_of_files(digests: Mapping[str, str]) -> str:
+    """One digest of files by their names and digests."""
+    return digest_of("\n".join(f"{name}\0{digests[name]}" for name in sorted(digests)).encode())

@@ -28,6 +28,7 @@ from hil.core.digest import digest_file, digest_of
 from hil.errors import StorageError
 
 META = "meta.json"
+_VALUE = "value.json"
 _KEY = re.compile(r"[a-z][a-z0-9_-]*-[0-9a-f]{64}")
 # Files up to this size are checked by digest at every use (1 ms at BLAKE3's speed); larger ones where they do not look
 # as they did when they were made.
@@ -141,6 +142,17 @@ class Cache:
             if recompute:
                 self._recomputed.add(key)
             return path, False
+
+    def get_or_compute(
+        self, key: str, meta: Mapping[str, Any], compute: Callable[[], Any], recompute: bool = False
+    ) -> tuple[Any, bool]:
+        """A value that JSON can say, computed if need be, and whether it was there already: see :meth:`get_or_make`."""
+
+        def make(folder: Path) -> None:
+            (folder / _VALUE).write_text(json.dumps(compute()))
+
+        entry, cached = self.get_or_make(key, meta, make, recompute)
+        return json.loads((entry / _VALUE).read_bytes()), cached
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:

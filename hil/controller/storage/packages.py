@@ -1,15 +1,19 @@
-"""Installed packages: their versions, and what they register as entry points."""
+"""Installed packages: their versions, their folders, and what they register as entry points."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
 from collections.abc import Mapping
 from importlib import metadata
 from importlib.metadata import EntryPoints, entry_points
+from pathlib import Path
 from typing import TypeVar
 
 from hil.errors import UsageError, did_you_mean, one_of
+
+T = TypeVar("T")
 
 
 @functools.cache
@@ -22,17 +26,27 @@ def version(package: str) -> str:
     return metadata.version(package)
 
 
-def needed_version(package: str, extra: str) -> str:
-    """The version of a package that an extra of hil brings. Raises UsageError: it is not installed."""
+def needed_version(package: str, extra: str = "") -> str:
+    """The version of a package, which an extra of hil may bring. Raises UsageError: it is not installed."""
     for name in (package, f"{package}-cpu"):
         try:
             return version(name)
         except metadata.PackageNotFoundError:
             continue
-    raise UsageError(f"this needs {package}, which is not installed here", hint=f"pip install 'hil[{extra}]'")
+    raise _missing(package, extra)
 
 
-T = TypeVar("T")
+def package_folder(name: str, extra: str = "") -> Path:
+    """Where a package lies; it is not imported. Raises UsageError: it is not installed."""
+    spec = importlib.util.find_spec(name)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        return Path(place)
+    raise _missing(name, extra)
+
+
+def _missing(package: str, extra: str) -> UsageError:
+    hint = f"pip install 'hil[{extra}]'" if extra else f"pip install {package}"
+    return UsageError(f"this needs {package}, which is not installed here", hint=hint)
 
 
 def registered(group: str, built_in: Mapping[str, T]) -> dict[str, T]:

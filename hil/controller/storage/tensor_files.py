@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hil.core.files import read_file, read_text, within
 from hil.core.npy import Npz, load_npy, save_npy, typed
+from hil.core.runtimes import resolve
 from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError
 
@@ -32,11 +34,7 @@ def load_npz(path: Path, dtypes: Mapping[str, str] | None = None) -> dict[str, A
 
 
 def load_pb(path: Path) -> Array:
-    """The tensor in a file that holds an ONNX TensorProto, as ONNX's own test data does.
-
-    Raises:
-        UsageError: the file is missing or holds none.
-    """
+    """The tensor in a file that holds an ONNX TensorProto. Raises UsageError: the file is missing or holds none."""
     try:
         return parse_pb(read_file(path))
     except OSError as error:
@@ -94,3 +92,9 @@ def load_tensors(folder: Path) -> dict[str, Array]:
         return {item["name"]: load_npy(within(folder, folder / item["file"]), item["dtype"]) for item in index}
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise UsageError(f"{folder / INDEX} is damaged: {type(error).__name__}: {error}") from error
+
+
+def on_files(run: str, inputs: str, outputs: str, **arguments: Any) -> None:
+    """Save in a folder what a function (``module:function``) makes of the tensors in another, which it gets as
+    ``given``; for an isolated process."""
+    save_tensors(Path(outputs), resolve(run)(given=load_tensors(Path(inputs)), **arguments))

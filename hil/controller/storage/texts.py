@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hil.core.text import visible
+from hil.errors import HilError
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod, RenderableType
@@ -60,6 +63,16 @@ def as_text(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
+def unique_name(base: str, taken: set[str], first: int = 1) -> str:
+    """The name or, where it is taken, the first ``NAME_1``, ``NAME_2``, ... that is not; it is taken then."""
+    numbers = itertools.count(first)
+    name = base
+    while name in taken:
+        name = f"{base}_{next(numbers)}"
+    taken.add(name)
+    return name
+
+
 # What importing torchvision or torchaudio says beside a torch that it was not built for; no error of its own tells it.
 _OTHER_TORCH = re.compile(r"operator (torchvision|torchaudio)::\w+ does not exist")
 
@@ -68,6 +81,19 @@ def first_line(error: BaseException, most: int = 300) -> str:
     """The first line that says something, cut to ``most`` characters; the error's kind where none does."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line[:most] for line in lines if line), type(error).__name__)
+
+
+@contextlib.contextmanager
+def foreign_errors(
+    failure: Callable[..., HilError], what: str, *, words: Callable[[Exception], str] = first_line, hint: str = ""
+) -> Iterator[None]:
+    """Turn whatever a framework raises into one of hil's errors, ``WHAT: its words``; hil's own errors pass."""
+    try:
+        yield
+    except HilError:
+        raise
+    except Exception as error:  # frameworks have many, and what a model calls may raise any
+        raise failure(f"{what}: {words(error)}", hint=hint, detail=f"{type(error).__name__}: {error}") from error
 
 
 def import_hint(error: Exception) -> str:

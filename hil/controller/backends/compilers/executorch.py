@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers.none import take_as_it_is
-from hil.controller.models.compiling import CompileOrder, call_isolated, compiling, keeping_log, make_debug_folder
+from hil.controller.models.compiling import CompileOrder, call_isolated, compile_cached, compiling
 from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version
-from hil.controller.storage.texts import first_line
+from hil.controller.storage.texts import foreign_errors
 from hil.core.results import BACKEND_FLAG, Artifact, Model
 from hil.errors import CompileFailed, UsageError, did_you_mean
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MAIN = "main.pte"
-LOG = "compile.log"
 NOTES = "notes.json"
 # By the flag's value. A backend alone is where the program is told to run; beside it, the portable kernels may take
 # what it leaves.
@@ -54,8 +53,7 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     partitioner = backend.partition(",")[0]
     by = f"executorch {versions[0]} {partitioner}"
     key = Cache.key("executorch", model=model.digest, versions=versions, backend=partitioner, version=_VERSION)
-    debug_ir, log = order["debug_ir"], order["log"]
-    make_debug_folder(debug_ir)
+    debug_ir = order["debug_ir"]
 
     def make(folder: Path) -> None:
         arguments = {
@@ -64,14 +62,11 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
             "output": str(folder / MAIN),
             "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
         }
-        failed = f"ExecuTorch cannot lower {model.path.name}"
-        with keeping_log(log, folder / LOG), compiling("lowering", died="ExecuTorch's compiler died", failed=failed):
-            notes = call_isolated(build, arguments, order)
-        (folder / NOTES).write_text(json.dumps(notes))
+        (folder / NOTES).write_text(json.dumps(call_isolated(build, arguments, order)))
 
-    began = time.monotonic()
-    meta = {"model": model.name, "compiler": by}
-    entry, cached = order["cache"].get_or_make(key, meta, make, order["recompute"] or debug_ir is not None)
+    failed = f"ExecuTorch cannot lower {model.path.name}"
+    errors = compiling("lowering", died="ExecuTorch's compiler died", failed=failed)
+    entry, how = compile_cached(key, {"model": model.name, "compiler": by}, order, debug_ir, make, errors)
     notes = json.loads((entry / NOTES).read_bytes())
     return Artifact(
         runtime="executorch",
@@ -83,9 +78,7 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         flags=(f"{BACKEND_FLAG}{backend}",),
         inputs=model.inputs,
         outputs=model.outputs,
-        cached=cached,
-        seconds=0.0 if cached else time.monotonic() - began,
-        log=entry / LOG,
+        **how,
         notes={"text": delegation_text(notes["delegation"]), **recipe_notes(model.path), **notes},
     )
 
@@ -139,20 +132,24 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+    from torch.export.graph_signature import OutputKind
 
-    from hil.controller.models.importers.pt2 import new_values
+    from hil.controller.models.importers.pt2 import new_values, returning
     from hil.controller.models.importers.pt2_archive import load_program
 
     program = load_program(model)
     passes = []
     if new_values(program):
-        program = _showing_state(program.run_decompositions({}))
+        # It keeps its buffers from call to call all the same. What it writes back into inputs is only returned:
+        # ExecuTorch would do that before the program's own outputs.
+        program = program.run_decompositions({})
+        returning(program, lambda spec: spec.kind is not OutputKind.USER_INPUT_MUTATION)
         # Without it ExecuTorch begins with zeros, whatever the buffers were saved with.
         passes = [InitializedMutableBufferPass(list(program.graph_signature.inputs_to_buffers))]
     if debug_ir is not None:
         Path(debug_ir, "exported.txt").write_text(str(program))
     start = time.monotonic()
-    try:
+    with foreign_errors(CompileFailed, f"ExecuTorch cannot lower {Path(model).name}"):
         lowered = to_edge_transform_and_lower(
             program,
             partitioner=[XnnpackPartitioner()] if backend == "xnnpack" else [],
@@ -166,59 +163,25 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
         delegation = shared_out(edge.graph_module)
         with Path(output).open("wb") as file:
             lowered.to_executorch(ExecutorchBackendConfig(passes=passes)).write_to_file(file)
-    except Exception as error:  # each pass has errors of its own
-        raise CompileFailed(
-            f"ExecuTorch cannot lower {Path(model).name}: {first_line(error)}",
-            detail=f"{type(error).__name__}: {error}",
-        ) from error
     return {"lower_s": seconds, "program_bytes": Path(output).stat().st_size, "delegation": delegation}
-
-
-def _showing_state(program: Any) -> Any:
-    """A program that returns the new values of what it changes after its own outputs.
-
-    It keeps its buffers from call to call all the same. What it writes back into inputs is only returned: ExecuTorch
-    would do that before the program's own outputs.
-    """
-    from torch.export.graph_signature import OutputKind, OutputSpec
-    from torch.utils._pytree import tree_structure
-
-    from hil.controller.models.importers.pt2 import changed
-
-    specs = program.graph_signature.output_specs
-    returned = next(node for node in program.graph.nodes if node.op == "output")
-    kept = [at for at, spec in enumerate(specs) if spec.kind is not OutputKind.USER_INPUT_MUTATION]
-    new = changed(program)
-    returned.args = (tuple(returned.args[0][at] for at in (*kept, *new)),)
-    specs[:] = [*(specs[at] for at in kept), *(OutputSpec(OutputKind.USER_OUTPUT, specs[at].arg, None) for at in new)]
-    count = sum(spec.kind is OutputKind.USER_OUTPUT for spec in specs)
-    program.module_call_graph[0].signature.out_spec = tree_structure(tuple(range(count)))
-    program.graph.eliminate_dead_code()
-    program.graph_module.recompile()
-    return program
 
 
 def shared_out(graph_module: Any) -> dict[str, Any]:
     """How a lowered graph is shared out between backends and ExecuTorch's own kernels: see :func:`build`."""
     delegated: Counter[str] = Counter()
-    undelegated: Counter[str] = Counter()
     backends: dict[str, None] = {}
     for node in graph_module.graph.nodes:
         if node.op == "get_attr" and hasattr(part := getattr(graph_module, node.target), "backend_id"):
             backends[part.backend_id] = None
             delegated.update(_operators(part.original_module.graph))
-    undelegated.update(_operators(graph_module.graph))
     return {
         "backends": list(backends),
         "delegated": dict(sorted(delegated.items())),
-        "undelegated": dict(sorted(undelegated.items())),
+        "undelegated": dict(sorted(Counter(_operators(graph_module.graph)).items())),
     }
 
 
 def _operators(graph: Any) -> list[str]:
-    names = (_name(node.target) for node in graph.nodes if node.op == "call_function")
+    targets = (node.target for node in graph.nodes if node.op == "call_function")
+    names = (str(getattr(target, "__name__", target)) for target in targets)
     return [name for name in names if name not in _NO_WORK]
-
-
-def _name(target: Any) -> str:
-    return str(getattr(target, "__name__", target))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.iree_program import VIA, compile_program
 from hil.controller.backends.compilers.none import take_as_it_is
-from hil.controller.models.compiling import CompileOrder, Work, work_of
+from hil.controller.models.compiling import CompileOrder, Work
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.models.conversions.torch_program import ONNX_HINT
 from hil.core.results import Artifact, Model
@@ -27,10 +27,9 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         return take_as_it_is(model, **order)
     if order["runtime"] != "iree":
         raise UsageError(f"the iree compiler makes programs for the runtime iree, not for {order['runtime']}")
-    work = work_of(order)
-    taken = as_iree_takes(model, order["flags"], **work)
+    taken = as_iree_takes(model, order["flags"], order)
     try:
-        artifact = compile_program(taken.model, taken.flags, order["debug_ir"], work)
+        artifact = compile_program(taken.model, taken.flags, order["debug_ir"], order)
     except CompileFailed as error:
         error.hint = error.hint or taken.hint
         raise
@@ -49,7 +48,7 @@ class Taken:
     hint: str = ""  # what else to try where iree-compile refuses it; "" is nothing
 
 
-def as_iree_takes(model: Model, flags: Sequence[str], **work: Unpack[Work]) -> Taken:
+def as_iree_takes(model: Model, flags: Sequence[str], work: Work) -> Taken:
     """A model as ONNX or MLIR, converted where it is neither.
 
     Args:
@@ -72,5 +71,5 @@ def as_iree_takes(model: Model, flags: Sequence[str], **work: Unpack[Work]) -> T
             hint=f"one of {', '.join(ways)}" if ways else "it makes programs of models that are or become MLIR",
         )
     hint = ONNX_HINT if want == "mlir" and can_convert(model.format, "onnx") else ""
-    model, by = convert(model, want, **work)
+    model, by = convert(model, want, work)
     return Taken(model, way, others, by, hint)

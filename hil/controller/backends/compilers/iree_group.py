@@ -16,19 +16,19 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hil.controller.backends.compilers.iree_program import (
     FUNCTION,
-    LOG,
     MAIN,
     Recipe,
     check_target,
-    declaration_of,
     fail,
+    own_declaration,
     recipe_of,
     run_compiler,
 )
+from hil.controller.models.compiling import LOG, Work, call_isolated
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.core import scratch
@@ -45,7 +45,6 @@ _GROUP_MODELS = 16
 _TIMEOUT_S = 300.0
 # Names that need no quoting, and that a board does not take for IREE's own.
 _PLAIN = re.compile(r"(?!__)[A-Za-z_]\w*")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -70,24 +69,12 @@ class _Member:
             "model": str(self.model.path.absolute()),
             "dims": dict(self.model.dims),
             "function": self.function,
-            "declaration": declaration_of(self.model, self.function),
+            "declaration": own_declaration(self.model, self.function),
         }
 
 
-@dataclass(frozen=True)
-class _Shop:
-    cache: Cache
-    isolated: Isolated
-    recompute: bool
-    timeout: float
-
-
 def has_compiled(model: Model, *, flags: Sequence[str], cache: Cache) -> bool:
-    """Whether :func:`compile_iree`, given this cache object, finds a model's program there, alone or with others.
-
-    Raises:
-        UsageError: the compiler is not installed.
-    """
+    """Whether :func:`compile_iree`, given this cache object, finds a model's program there, alone or with others."""
     recipe = recipe_of(model, flags)
     if cache.get(recipe.key):
         return True
@@ -137,46 +124,38 @@ def compile_together(
         else:
             alone.append(model)
     groups = _groups(list(members.values()), isolated.workers)
-    shop = _Shop(cache, isolated, recompute, min(timeout or _TIMEOUT_S, _TIMEOUT_S))
-    done: list[str] = []
-    programs = 0
+    work: Work = {
+        "cache": cache,
+        "isolated": isolated,
+        "recompute": recompute,
+        "timeout": min(timeout or _TIMEOUT_S, _TIMEOUT_S),
+        "log": log_folder,
+    }
+    programs: list[list[_Member]] = []
     with concurrent.futures.ThreadPoolExecutor(isolated.workers, thread_name_prefix="group") as pool:
         futures = [
-            pool.submit(_compile, group, shop, log_folder / f"group-{number}.log")
+            pool.submit(_compile, group, {**work, "log": log_folder / f"group-{number}.log"})
             for number, group in enumerate(groups, 1)
         ]
         try:
-            for future in _as_they_end(futures):
-                for stored in future.result():
-                    programs += 1
-                    done += [member.recipe.key for member in stored]
-        except HilError as error:
-            for future in futures:
-                future.cancel()
-            if isinstance(error, StorageError):
+            for future in concurrent.futures.as_completed(futures):
+                programs += future.result()
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if not isinstance(error, HilError):
+                isolated.close()
+            if isinstance(error, StorageError) or not isinstance(error, HilError):
                 raise
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            isolated.close()
-            raise
+    done = [member.recipe.key for program in programs for member in program]
     alone += [member.model for key, member in members.items() if key not in done]
-    return Together(tuple(members[key].model for key in done), tuple(cached), tuple(alone), programs)
-
-
-def _as_they_end(futures: Sequence[concurrent.futures.Future[_T]]) -> Iterator[concurrent.futures.Future[_T]]:
-    """Each future when it is done; waits in slices so that Ctrl-C is heard on every platform."""
-    pending = set(futures)
-    while pending:
-        ended, pending = concurrent.futures.wait(pending, 0.5, concurrent.futures.FIRST_COMPLETED)
-        yield from ended
+    return Together(tuple(members[key].model for key in done), tuple(cached), tuple(alone), len(programs))
 
 
 def _may_join(model: Model) -> bool:
     if model.format != "onnx" or len(model.files) > 1 or not _PLAIN.fullmatch(model.function):
         return False
     with contextlib.suppress(CompileFailed):
-        declaration_of(model, model.function)
+        own_declaration(model, model.function)
         return model.path.stat().st_size <= _MODEL_BYTES
     return False
 
@@ -192,7 +171,7 @@ def _groups(members: Sequence[_Member], workers: int) -> list[list[_Member]]:
     return [by_size[first::count] for first in range(count)]
 
 
-def _compile(group: Sequence[_Member], shop: _Shop, log: Path) -> list[list[_Member]]:
+def _compile(group: Sequence[_Member], work: Work) -> list[list[_Member]]:
     """Compile a group and keep what comes of it: the members of each program.
 
     Raises:
@@ -206,20 +185,15 @@ def _compile(group: Sequence[_Member], shop: _Shop, log: Path) -> list[list[_Mem
         members = open_groups.pop()
         if len(members) < 2:
             continue
-        with _scratch(shop.cache) as folder:
+        with _scratch(work["cache"]) as folder:
             args = {
                 "members": [member.order() for member in members],
                 "flags": list(members[0].recipe.flags),
                 "folder": str(folder.absolute()),
-                "log": str(log.absolute()),
+                "log": str(work["log"].absolute()),
             }
             try:
-                programs = shop.isolated.call(
-                    build_group,
-                    args,
-                    timeout=shop.timeout,
-                    log=log,
-                )
+                programs = call_isolated(build_group, args, work)
             except IsolatedCrash:  # while importing: iree-compile has a process of its own
                 open_groups += [members[::2], members[1::2]]
                 continue
@@ -227,26 +201,25 @@ def _compile(group: Sequence[_Member], shop: _Shop, log: Path) -> list[list[_Mem
                 continue
             for program in programs:
                 inside = [by_name[function] for function in program["functions"]]
-                _store(folder / program["file"], inside, program["said"], shop)
+                _store(folder / program["file"], inside, program["said"], work)
                 stored.append(inside)
     return stored
 
 
-def _store(program: Path, members: Sequence[_Member], said: str, shop: _Shop) -> None:
+def _store(program: Path, members: Sequence[_Member], said: str, work: Work) -> None:
     names = ", ".join(f"{member.model.name} as {member.function}" for member in members)
-    log = f"compiled together by one iree-compile: {names}\n{said}"
 
     def make(folder: Path) -> None:
         try:
             os.link(program, folder / MAIN)
         except OSError:  # another file system, or one without links
             shutil.copyfile(program, folder / MAIN)
-        (folder / LOG).write_text(log)
+        (folder / LOG).write_text(f"compiled together by one iree-compile: {names}\n{said}")
 
     for member in members:
         meta = {**member.recipe.meta, FUNCTION: member.function}
-        shop.cache.get_or_make(member.recipe.shared_key, meta, make, shop.recompute)
-        shop.cache.shared[member.recipe.key] = member.recipe.shared_key
+        work["cache"].get_or_make(member.recipe.shared_key, meta, make, work["recompute"])
+        work["cache"].shared[member.recipe.key] = member.recipe.shared_key
 
 
 @contextlib.contextmanager
@@ -311,7 +284,9 @@ def build_group(
             if not code:
                 programs.append({"file": out.name, "functions": functions, "said": said})
                 continue
-            _raise_what_is_nobodys(code, said)
+            # What every part of the group would end in as well is raised.
+            with contextlib.suppress(CompileFailed, CompileCrashed):
+                fail(code, said)
             if named := _named(said) & set(functions):
                 open_sets.append([function for function in functions if function not in named])
             else:
@@ -330,14 +305,6 @@ def _write(module: Any, functions: Sequence[str], out: Path) -> None:
             operation.erase()
     with out.open("wb") as file:
         part.write_bytecode(file)
-
-
-def _raise_what_is_nobodys(code: int, said: str) -> None:
-    """Raise the errors that every part of the group would end in as well."""
-    try:
-        fail(code, said)
-    except (CompileFailed, CompileCrashed):
-        return
 
 
 def _named(said: str) -> set[str]:

@@ -8,32 +8,31 @@ import mmap
 import platform
 import re
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 from hil.controller.models.compiling import (
+    LOG,
+    PARAMETERS,
     Work,
     call_isolated,
+    compile_cached,
     compiling,
-    keeping_log,
-    make_debug_folder,
+    death_text,
     native_compiler,
     run_logged,
 )
-from hil.controller.models.importers.mlir import functions_in, parse
+from hil.controller.models.importers.mlir import declaration_of, declare, functions_in, parse
 from hil.controller.storage.cache import META, Cache, digests_in
-from hil.controller.storage.packages import version
+from hil.controller.storage.packages import needed_version, version
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
-from hil.core.processes import signal_name
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, LoadFailed, StorageError, UsageError, did_you_mean
-from hil.formats.iree_values import declaration, parse_type
+from hil.formats.iree_values import parse_type
 
 _ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
 _PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
@@ -50,8 +49,7 @@ _IGNORED = re.compile(
 _ACCEPTED = re.compile(r"^List of accepted CPUs: (?P<names>.*)", re.M)
 _SHOWN_ERRORS = 3
 MAIN = "main.vmfb"
-PARAMETERS = "params.irpa"
-LOG = "compile.log"
+PACKAGE = "iree-base-compiler"
 # The format that a model of another framework is converted to first; no flag of iree-compile.
 VIA = "--via="
 # In the cache's note of a program: what it calls the model's function, where that is not the model's own name for it.
@@ -87,28 +85,25 @@ def compile_program(model: Model, flags: Sequence[str], debug_ir: Path | None, w
         UsageError: the compiler is not installed, knows no such flag, or the folder cannot be made.
         CompileFailed, CompileCrashed, StageTimeout, StorageError: as for every compiler.
     """
-    cache, log = work["cache"], work["log"]
+    cache = work["cache"]
     recipe = recipe_of(model, flags)
-    make_debug_folder(debug_ir)
 
     def make(folder: Path) -> None:
         arguments = {
             "model": str(model.path.absolute()),
             "format": model.format,
             "dims": dict(model.dims),
-            "declaration": declaration_of(model, model.function),
+            "declaration": own_declaration(model, model.function),
             "flags": [*recipe.flags, *_dump_flags(debug_ir)],
             "parameters": str(model.files[PARAMETERS].absolute()) if PARAMETERS in model.files else None,
             "folder": str(folder.absolute()),
             "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
-            "log": str(log.absolute()),
+            "log": str(work["log"].absolute()),
         }
-        with keeping_log(log, folder / LOG), compiling():
-            call_isolated(build, arguments, work)
+        call_isolated(build, arguments, work)
 
-    began = time.monotonic()
     key = recipe.key if debug_ir is not None else cache.shared.get(recipe.key, recipe.key)
-    entry, cached = cache.get_or_make(key, recipe.meta, make, work["recompute"] or debug_ir is not None)
+    entry, how = compile_cached(key, recipe.meta, work, debug_ir, make, compiling())
     digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
     meta = json.loads((entry / META).read_bytes())["meta"]
     return Artifact(
@@ -121,19 +116,13 @@ def compile_program(model: Model, flags: Sequence[str], debug_ir: Path | None, w
         flags=recipe.flags,
         inputs=model.inputs,
         outputs=model.outputs,
-        cached=cached,
-        seconds=0.0 if cached else time.monotonic() - began,
-        log=entry / LOG,
+        **how,
     )
 
 
 def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
-    """How a model is compiled with these flags.
-
-    Raises:
-        UsageError: the compiler is not installed.
-    """
-    compiler_version = compiler_version_or_fail()
+    """How a model is compiled with these flags. Raises UsageError: the compiler is not installed."""
+    compiler_version = needed_version(PACKAGE)
     flags = [flag for flag in flags if not flag.startswith(VIA)]
     given = {flag.split("=", 1)[0] for flag in flags}
     all_flags = (*(f"{name}={value}" for name, value in _DEFAULT_FLAGS.items() if name not in given), *flags)
@@ -154,18 +143,6 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
     return Recipe(Cache.key("artifact", **parts), all_flags, compiler, meta)
 
 
-def compiler_version_or_fail() -> str:
-    """The version of the installed IREE compiler.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return version("iree-base-compiler")
-    except PackageNotFoundError as error:
-        raise UsageError("the IREE compiler is not installed", hint="pip install iree-base-compiler") from error
-
-
 @functools.cache
 def host_cpu() -> str:
     """What tells this machine's CPU from another for the compiler: its model and its features."""
@@ -178,11 +155,10 @@ def host_cpu() -> str:
     return "\n".join(parts)
 
 
-def declaration_of(model: Model, function: str) -> str | None:
-    """The signature that IREE's own ONNX path would lose: names, and which integers have no sign.
+def own_declaration(model: Model, function: str) -> str | None:
+    """The signature that IREE's own ONNX path would lose; None for models of other formats.
 
     Args:
-        model: an ONNX model; of others there is none to be had.
         function: what the program calls the model's function.
 
     Raises:
@@ -190,10 +166,7 @@ def declaration_of(model: Model, function: str) -> str | None:
     """
     if model.format != "onnx" or model.inputs is None or model.outputs is None:
         return None
-    try:
-        return declaration(function, model.inputs, model.outputs)
-    except UsageError as error:  # strings, and dtypes that MLIR has no name for
-        raise CompileFailed(f"IREE cannot take this model: {error.message}") from error
+    return declaration_of(function, model.inputs, model.outputs)
 
 
 def _files_in(flags: Sequence[str]) -> list[Path]:
@@ -248,7 +221,7 @@ def build(
             text = Path(debug_ir) / "imported.mlir" if debug_ir else None
             convert(Path(model), dims, declaration, source, Path(folder) / PARAMETERS, text)
         else:
-            source = declare(source, Path(scratch) / "declared.mlirbc")
+            source = _declared(source, Path(scratch) / "declared.mlirbc")
         code, said = run_compiler(source, Path(folder) / MAIN, flags, Path(scratch), Path(log))
     check_target(said)
     if code:
@@ -257,8 +230,7 @@ def build(
 
 def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, log: Path) -> tuple[int, str]:
     """Run iree-compile in a folder; its exit code (negative: a signal) and what it printed to the log."""
-    command = [str(native_compiler()), str(source), "-o", str(out), *flags]
-    return run_logged(command, log, folder)
+    return run_logged([str(native_compiler()), str(source), "-o", str(out), *flags], log, folder)
 
 
 def check_target(said: str) -> None:
@@ -280,10 +252,7 @@ def check_target(said: str) -> None:
 
 
 def fail(code: int, said: str) -> None:
-    """Raise the error that iree-compile ended with.
-
-    Args:
-        code: its exit code, not 0.
+    """Raise the error that iree-compile ended with, by its exit code, which is not 0.
 
     Raises:
         StorageError: the disk is full.
@@ -291,7 +260,8 @@ def fail(code: int, said: str) -> None:
         CompileFailed: it refused the model.
         CompileCrashed: it died.
     """
-    tail = "\n".join(line[:400] for line in said.splitlines()[-40:])
+    lines = [line[:400] for line in said.splitlines()]
+    tail = "\n".join(lines[-40:])
     if "No space left on device" in said:
         raise StorageError("no space left on the disk while compiling", hint="`hil cache gc` makes room", detail=tail)
     if usage := _WRONG_FLAG.search(said):
@@ -300,15 +270,13 @@ def fail(code: int, said: str) -> None:
         )
     errors = _errors(said)
     if code < 0 or (code > 1 and not errors):
-        died = f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
         raise CompileCrashed(
-            f"iree-compile died {died}",
+            f"iree-compile died {death_text(code)}",
             detail=tail,
             hint="this is a bug of the compiler: its log has a stack trace, and --debug-ir DIR what it worked on",
         )
     raise CompileFailed(
-        "iree-compile refused the model: " + ("; ".join(errors) or f"exit code {code}"),
-        detail="\n".join(line[:400] for line in said.splitlines()[:60]),
+        "iree-compile refused the model: " + ("; ".join(errors) or f"exit code {code}"), detail="\n".join(lines[:60])
     )
 
 
@@ -334,38 +302,24 @@ def _errors(said: str) -> list[str]:
     return found[:_SHOWN_ERRORS]
 
 
-def declare(source: Path, out: Path) -> Path:
-    """Write a module with declarations as bytecode.
-
-    Returns:
-        ``out`` or, where there was nothing to declare, ``source``.
-
-    Raises:
-        ImportFailed: it does not parse.
-    """
-    from iree.compiler import ir
-
+def _declared(source: Path, out: Path) -> Path:
+    """Write a module with declarations as bytecode; the file that has them, which is ``source`` where it needs none."""
     # Whoever has no such types need not be read and written for it.
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data.find(b"torch") < 0:
             return source
-    module, declared = parse(str(source)), False
-    with module.context:
-        for name, (inputs, outputs), operation in functions_in(module):
-            values = [*inputs, *outputs]
-            if "iree.reflection" in operation.attributes or "!torch." not in str(operation.attributes["function_type"]):
-                continue
-            if not all(_is_known(kind) for _, kind in values):
-                continue
+    module, found = parse(str(source)), source
+    for name, (inputs, outputs), operation in functions_in(module):
+        if "iree.reflection" in operation.attributes or "!torch." not in str(operation.attributes["function_type"]):
+            continue
+        if all(_is_known(kind) for _, kind in (*inputs, *outputs)):
             takes, gives = (", ".join(f"%{value}: {kind}" for value, kind in side) for side in (inputs, outputs))
-            text = ir.StringAttr.get(f"sync func @{name}({takes}) -> ({gives})")
-            operation.attributes["iree.reflection"] = ir.DictAttr.get({"iree.abi.declaration": text})
-            declared = True
-    if not declared:
-        return source
-    with out.open("wb") as written:
-        module.operation.write_bytecode(written)
-    return out
+            declare(operation, f"sync func @{name}({takes}) -> ({gives})")
+            found = out
+    if found == out:
+        with out.open("wb") as written:
+            module.operation.write_bytecode(written)
+    return found
 
 
 def _is_known(kind: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hil.controller.models.compiling import CompileOrder, work_of
+from hil.controller.models.compiling import CompileOrder
 from hil.controller.models.conversions import can_convert, convert
 from hil.core.digest import digest_file
 from hil.core.results import Artifact, Model
@@ -27,7 +27,7 @@ def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     wanted = info.loads if info and info.loads else model.format
     by = ""
     if can_convert(model.format, wanted):
-        model, by = convert(model, wanted, **work_of(order))
+        model, by = convert(model, wanted, order)
     if model.format != wanted:
         raise UsageError(
             f"the runtime {runtime} cannot load {model.path.name}: it takes .{wanted} files",

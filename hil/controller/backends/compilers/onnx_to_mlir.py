@@ -9,17 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.storage.texts import first_line
+from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, EXTERNAL_FROM_ELEMENTS, PARAMETER_SCOPE
+from hil.controller.models.importers.mlir import declare
+from hil.controller.storage.texts import first_line, unique_name
 from hil.errors import CompileFailed
 
-# Weights beyond this go into a parameter file of their own: protobuf and the compiler both end at 2 GB, and
-# compiling a program around a gigabyte of constants takes several times its memory.
-_EXTERNAL_FROM_BYTES = 256 << 20
-# Of those, tensors below this stay in the program: shapes, indices, scales, whose values the compiler wants to see.
-_EXTERNAL_FROM_ELEMENTS = 1 << 16
 # The oldest opset that the importer's lowerings are written for.
 _OPSET = 17
-PARAMETER_SCOPE = "model"
 
 
 def convert(
@@ -102,9 +98,7 @@ def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Pa
             importer = onnx_importer.NodeImporter.define_function(info.main_graph, module)
         importer.import_all()
         if declaration is not None:
-            with context:
-                reflection = ir.DictAttr.get({"iree.abi.declaration": ir.StringAttr.get(declaration)})
-                importer._p.attributes["iree.reflection"] = reflection
+            declare(importer._p, declaration)
         module.verify()
     except onnx_importer.OnnxImportError as error:
         raise CompileFailed(
@@ -156,12 +150,7 @@ def name_nodes(model: Any) -> None:
 
     taken: set[str] = set()
     for number, node in enumerate(nodes_of(model.graph.node)):
-        name = base = node.name or f"{node.op_type}_{number}"
-        again = 1
-        while name in taken:
-            name, again = f"{base}_{again}", again + 1
-        node.name = name
-        taken.add(name)
+        node.name = unique_name(node.name or f"{node.op_type}_{number}", taken)
 
 
 def infer(model: Any, light: Any) -> None:
@@ -198,7 +187,7 @@ def size_of(tensor: Any) -> int:
 
 
 def _heavy(model: Any) -> bool:
-    return sum(map(size_of, model.graph.initializer)) > _EXTERNAL_FROM_BYTES
+    return sum(map(size_of, model.graph.initializer)) > EXTERNAL_FROM_BYTES
 
 
 def _load_small(model: Any, folder: Path) -> None:
@@ -217,7 +206,7 @@ def _load_small(model: Any, folder: Path) -> None:
 
 
 def _is_external(tensor: Any) -> bool:
-    return bool(math.prod(tensor.dims) >= _EXTERNAL_FROM_ELEMENTS)
+    return bool(math.prod(tensor.dims) >= EXTERNAL_FROM_ELEMENTS)
 
 
 def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> Any:
@@ -225,7 +214,7 @@ def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> 
 
     settings = overrides.ParamData(
         param_bit_threshold=None,
-        num_elements_threshold=_EXTERNAL_FROM_ELEMENTS,
+        num_elements_threshold=EXTERNAL_FROM_ELEMENTS,
         params_scope=PARAMETER_SCOPE,
         data_dir=str(folder),
         param_path=str(parameters),

@@ -7,6 +7,7 @@ generated, tfcompile makes a header and objects of them, and these are linked wi
 from __future__ import annotations
 
 import platform
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.backends.compilers import tfcompile_build, tfcompile_graph
 from hil.controller.backends.compilers.tfcompile_command import HEADER
 from hil.controller.backends.targets import Target as BoardTarget
-from hil.controller.models.compiling import compiling
+from hil.controller.models.compiling import Work, call_isolated, compiling, making_debug_folder
 from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import needed_version, version
 from hil.core.digest import digest_file
 from hil.core.results import Artifact, Model
@@ -35,47 +35,8 @@ RUNTIME = "xla-aot"
 FORMATS = ("tf", "keras")
 GENERATE, COMPILE, LINK = "generate config", "compile", "link"
 EXTRA = "tfcompile"
-_LOG = "compile.log"
 # Raise this when what a step makes changes: older ones in the cache are then not used.
 _VERSION = 2
-
-
-@dataclass
-class Workplace:
-    """What the steps share: the arguments of :func:`hil.controller.backends.compilers.compile_model`, and how long
-    each took.
-    """
-
-    cache: Cache
-    isolated: Isolated
-    recompute: bool
-    timeout: float | None
-    log: Path
-    seconds: dict[str, float]  # step -> how long it took, where it was not in the cache
-
-    def make(self, step: str, key: str, model: str, call: Callable[[Path], None]) -> Path:
-        """The folder of what a step makes, from the cache or made now.
-
-        Raises:
-            CompileFailed, CompileCrashed, StageTimeout: with the step in the message.
-        """
-
-        def fill(folder: Path) -> None:
-            begin = time.monotonic()
-            with compiling(f"{step}:", died=step, failed=step):
-                try:
-                    call(folder)
-                except (CompileFailed, CompileCrashed) as error:
-                    error.args = (f"{step}: {error.message}",)
-                    raise
-            self.seconds[step] = self.seconds.get(step, 0.0) + time.monotonic() - begin
-
-        folder, _ = self.cache.get_or_make(key, {"model": model, "step": step}, fill, self.recompute)
-        return folder
-
-    def call(self, function: Callable[..., None], arguments: Mapping[str, Any]) -> None:
-        """Call a function in a process of its own."""
-        self.isolated.call(function, arguments, timeout=self.timeout, log=self.log)
 
 
 def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
@@ -87,125 +48,135 @@ def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
 
     Other arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
     """
-    runtime, flags, log, debug_ir = order["runtime"], order["flags"], order["log"], order["debug_ir"]
-    if model.format not in FORMATS or runtime != RUNTIME:
+    debug_ir = order["debug_ir"]
+    if model.format not in FORMATS or order["runtime"] != RUNTIME:
         raise UsageError(
-            f"tfcompile makes programs for the runtime {RUNTIME} of TensorFlow's and Keras's models, not {runtime} "
-            f"of {model.format}"
+            f"tfcompile makes programs for the runtime {RUNTIME} of TensorFlow's and Keras's models, not "
+            f"{order['runtime']} of {model.format}"
         )
-    target = target_of(flags)
-    by = compiler()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.touch()
-    place = Workplace(
-        order["cache"], order["isolated"], order["recompute"] or debug_ir is not None, order["timeout"], log, {}
-    )
-    graph = generate(model, place)
-    program = compile_graph(model, graph, target, place)
-    library = link(model, graph, program, target, place)
     if debug_ir is not None:
-        _copy_all((graph, program), debug_ir)
-    return artifact_of(model, graph, library, target, flags, by, place)
+        order["recompute"] = True
+    steps = Steps(model, order["flags"], order)
+    graph = steps.generate()
+    program = steps.compile(graph)
+    library = steps.link(graph, program)
+    if debug_ir is not None:
+        with making_debug_folder(debug_ir):
+            for folder in (graph, program):
+                shutil.copytree(folder, debug_ir, dirs_exist_ok=True)
+    return steps.artifact(graph, library)
 
 
 def compiler() -> str:
-    """Name and version of all that makes programs.
-
-    Raises:
-        UsageError: a part is not installed.
-    """
+    """Name and version of all that makes programs. Raises UsageError: a part is not installed."""
     return f"tfcompile {needed_version('tensorflow', EXTRA)}, zig {needed_version('ziglang', EXTRA)}"
 
 
-def generate(model: Model, place: Workplace) -> Path:
-    """The folder with the graph, its config and the variables' values.
+class Steps:
+    """The steps by which a program is made of a model, each of which gives the folder of what it makes.
 
     Raises:
-        CompileFailed, CompileCrashed, StageTimeout: it did not work.
+        UsageError: a flag is none of ours, the target is unknown, or a part of the compiler is not installed. Each step
+            raises CompileFailed, CompileCrashed, StageTimeout: with its name in the message.
     """
-    key = Cache.key(
-        "tfcompile-graph",
-        model=model.digest,
-        function=model.function,
-        dims=dict(model.dims),
-        tensorflow=needed_version("tensorflow", EXTRA),
-        version=_VERSION,
-    )
-    what = {"path": str(model.path.absolute()), "function": model.function, "dims": dict(model.dims)}
-    return place.make(
-        GENERATE, key, model.name, lambda folder: place.call(tfcompile_graph.generate, {**what, "folder": str(folder)})
-    )
+
+    def __init__(self, model: Model, flags: Sequence[str], work: Work) -> None:
+        self._target = target_of(flags)
+        self.compiler = compiler()
+        self.seconds: dict[str, float] = {}  # step -> how long it took, where it was not in the cache
+        self._model = model
+        self._flags = tuple(flags)
+        self._work = work
+        self._log = str(work["log"].absolute())
+        work["log"].parent.mkdir(parents=True, exist_ok=True)
+        work["log"].touch()
+
+    def generate(self) -> Path:
+        """The graph, its config and the variables' values."""
+        what = {"function": self._model.function, "dims": dict(self._model.dims)}
+
+        def make(folder: Path) -> None:
+            path = str(self._model.path.absolute())
+            call_isolated(tfcompile_graph.generate, {**what, "path": path, "folder": str(folder)}, self._work)
+
+        return self._made(GENERATE, make, "tfcompile-graph", model=self._model.digest, **what)
+
+    def compile(self, graph: Path) -> Path:
+        """The header and the objects that tfcompile makes of a generated graph."""
+        what = {"triple": self._target.triple, "cpu": self._target.cpu}
+
+        def make(folder: Path) -> None:
+            arguments = {**what, "source": str(graph), "folder": str(folder), "log": self._log}
+            call_isolated(tfcompile_build.compile_graph, arguments, self._work)
+
+        return self._made(COMPILE, make, "tfcompile-program", graph=digests_in(graph), **what)
+
+    def link(self, graph: Path, program: Path) -> Path:
+        """The library that is linked of a program and XLA's runtime."""
+        what = {"signature": write_signature(signature_of(self._model.function, graph)), "target": self._target.zig}
+
+        def make(folder: Path) -> None:
+            sources = tfcompile_build.needed_sources((program / HEADER).read_text())
+            with ThreadPoolExecutor(self._work["isolated"].workers) as pool:
+                objects = [str(one) for one in pool.map(self._object, sources)]
+            made = {"program": str(program), "objects": objects, "library": str(folder / LIBRARY), "log": self._log}
+            call_isolated(tfcompile_build.link, {**what, **made}, self._work)
+
+        return self._made(LINK, make, "tfcompile-library", program=digests_in(program), zig=version("ziglang"), **what)
+
+    def artifact(self, graph: Path, library: Path) -> Artifact:
+        """The program as a board gets it: the library and, unless they are arguments, the variables' values."""
+        files, digests = {LIBRARY: library / LIBRARY}, {LIBRARY: digests_in(library)[LIBRARY]}
+        signature = signature_of(self._model.function, graph)
+        if not self._target.variables and signature.variables:
+            files[VALUES], digests[VALUES] = graph / VALUES, digests_in(graph)[VALUES]
+        return Artifact(
+            runtime=RUNTIME,
+            main=LIBRARY,
+            files=files,
+            digests=digests,
+            function=self._model.function,
+            compiler=self.compiler,
+            flags=self._flags,
+            inputs=signature.inputs(variables=self._target.variables),
+            outputs=signature.results(),
+            cached=not self.seconds,
+            seconds=sum(self.seconds.values()),
+            log=self._work["log"],
+        )
+
+    def _made(self, step: str, make: Callable[[Path], None], kind: str, **parts: Any) -> Path:
+        def fill(folder: Path) -> None:
+            begin = time.monotonic()
+            with compiling(f"{step}:", died=step, failed=step):
+                try:
+                    make(folder)
+                except (CompileFailed, CompileCrashed) as error:
+                    error.args = (f"{step}: {error.message}",)
+                    raise
+            self.seconds[step] = time.monotonic() - begin
+
+        key, meta = _key(kind, **parts), {"model": self._model.name, "step": step}
+        return self._work["cache"].get_or_make(key, meta, fill, self._work["recompute"])[0]
+
+    def _object(self, source: Path) -> Path:
+        """A source of XLA's runtime, compiled."""
+        target = self._target.zig
+
+        def make(folder: Path) -> None:
+            arguments = {"source": str(source), "target": target, "folder": str(folder), "log": self._log}
+            call_isolated(tfcompile_build.compile_source, arguments, self._work)
+
+        key = _key(
+            "tfcompile-runtime", source=source.name, digest=digest_file(source), target=target, zig=version("ziglang")
+        )
+        # Not asked to recompute: the model has no part in it.
+        meta = {"model": f"XLA's runtime: {source.name}", "for": target}
+        return self._work["cache"].get_or_make(key, meta, make)[0] / "object.o"
 
 
-def compile_graph(model: Model, graph: Path, target: Target, place: Workplace) -> Path:
-    """The folder with the header and the objects that tfcompile makes of a generated graph.
-
-    Raises:
-        CompileFailed, CompileCrashed, StageTimeout: it did not work.
-    """
-    key = Cache.key(
-        "tfcompile-program",
-        graph=_content(graph),
-        triple=target.triple,
-        cpu=target.cpu,
-        tensorflow=needed_version("tensorflow", EXTRA),
-        version=_VERSION,
-    )
-    what = {"source": str(graph), "triple": target.triple, "cpu": target.cpu, "log": str(place.log.absolute())}
-
-    def make(folder: Path) -> None:
-        place.call(tfcompile_build.compile_graph, {**what, "folder": str(folder)})
-
-    return place.make(COMPILE, key, model.name, make)
-
-
-def link(model: Model, graph: Path, program: Path, target: Target, place: Workplace) -> Path:
-    """The folder with the library that is linked of a program and XLA's runtime.
-
-    Raises:
-        CompileFailed, CompileCrashed, StageTimeout: it did not work.
-    """
-    signature = write_signature(signature_of(model.function, graph))
-    key = Cache.key(
-        "tfcompile-library",
-        program=_content(program),
-        signature=signature,
-        tensorflow=needed_version("tensorflow", EXTRA),
-        target=target.zig,
-        zig=version("ziglang"),
-        version=_VERSION,
-    )
-
-    def make(folder: Path) -> None:
-        sources = tfcompile_build.needed_sources((program / HEADER).read_text())
-        with ThreadPoolExecutor(place.isolated.workers) as pool:
-            objects = list(pool.map(lambda source: _object(source, target, place), sources))
-        what = {"program": str(program), "signature": signature, "objects": [str(one) for one in objects]}
-        made = {"target": target.zig, "library": str(folder / LIBRARY), "log": str(place.log.absolute())}
-        place.call(tfcompile_build.link, {**what, **made})
-
-    return place.make(LINK, key, model.name, make)
-
-
-def _object(source: Path, target: Target, place: Workplace) -> Path:
-    """A part of XLA's runtime, compiled once for each target."""
-    key = Cache.key(
-        "tfcompile-runtime",
-        source=source.name,
-        digest=digest_file(source),
-        tensorflow=needed_version("tensorflow", EXTRA),
-        target=target.zig,
-        zig=version("ziglang"),
-        version=_VERSION,
-    )
-    what = {"source": str(source), "target": target.zig, "log": str(place.log.absolute())}
-
-    def make(folder: Path) -> None:
-        place.call(tfcompile_build.compile_source, {**what, "folder": str(folder)})
-
-    # Not asked to recompute: the model has no part in it.
-    folder, _ = place.cache.get_or_make(key, {"model": f"XLA's runtime: {source.name}", "for": target.zig}, make)
-    return folder / "object.o"
+def _key(kind: str, **parts: Any) -> str:
+    return Cache.key(kind, tensorflow=needed_version("tensorflow", EXTRA), version=_VERSION, **parts)
 
 
 def signature_of(function: str, graph: Path) -> Signature:
@@ -217,44 +188,6 @@ def signature_of(function: str, graph: Path) -> Signature:
         (*(Argument(port.spec) for port in ports.feeds), *variables),
         tuple(port.spec for port in ports.fetches),
     )
-
-
-def artifact_of(
-    model: Model, graph: Path, library: Path, target: Target, flags: Sequence[str], by: str, place: Workplace
-) -> Artifact:
-    """The program as a board gets it: the library and, unless they are arguments, the variables' values."""
-    files, digests = {LIBRARY: library / LIBRARY}, {LIBRARY: digests_in(library)[LIBRARY]}
-    signature = signature_of(model.function, graph)
-    if not target.variables and signature.variables:
-        files[VALUES], digests[VALUES] = graph / VALUES, digests_in(graph)[VALUES]
-    return Artifact(
-        runtime=RUNTIME,
-        main=LIBRARY,
-        files=files,
-        digests=digests,
-        function=model.function,
-        compiler=by,
-        flags=tuple(flags),
-        inputs=signature.inputs(variables=target.variables),
-        outputs=signature.results(),
-        cached=not place.seconds,
-        seconds=sum(place.seconds.values()),
-        log=place.log,
-    )
-
-
-def _content(folder: Path) -> dict[str, str]:
-    return dict(sorted(digests_in(folder).items()))
-
-
-def _copy_all(folders: Sequence[Path], to: Path) -> None:
-    import shutil
-
-    try:
-        for folder in folders:
-            shutil.copytree(folder, to, dirs_exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{to} cannot be made: {error.strerror}", hint="--debug-ir names a folder") from error
 
 
 _TRIPLE, _CPU, _VARIABLES = "--target-triple", "--target-cpu", "--variables"
@@ -277,11 +210,7 @@ class Target:
 
 
 def target_of(flags: Sequence[str]) -> Target:
-    """What the flags ask for.
-
-    Raises:
-        UsageError: a flag is none of ours, or the target is unknown.
-    """
+    """What the flags ask for. Raises UsageError: a flag is none of ours, or the target is unknown."""
     given = {name: value for name, _, value in (flag.partition("=") for flag in flags)}
     if unknown := sorted(set(given) - {_TRIPLE, _CPU, _VARIABLES}):
         raise UsageError(f"tfcompile has no flag {unknown[0]}", hint=f"it has {_TRIPLE}=, {_CPU}= and {_VARIABLES}=")

@@ -6,7 +6,6 @@ installed on the machine.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -15,8 +14,10 @@ from pathlib import Path
 
 from hil.controller.backends.compilers.tfcompile_command import CLASS, ERROR, HEADER, OBJECTS
 from hil.controller.backends.compilers.tfcompile_graph import CONFIG, GRAPH
-from hil.controller.models.compiling import run_logged
-from hil.core.processes import module_command, signal_name
+from hil.controller.models.compiling import death_text, run_logged
+from hil.controller.storage.packages import package_folder
+from hil.controller.storage.texts import line
+from hil.core.processes import module_command
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, UsageError
 
@@ -85,19 +86,13 @@ def compile_graph(source: str, triple: str, cpu: str, folder: str, log: str) -> 
         )
     refused = Path(folder) / ERROR
     if refused.exists():
-        told = [line.strip() for line in refused.read_text().splitlines() if line.strip()]
-        raise CompileFailed(f"tfcompile: {' '.join(told)[:400]}", detail=_end(said))
+        raise CompileFailed(f"tfcompile: {line(refused.read_text(), 400)}", detail=_end(said))
     if code:
-        died = f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
-        raise CompileCrashed(f"tfcompile died {died}", detail=_end(said))
+        raise CompileCrashed(f"tfcompile died {death_text(code)}", detail=_end(said))
 
 
 def compile_source(source: str, target: str, folder: str, log: str) -> None:
-    """Compile one source of the runtime in TensorFlow's wheel to ``object.o``.
-
-    Raises:
-        CompileFailed: the C++ compiler refused it.
-    """
+    """Compile one source of XLA's runtime to ``object.o``. Raises CompileFailed: the C++ compiler refused it."""
     _zig(["-c", source, "-o", f"{folder}/object.o", *_FLAGS], target, Path(log))
 
 
@@ -159,28 +154,15 @@ def is_needed(stem: str, included: set[str], variants: set[str]) -> bool:
 
 def runtime_sources() -> list[Path]:
     """Every source of XLA's runtime: those of TensorFlow's wheel, and what it lacks."""
-    sources = sorted((package_folder("tensorflow") / "xla_aot_runtime_src").rglob("*.cc"))
+    sources = sorted((package_folder("tensorflow", "tfcompile") / "xla_aot_runtime_src").rglob("*.cc"))
     if not sources:
         raise UsageError("this TensorFlow came without the sources of XLA's runtime", hint="use the wheel from PyPI")
     return [*sources, *sorted(_OWN.glob("*.cc"))]
 
 
-def package_folder(name: str) -> Path:
-    """Where a package lies; it is not imported.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    spec = importlib.util.find_spec(name)
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        return Path(place)
-    raise UsageError(f"tfcompile needs {name}, which is not installed here", hint="pip install 'hil[tfcompile]'")
-
-
 def _zig(arguments: Iterable[str], target: str, log: Path) -> None:
-    tensorflow = package_folder("tensorflow")
+    tensorflow = package_folder("tensorflow", "tfcompile")
     includes = [f"-I{folder}" for folder in (_OWN, tensorflow / "include", tensorflow / "xla_aot_runtime_src")]
-    package_folder("ziglang")
     command = module_command("ziglang", "c++", "-target", target, *includes, *arguments)
     with temporary_folder("hil-zig-") as scratch:
         code, said = run_logged(command, log, Path(scratch))

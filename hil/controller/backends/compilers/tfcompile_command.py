@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.compilers.tfcompile_graph import CONFIG, GRAPH
+from hil.controller.storage.packages import package_folder
 
 HEADER = "program.h"
 CLASS = "hil::Program"
@@ -50,8 +51,7 @@ def main() -> None:
 
 def _tfcompile() -> Any:
     """The wheel's module alone: TensorFlow itself takes seconds to import, and is not needed."""
-    [package] = getattr(importlib.util.find_spec("tensorflow"), "submodule_search_locations", None) or [""]
-    spec = importlib.util.spec_from_file_location(_MODULE, Path(package) / "python" / f"{_MODULE}.so")
+    spec = importlib.util.spec_from_file_location(_MODULE, package_folder("tensorflow") / "python" / f"{_MODULE}.so")
     if spec is None or spec.loader is None:
         raise ImportError(f"this TensorFlow has no {_MODULE}")
     module = importlib.util.module_from_spec(spec)

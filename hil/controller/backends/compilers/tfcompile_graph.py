@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.tensorflow.graphs import PASSING_ON, READING, words
+from hil.controller.models.tensorflow.graphs import HandleGraph, words
 from hil.controller.models.tensorflow.source import named_outputs, open_model, spec_of
+from hil.controller.storage.texts import foreign_errors, unique_name
 from hil.core.tensors import TensorSpec, to_bytes
-from hil.errors import CompileFailed, HilError
+from hil.errors import CompileFailed
 
 GRAPH = "graph.pb"
 CONFIG = "config.pbtxt"
@@ -41,19 +41,15 @@ def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> 
     def flat(*tensors: Any) -> list[Any]:
         return [tf.identity(leaf) for _, leaf in named_outputs(source.call(list(tensors)))]
 
-    try:
+    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {function}", words=words):
         concrete = tf.function(flat, autograph=False).get_concrete_function(*source.sized())
-    except HilError:
-        raise
-    except Exception as error:  # whatever the function itself raises, and TensorFlow's own many
-        raise CompileFailed(f"TensorFlow cannot trace {function}: {words(error)}", detail=str(error)) from error
     feeds = dict(zip(map(_imported, concrete.inputs[: len(source.inputs)]), source.inputs, strict=True))
     fetches = dict(zip(map(_imported, concrete.outputs), source.outputs(), strict=True))
     with tf.Graph().as_default():
         variables = _import(concrete)
         flattened = _without_functions([*feeds, *fetches])
     config = make_config(
-        [Node(node.name, node.op, tuple(node.input)) for node in flattened.node],
+        flattened.node,
         feeds,
         fetches,
         {name: spec_of(name, variable) for name, variable in variables.items()},
@@ -98,12 +94,9 @@ def _imported(tensor: Any) -> str:
 def read_ports(folder: Path) -> Config:
     """The config that :func:`generate` wrote."""
     kinds: dict[str, Any] = json.loads((folder / PORTS).read_text())
-    return Config(**{kind: tuple(_port(port) for port in ports) for kind, ports in kinds.items()})
-
-
-def _port(port: Mapping[str, Any]) -> Port:
-    spec = port["spec"]
-    return Port(**{**port, "spec": TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"]))})
+    for port in (port for ports in kinds.values() for port in ports):
+        port["spec"] = TensorSpec(port["spec"]["name"], port["spec"]["dtype"], tuple(port["spec"]["shape"]))
+    return Config(**{kind: tuple(Port(**port) for port in ports) for kind, ports in kinds.items()})
 
 
 def _without_functions(kept: list[str]) -> Any:
@@ -124,51 +117,29 @@ def _without_functions(kept: list[str]) -> Any:
     rewriting.min_graph_nodes = -1
     rewriting.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     rewriting.optimizers.extend(["pruning", "function"])
-    try:
+    with foreign_errors(CompileFailed, "TensorFlow cannot inline the graph's functions", words=words):
         return tf_optimizer.OptimizeGraph(options, meta)
-    except Exception as error:  # TensorFlow has many
-        raise CompileFailed(f"TensorFlow cannot inline the graph's functions: {words(error)}") from error
 
 
 def _message(config: Config) -> Any:
     import tensorflow as tf
     from tensorflow.compiler.tf2xla import tf2xla_pb2
 
-    def shape(spec: TensorSpec) -> Any:
-        return tf.TensorShape(spec.shape).as_proto()
-
-    def type_of(spec: TensorSpec) -> int:
-        return int(tf.dtypes.as_dtype(spec.dtype).as_datatype_enum)
-
-    def tensor(port: Port) -> Any:
-        return tf2xla_pb2.TensorId(node_name=port.node, output_index=port.output)
+    def described(port: Port) -> dict[str, Any]:
+        number = tf.dtypes.as_dtype(port.spec.dtype).as_datatype_enum
+        return {"name": port.name, "shape": tf.TensorShape(port.spec.shape).as_proto(), "type": int(number)}
 
     message = tf2xla_pb2.Config()
-    for kind, ports in (("feed", config.feeds), ("fetch", config.fetches)):
+    for field, ports in ((message.feed, config.feeds), (message.fetch, config.fetches)):
         for port in ports:
-            getattr(message, kind).add(id=tensor(port), name=port.name, shape=shape(port.spec), type=type_of(port.spec))
+            field.add(id=tf2xla_pb2.TensorId(node_name=port.node, output_index=port.output), **described(port))
     for port in config.variables:
-        message.variable.add(
-            node_name=port.node,
-            name=port.name,
-            shape=shape(port.spec),
-            type=type_of(port.spec),
-            readonly=port.read_only,
-        )
+        message.variable.add(node_name=port.node, readonly=port.read_only, **described(port))
     return message
 
 
 VARIABLE_OP = "VarHandleOp"
 _NO_IDENTIFIER = re.compile(r"\W", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node of a graph: its name, its operation and the nodes (``name`` or ``name:output``) that it takes."""
-
-    name: str
-    op: str
-    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,7 +170,7 @@ class Config:
 
 
 def make_config(
-    nodes: Sequence[Node],
+    nodes: Sequence[Any],
     feeds: Mapping[str, TensorSpec],
     fetches: Mapping[str, TensorSpec],
     variables: Mapping[str, TensorSpec],
@@ -207,6 +178,7 @@ def make_config(
     """What tfcompile is to be told of a graph.
 
     Args:
+        nodes: of the graph, each a NodeDef.
         feeds, fetches: tensor of the graph (``name:output``) -> what it is called, dtype and shape.
         variables: node of a variable -> what it is called, dtype and shape.
 
@@ -236,29 +208,13 @@ def make_config(
     )
 
 
-def assigned_variables(nodes: Iterable[Node]) -> set[str]:
+def assigned_variables(nodes: Sequence[Any]) -> set[str]:
     """The variables of a graph that anything may assign: all whose handle goes to more than a reading operation."""
-    nodes = list(nodes)
-    takers: dict[str, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for taken in node.inputs:
-            if not taken.startswith("^"):
-                takers[split(taken)[0]].append(node)
-    return {node.name for node in nodes if node.op == VARIABLE_OP and any(_assigning(node.name, takers))}
+    graph = HandleGraph(nodes)
+    return {node.name for node in nodes if node.op == VARIABLE_OP and graph.writes(node.name)}
 
 
-def _assigning(name: str, takers: Mapping[str, list[Node]]) -> Iterator[str]:
-    waiting, seen = [name], {name}
-    while waiting:
-        for node in takers[waiting.pop()]:
-            if node.op in PASSING_ON and node.name not in seen:
-                seen.add(node.name)
-                waiting.append(node.name)
-            elif node.op not in READING and node.op not in PASSING_ON:
-                yield node.name
-
-
-def identifiers() -> Any:
+def identifiers() -> Callable[[str, str], str]:
     """A function of a kind and a name that gives an identifier of C++, another one for each call.
 
     tfcompile takes names of C++'s alphabet only, and TensorFlow's have scopes: ``fc1/kernel``, ``while/fc1.kernel``.
@@ -266,13 +222,7 @@ def identifiers() -> Any:
     taken: set[str] = set()
 
     def identifier(kind: str, name: str) -> str:
-        base = f"{kind}_{_NO_IDENTIFIER.sub('_', name)}"
-        number, found = 1, base
-        while found in taken:
-            number += 1
-            found = f"{base}_{number}"
-        taken.add(found)
-        return found
+        return unique_name(f"{kind}_{_NO_IDENTIFIER.sub('_', name)}", taken, first=2)
 
     return identifier
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,9 +13,9 @@ from hil.controller.backends.references.expected import expected_result
 from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.isolated import function_name, naming_errors
 from hil.controller.storage.packages import pick, registered
-from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.controller.storage.tensor_files import load_tensors, on_files, save_tensors
 from hil.core.digest import digest_file, digest_of
 from hil.core.results import Model, Noise, RunResult
 from hil.core.scratch import temporary_folder
@@ -23,6 +24,7 @@ from hil.errors import (
     CompileCrashed,
     CompileFailed,
     HilError,
+    LoadFailed,
     ReferenceFailed,
     StageError,
     UsageError,
@@ -44,6 +46,7 @@ __all__ = [
 
 # Raise this when what a reference computes changes without its version changing.
 _VERSION = 2
+_EXPECTED_HINT = "give what you expect: --expected out.npy"
 # What one protobuf message holds, and some room.
 _MOST_BYTES = 1 << 30
 
@@ -66,7 +69,7 @@ class Reference:
 
 def references() -> dict[str, Reference]:
     """Every reference by name: the built-in ones and those of the entry point group ``hil.references``."""
-    from hil.controller.backends.references import iree_llvm_cpu, onnx, tensorflow, tflite, torch_eager
+    from hil.controller.backends.references import iree_llvm_cpu, onnx, tensorflow, torch_eager
 
     built_in = {
         "onnxruntime": Reference(("onnx",), onnx.runtime_source, _by(onnx.run_runtime)),
@@ -74,26 +77,32 @@ def references() -> dict[str, Reference]:
         "iree-llvm-cpu": Reference(("onnx", "mlir"), iree_llvm_cpu.source, iree_llvm_cpu.compute),
         "torch-eager": Reference(("pt2",), torch_eager.source, _by(torch_eager.run)),
         "tensorflow": Reference(("tf", "keras"), tensorflow.source, _by(tensorflow.run, "function", "dims")),
-        "tflite": Reference(("tflite",), tflite.source, _by(tflite.run, "function", kernels="reference")),
-        "tflite-builtin": Reference(("tflite",), tflite.source_builtin, _by(tflite.run, "function", kernels="builtin")),
+        "tflite": _tflite("reference"),
+        "tflite-builtin": _tflite("builtin"),
     }
     return registered("hil.references", built_in)
 
 
-def _by(run: Callable[..., None], *fields: str, **settings: str) -> Compute:
+def _tflite(kernels: str) -> Reference:
+    from hil.controller.backends.references import tflite
+
+    return Reference(("tflite",), partial(tflite.source, kernels), _by(tflite.run, "function", kernels=kernels))
+
+
+def _by(run: Callable[..., dict[str, Array]], *fields: str, **settings: str) -> Compute:
     """Compute by calling a function in a process of its own.
 
     Args:
-        run: takes ``model`` (the file), ``inputs`` and ``outputs`` (folders), and what follows.
-        fields: of the model, which it takes as well.
-        settings: which it takes as well.
+        run: takes ``model`` (the file), ``given`` (the inputs), and what follows; returns the outputs.
+        fields, settings: of the model, and others, which it takes as well.
     """
 
     def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
-        files = {"model": str(model.path.absolute()), "inputs": str(inputs), "outputs": str(outputs)}
-        values = ((field, getattr(model, field)) for field in fields)
-        more = {field: dict(value) if isinstance(value, Mapping) else value for field, value in values}
-        call_isolated(run, {**files, **more, **settings}, work)
+        arguments: dict[str, Any] = {"model": str(model.path.absolute()), "run": function_name(run), **settings}
+        for field in fields:
+            value = getattr(model, field)
+            arguments[field] = dict(value) if isinstance(value, Mapping) else value
+        call_isolated(on_files, {"inputs": str(inputs), "outputs": str(outputs), **arguments}, work)
 
     return compute
 
@@ -132,7 +141,7 @@ def refer(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[W
         fitting = [other for other, entry in references().items() if model.format in entry.formats]
         raise UsageError(
             f"the reference {name} cannot run {model.format} models",
-            hint=f"one of {', '.join(fitting)}" if fitting else "give what you expect: --expected out.npy",
+            hint=f"one of {', '.join(fitting)}" if fitting else _EXPECTED_HINT,
         )
     source = reference.source()
     key = Cache.key(
@@ -154,7 +163,7 @@ def refer(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[W
             try:
                 with naming_errors("refer", who, ReferenceFailed, f"{who} failed", died=f"{who} died"):
                     reference.compute(model, Path(given), folder, **work)
-            except (CompileFailed, CompileCrashed) as error:
+            except (CompileFailed, CompileCrashed, LoadFailed) as error:
                 raise ReferenceFailed(f"{who}: {error.message}", detail=error.detail) from error
             except HilError:
                 raise
@@ -190,13 +199,9 @@ def refer_each(
     if not answers and len(failed) == 1:
         raise next(iter(failed.values()))
     if not answers:
-        said = "; ".join(f"{name}: {error.message}" for name, error in failed.items())
+        said = _listed({name: error.message for name, error in failed.items()})
         detail = "\n".join(f"{name}:\n{error.detail}" for name, error in failed.items() if error.detail)
-        raise ReferenceFailed(
-            f"none of the references can run this model ({said})",
-            hint="give what you expect: --expected out.npy",
-            detail=detail,
-        )
+        raise ReferenceFailed(f"none of the references can run this model ({said})", hint=_EXPECTED_HINT, detail=detail)
     return answers, failed
 
 
@@ -210,19 +215,22 @@ def refer_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: A
         ReferenceFailed: none could.
         StageTimeout: one took too long.
     """
-    refused: list[list[str]] = []
+    refused: dict[str, str] = {}
     for name in _ORDER.get(model.format, ()):
         try:
             result = refer(name, model, inputs, **settings)
         except ReferenceFailed as error:
-            refused.append([name, error.message])
+            refused[name] = error.message
             continue
-        return replace(result, provenance={**result.provenance, "fallback": refused}) if refused else result
-    said = "; ".join(f"{name}: {reason}" for name, reason in refused)
-    raise ReferenceFailed(
-        f"no reference can run this model ({said})" if said else f"a {model.format} model has no reference",
-        hint="give what you expect: --expected out.npy",
-    )
+        fallback = {"fallback": [list(pair) for pair in refused.items()]} if refused else {}
+        return replace(result, provenance={**result.provenance, **fallback})
+    if not refused:
+        raise ReferenceFailed(f"a {model.format} model has no reference", hint=_EXPECTED_HINT)
+    raise ReferenceFailed(f"no reference can run this model ({_listed(refused)})", hint=_EXPECTED_HINT)
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
 def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, **settings: Any) -> dict[str, Noise]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hil.controller.backends.compilers.iree_program import PARAMETERS, compile_program
-from hil.controller.backends.compilers.onnx_to_mlir import PARAMETER_SCOPE
-from hil.controller.models.compiling import Work, call_isolated
+from hil.controller.backends.compilers.iree_program import PACKAGE, compile_program
+from hil.controller.models.compiling import PARAMETER_SCOPE, PARAMETERS, Work, call_isolated
+from hil.controller.storage.isolated import function_name
 from hil.controller.storage.packages import version
-from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.controller.storage.texts import first_line
+from hil.controller.storage.tensor_files import on_files
+from hil.controller.storage.texts import first_line, foreign_errors
 from hil.core.results import Model
-from hil.core.tensors import Array, TensorSpec, dtype_of
-from hil.errors import HilError, ReferenceFailed
+from hil.core.tensors import Array, dtype_of
+from hil.errors import ReferenceFailed
 from hil.formats.iree_buffers import array_of, view_of
 from hil.formats.iree_command import is_number
 from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_of
@@ -34,44 +35,38 @@ _DEVICE = "local-task"
 
 def source() -> str:
     """Who speaks."""
-    return f"iree {version('iree-base-compiler')} llvm-cpu"
+    return f"iree {version(PACKAGE)} llvm-cpu"
 
 
 def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
     """Compile the model for the host and run it in an isolated process."""
-
     artifact = compile_program(model, _FLAGS, None, {**work, "recompute": False})
     parameters = artifact.files.get(PARAMETERS)
     arguments = {
-        "program": str(artifact.files[artifact.main]),
+        "model": str(artifact.files[artifact.main]),
         "parameters": str(parameters) if parameters else None,
         "function": artifact.function,
         "outputs_of_model": [[spec.name, spec.dtype] for spec in model.outputs] if model.outputs else None,
-        "inputs": str(inputs),
-        "outputs": str(outputs),
     }
-    call_isolated(run, arguments, work)
+    call_isolated(
+        on_files, {"run": function_name(run), "inputs": str(inputs), "outputs": str(outputs), **arguments}, work
+    )
 
 
 def run(
-    program: str,
+    model: str,
+    given: Mapping[str, Array],
     parameters: str | None,
     function: str,
     outputs_of_model: list[list[str]] | None,
-    inputs: str,
-    outputs: str,
-) -> None:
-    """Run a .vmfb on the tensors of one folder, into another; called in the isolated process.
-
-    Raises:
-        ReferenceFailed: the program cannot be loaded or run here.
-    """
+) -> dict[str, Array]:
+    """Run a .vmfb; called in the isolated process. Raises ReferenceFailed: it cannot be loaded or run here."""
     from iree import runtime
 
-    try:
+    with foreign_errors(ReferenceFailed, "IREE cannot load the program", words=partial(first_line, most=400)):
         instance = runtime.VmInstance()
         device = runtime.get_device(_DEVICE)
-        module = runtime.VmModule.mmap(instance, program)
+        module = runtime.VmModule.mmap(instance, model)
         modules = [runtime.create_hal_module(instance, device)]
         if parameters is not None:
             index = runtime.ParameterIndex()
@@ -79,32 +74,20 @@ def run(
             modules.append(runtime.create_io_parameters_module(instance, index.create_provider(scope=PARAMETER_SCOPE)))
         context = runtime.VmContext(instance, [*modules, module])
         takes, gives = choose_function(functions_of(module), function).signature()
-        given = load_tensors(Path(inputs))
         arguments = runtime.VmVariantList(len(given))
         for spec, array in zip(takes, given.values(), strict=True):
             if is_number(spec):
                 (arguments.push_float if array.dtype.kind == "f" else arguments.push_int)(array.item())
             else:
                 arguments.push_ref(view_of(device, array))
-    except HilError as error:
-        raise ReferenceFailed(f"IREE cannot take the model: {error.message}") from error
-    except Exception as error:
-        raise ReferenceFailed(f"IREE cannot load the program: {first_line(error, 400)}", detail=str(error)) from error
     results = runtime.VmVariantList(len(gives))
-    try:
+    with foreign_errors(ReferenceFailed, "IREE failed to run the program", words=partial(first_line, most=400)):
         context.invoke(module.lookup_function(function), arguments, results)
-    except Exception as error:
-        raise ReferenceFailed(f"IREE failed to run the program: {first_line(error, 400)}", detail=str(error)) from error
     named = outputs_of_model or [[spec.name.removeprefix(SCALAR_PREFIX), spec.dtype] for spec in gives]
-    save_tensors(Path(outputs), dict(_results(runtime, device, results, named, gives)))
-
-
-def _results(
-    runtime: Any, device: Any, results: Any, named: Sequence[Sequence[str]], gives: Sequence[TensorSpec]
-) -> Iterator[tuple[str, Array]]:
-
+    found: dict[str, Array] = {}
     for position, ((name, dtype), spec) in enumerate(zip(named, gives, strict=True)):
         if is_number(spec):
-            yield name, np.asarray(results.get_variant(position), dtype_of(dtype))
+            found[name] = np.asarray(results.get_variant(position), dtype_of(dtype))
         else:
-            yield name, array_of(device, results.get_as_object(position, runtime.HalBufferView), dtype).copy()
+            found[name] = array_of(device, results.get_as_object(position, runtime.HalBufferView), dtype).copy()
+    return found

@@ -6,13 +6,11 @@ The evaluator is numpy, slow, and independent of every runtime.
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 from hil.controller.storage.packages import version
-from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.controller.storage.texts import first_line
-from hil.core.tensors import dtype_name
+from hil.controller.storage.texts import first_line, foreign_errors
+from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, UsageError
 from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
 
@@ -22,8 +20,8 @@ def runtime_source() -> str:
     return f"onnxruntime {version('onnxruntime')} CPU"
 
 
-def run_runtime(model: str, inputs: str, outputs: str) -> None:
-    """Run a model on the tensors of one folder, into another; called in the isolated process.
+def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a model; called in the isolated process.
 
     Raises:
         ReferenceFailed: ONNX Runtime refuses the model, has no CPU kernel for an operator with these dtypes, or fails.
@@ -32,24 +30,21 @@ def run_runtime(model: str, inputs: str, outputs: str) -> None:
 
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    try:
+    with foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", words=ort_words):
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        feeds = {name: to_ort(array) for name, array in load_tensors(Path(inputs)).items()}
-    except UsageError as error:
-        raise ReferenceFailed(error.message) from error
-    except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {ort_words(error)}", detail=str(error)) from error
     try:
+        feeds = {name: to_ort(array) for name, array in given.items()}
+    except UsageError as error:  # a dtype that it has not
+        raise ReferenceFailed(error.message) from error
+    with foreign_errors(ReferenceFailed, "ONNX Runtime failed to run the model", words=ort_words):
         values = session.run_with_ort_values(None, feeds)
-    except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {ort_words(error)}", detail=str(error)) from error
-    results: dict[str, Any] = {}
+    results: dict[str, Array] = {}
     for node, value in zip(session.get_outputs(), values, strict=True):
         dtype = dtype_of_type(node.type)
         if dtype is None:
             raise ReferenceFailed(f"output {node.name!r} is a {node.type}: hil compares tensors only")
         results[node.name] = from_ort(value, dtype)
-    save_tensors(Path(outputs), results)
+    return results
 
 
 def ort_words(error: Exception) -> str:
@@ -63,8 +58,8 @@ def evaluator_source() -> str:
     return f"onnx reference evaluator {version('onnx')}"
 
 
-def run_evaluator(model: str, inputs: str, outputs: str) -> None:
-    """Run a model on the tensors of one folder, into another; called in the isolated process.
+def run_evaluator(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a model; called in the isolated process.
 
     Raises:
         ReferenceFailed: the evaluator refuses the model, does not implement an operator, or fails.
@@ -73,16 +68,14 @@ def run_evaluator(model: str, inputs: str, outputs: str) -> None:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    try:
+    with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", words=evaluator_words):
         evaluator = ReferenceEvaluator(onnx.load(model))
-    except Exception as error:
-        raise ReferenceFailed(f"onnx's evaluator cannot load the model: {evaluator_words(error)}") from error
-    try:
-        with np.errstate(all="ignore"):
-            values = evaluator.run(None, load_tensors(Path(inputs)))
-    except Exception as error:
-        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {evaluator_words(error)}") from error
-    results: dict[str, Any] = {}
+    with (
+        foreign_errors(ReferenceFailed, "onnx's evaluator failed to run the model", words=evaluator_words),
+        np.errstate(all="ignore"),
+    ):
+        values = evaluator.run(None, dict(given))
+    results: dict[str, Array] = {}
     for name, value in zip(evaluator.output_names, values, strict=True):
         array = np.asarray(value)
         try:
@@ -90,7 +83,7 @@ def run_evaluator(model: str, inputs: str, outputs: str) -> None:
         except UsageError as error:
             raise ReferenceFailed(f"output {name!r} is no tensor: {error.message}") from error
         results[name] = array.astype(object) if array.dtype.kind in "US" else array
-    save_tensors(Path(outputs), results)
+    return results
 
 
 def evaluator_words(error: Exception) -> str:

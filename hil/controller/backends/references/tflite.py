@@ -5,36 +5,27 @@ The reference kernels lack some operators (ELU, CEIL, ROUND, ...); the board's o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from hil.controller.storage.packages import needed_version
-from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.core.tensors import Array
 from hil.errors import LoadFailed, ReferenceFailed, RunFailed
 from hil.formats.litert import PACKAGE, open_signature
 
 
-def source() -> str:
-    """Who speaks: the reference kernels."""
-    return f"{PACKAGE} {needed_version(PACKAGE, 'tflite')} reference kernels"
+def source(kernels: str) -> str:
+    """Who speaks: which kernels."""
+    return f"{PACKAGE} {needed_version(PACKAGE, 'tflite')} {kernels} kernels"
 
 
-def source_builtin() -> str:
-    """Who speaks: the optimised kernels."""
-    return f"{PACKAGE} {needed_version(PACKAGE, 'tflite')} builtin kernels"
-
-
-def run(model: str, function: str, kernels: str, inputs: str, outputs: str) -> None:
-    """Run a model on the tensors of one folder, into another; called in the isolated process.
-
-    Raises:
-        ReferenceFailed: LiteRT cannot load or run it with these kernels.
-    """
-
+def run(model: str, given: Mapping[str, Array], function: str, kernels: str) -> dict[str, Array]:
+    """Run a model; called in the isolated process. Raises ReferenceFailed: LiteRT cannot, with these kernels."""
     try:
         opened = open_signature(Path(model), function, kernels=kernels)
-        opened.set_inputs(list(load_tensors(Path(inputs)).values()))
+        opened.set_inputs(list(given.values()))
         opened.invoke()
         arrays = opened.outputs_now()
     except (LoadFailed, RunFailed) as error:
         raise ReferenceFailed(error.message, detail=error.detail) from error
-    save_tensors(Path(outputs), {spec.name: array for spec, array in zip(opened.outputs, arrays, strict=True)})
+    return {spec.name: array for spec, array in zip(opened.outputs, arrays, strict=True)}

@@ -6,20 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hil.controller.models.compiling import Work, call_isolated, compiling
+from hil.controller.models.compiling import Work, compiling
 from hil.controller.models.conversions import tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
+from hil.controller.models.description import digest_of_files
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, function_name
 from hil.controller.storage.packages import needed_version
-from hil.core.digest import digest_of
 from hil.core.results import Model
 from hil.errors import UsageError
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -37,12 +34,17 @@ class Conversion:
     version: int = 1  # raise it when the result changes without those
 
 
-def _from_tensorflow(convert: Callable[..., None], by: str, suffix: str, *packages: str) -> Conversion:
-    return Conversion(convert, by, ("tensorflow", *packages), suffix, "tensorflow", version=2)
-
-
-_TF_TO_MLIR = (tensorflow_program.to_mlir, "tensorflow", ".mlirbc", "iree-base-compiler")
-_TF_TO_TFLITE = (tensorflow_program.to_tflite, "tflite converter", ".tflite")
+_TF_TO_MLIR = Conversion(
+    tensorflow_program.to_mlir,
+    "tensorflow",
+    ("tensorflow", "iree-base-compiler"),
+    ".mlirbc",
+    "tensorflow",
+    version=2,
+)
+_TF_TO_TFLITE = Conversion(
+    tensorflow_program.to_tflite, "tflite converter", ("tensorflow",), ".tflite", "tensorflow", version=2
+)
 # (format, format) -> how. What is not here is not converted.
 CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
@@ -52,10 +54,10 @@ CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
         ("pt2", "onnx"): Conversion(
             torch_program.to_onnx, "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch", version=2
         ),
-        ("tf", "mlir"): _from_tensorflow(*_TF_TO_MLIR),
-        ("keras", "mlir"): _from_tensorflow(*_TF_TO_MLIR, "keras"),
-        ("tf", "tflite"): _from_tensorflow(*_TF_TO_TFLITE),
-        ("keras", "tflite"): _from_tensorflow(*_TF_TO_TFLITE, "keras"),
+        ("tf", "mlir"): _TF_TO_MLIR,
+        ("keras", "mlir"): replace(_TF_TO_MLIR, packages=(*_TF_TO_MLIR.packages, "keras")),
+        ("tf", "tflite"): _TF_TO_TFLITE,
+        ("keras", "tflite"): replace(_TF_TO_TFLITE, packages=(*_TF_TO_TFLITE.packages, "keras")),
     }
 )
 CONVERT_TIMEOUT_S = 1800.0
@@ -68,7 +70,7 @@ def can_convert(have: str, want: str) -> bool:
     return (have, want) in CONVERSIONS
 
 
-def convert(model: Model, want: str, **work: Unpack[Work]) -> tuple[Model, str]:
+def convert(model: Model, want: str, work: Work) -> tuple[Model, str]:
     """A model in another format, made or from the cache.
 
     Args:
@@ -101,16 +103,14 @@ def convert(model: Model, want: str, **work: Unpack[Work]) -> tuple[Model, str]:
         arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
         with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
-            work["timeout"] = work["timeout"] or CONVERT_TIMEOUT_S
-            call_isolated(conversion.convert, arguments, work)
+            timeout = work["timeout"] or CONVERT_TIMEOUT_S
+            work["isolated"].call(conversion.convert, arguments, timeout=timeout, log=work["log"])
 
     meta = {"model": model.name, "converted by": by}
     entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])
     digests = {file: digest for file, digest in digests_in(entry).items() if file == name or file.endswith(_BESIDE)}
     files = {file: entry / file for file in digests}
-    # One digest of them all: large weights lie beside the model.
-    digest = digest_of("\n".join(f"{file}\0{digests[file]}" for file in sorted(digests)).encode())
-    return replace(model, format=want, path=entry / name, files=files, digest=digest), by
+    return replace(model, format=want, path=entry / name, files=files, digest=digest_of_files(digests)), by
 
 
 def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Model:
@@ -125,4 +125,5 @@ def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Mod
             f"{model.path.name} is {model.format}: only ONNX models can be taken apart, and what converts to ONNX",
             hint="name the ONNX file it was made from",
         )
-    return convert(model, "onnx", cache=cache, isolated=isolated, recompute=False, timeout=None, log=log)[0]
+    work: Work = {"cache": cache, "isolated": isolated, "recompute": False, "timeout": None, "log": log}
+    return convert(model, "onnx", work)[0]

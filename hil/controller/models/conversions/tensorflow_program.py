@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.compiling import native_compiler
+from hil.controller.models.importers.mlir import function_in
 from hil.controller.models.tensorflow.graphs import converter_words, words
 from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
-from hil.controller.models.tensorflow.source import Source, named_outputs, open_model
+from hil.controller.models.tensorflow.source import named_outputs, open_model
+from hil.controller.storage.texts import foreign_errors
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import CompileFailed
@@ -39,22 +41,14 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
 
 
 def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
-    """Write a function of a model as TFLite; dimensions may stay open.
-
-    Raises:
-        CompileFailed: TFLite has no such operators.
-    """
-    Path(output).write_bytes(tflite_of(open_model(path, function, dims)))
-
-
-def tflite_of(source: Source) -> bytes:
-    """A function as a TFLite file with one signature, of the function's name.
+    """Write a function of a model as TFLite, with one signature of its name; dimensions may stay open.
 
     Raises:
         CompileFailed: it assigns variables, or TFLite has no such operators.
     """
     import tensorflow as tf
 
+    source = open_model(path, function, dims)
     if source.assigned:
         raise CompileFailed(
             f"the function assigns variables ({', '.join(list(source.assigned)[:4])}), whose new values a TFLite "
@@ -68,11 +62,9 @@ def tflite_of(source: Source) -> bytes:
         results = named_outputs(source.call(list(tensors)))
         return {f"output{number:03}": tf.identity(leaf) for number, (_, leaf) in enumerate(results)}
 
-    try:
+    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", words=words):
         concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
-    except Exception as error:  # whatever the function itself raises
-        raise CompileFailed(f"TensorFlow cannot trace {source.name}: {words(error)}", detail=str(error)) from error
-    return convert(concrete, source.name)
+    Path(output).write_bytes(convert(concrete, source.name))
 
 
 # IREE 3.13's compiler dies of some loops (the last step of an LSTM, say) that it compiles once they are branches, and
@@ -91,7 +83,7 @@ def prepare(mlir: str) -> str:
     """A module that IREE compiles, as text with locations: loops that its compiler would die of have become branches.
 
     Raises:
-        CompileFailed: it does not parse: it holds what is no StableHLO.
+        CompileFailed: it does not parse, for it holds what is no StableHLO.
     """
     return str(_prepared(mlir).operation.get_asm(enable_debug_info=True))
 
@@ -116,7 +108,7 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigne
         )
     module = _prepared(lowered.mlir)
     with module.context, ir.Location.unknown():
-        inner = next(op for op in module.body.operations if _name(op) == ENTRY).operation
+        inner = function_in(module, ENTRY)
         inner.attributes["sym_name"] = ir.StringAttr.get(_INNER)
         inner.attributes["sym_visibility"] = ir.StringAttr.get("private")
         kind = ir.FunctionType(ir.TypeAttr(inner.attributes["function_type"]).value)
@@ -173,13 +165,6 @@ def _kills(mlir: str) -> bool:
     return done.returncode not in (0, 1)
 
 
-def _name(op: Any) -> str:
-    from iree.compiler import ir
-
-    attributes = op.operation.attributes
-    return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
-
-
 def _constant(spec: TensorSpec, value: Array) -> Any:
     from iree.compiler import ir
 
@@ -191,20 +176,14 @@ def _constant(spec: TensorSpec, value: Array) -> Any:
 
 
 def convert(concrete: Any, name: str) -> bytes:
-    """A TFLite file with one signature, its variables as constants.
-
-    Raises:
-        CompileFailed: TFLite has no such operators.
-    """
+    """A TFLite file with one signature, variables as constants. Raises CompileFailed: TFLite has no such operators."""
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    try:
+    with foreign_errors(CompileFailed, f"TFLite cannot take {name}", words=converter_words):
         # The converter leaves some variables that never change without a value.
         concrete = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
         with temporary_folder("hil-tflite-") as folder:
             # By way of a file: the converter is to drop its way without one.
             tf.saved_model.save(tf.Module(), folder, {name: concrete})
             return bytes(tf.lite.TFLiteConverter.from_saved_model(folder, [name]).convert())
-    except Exception as error:  # of TensorFlow's, and the converter's own
-        raise CompileFailed(f"TFLite cannot take {name}: {converter_words(error)}", detail=str(error)) from error

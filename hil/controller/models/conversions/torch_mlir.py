@@ -10,13 +10,12 @@ import torch
 from iree.compiler import ir
 from iree.compiler.extras import fx_importer
 
-# As for ONNX (:mod:`hil.controller.backends.compilers.onnx_to_mlir`): weights beyond this go into a file of their own,
-# but for small tensors, whose values the compiler wants to see.
-_EXTERNAL_FROM_BYTES = 256 << 20
-_EXTERNAL_FROM_ELEMENTS = 1 << 16
-PARAMETERS = "params.irpa"
-PARAMETER_SCOPE = "model"
-
+from hil.controller.models.compiling import (
+    EXTERNAL_FROM_BYTES,
+    EXTERNAL_FROM_ELEMENTS,
+    PARAMETER_SCOPE,
+    PARAMETERS,
+)
 
 # torch-mlir lowers most of ATen by itself, and better than torch decomposes it; of these it expects what they are made
 # of. The list is that of torch-mlir's own exporter, which IREE's wheel leaves out.
@@ -54,7 +53,7 @@ def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any],
         name_of: what a node is called, "" where that is not known.
     """
     weights = [*program.state_dict.values(), *(value for value in program.constants.values() if _is_tensor(value))]
-    heavy = sum(weight.nbytes for weight in weights) > _EXTERNAL_FROM_BYTES
+    heavy = sum(weight.nbytes for weight in weights) > EXTERNAL_FROM_BYTES
     hooks = _Outside() if heavy else None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # lines of Python, where a node has no name
@@ -93,7 +92,7 @@ class _Outside(fx_importer.FxImporterHooks):  # type: ignore[misc]  # the packag
 
     def resolve_literal(self, gni: Any, literal: Any, info: Any) -> Any:
         """A load of the global that stands for a large tensor; None for others."""
-        if not _is_tensor(literal) or literal.numel() < _EXTERNAL_FROM_ELEMENTS or literal.dtype == torch.uint8:
+        if not _is_tensor(literal) or literal.numel() < EXTERNAL_FROM_ELEMENTS or literal.dtype == torch.uint8:
             return None
         context = self._module.context
         name = next((name for name, weight in self._weights.items() if weight is literal), "")

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.pt2 import Sizes, changed, is_tensor, new_values, output_names, user_inputs
+from hil.controller.models.compiling import EXTERNAL_FROM_BYTES
+from hil.controller.models.importers.mlir import declaration_of, declare, function_in
+from hil.controller.models.importers.pt2 import Sizes, call_of, is_tensor, returning
 from hil.controller.models.importers.pt2_archive import load_program
-from hil.controller.storage.texts import first_line
+from hil.controller.storage.texts import first_line, foreign_errors, unique_name
 from hil.core.tensors import TensorSpec
-from hil.errors import CompileFailed, UsageError
+from hil.errors import CompileFailed
 
 # What to try where torch-mlir, or IREE after it, does not know an operator.
 ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --flow iree-via-onnx)"
@@ -22,8 +24,6 @@ ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --
 OP_TYPES = "op_types.json"
 
 _OPSET = 20
-# Beyond this the weights of an ONNX model go into a file beside it: one protobuf file cannot exceed 2 GB.
-_EXTERNAL_FROM_BYTES = 256 << 20
 
 
 def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
@@ -39,31 +39,17 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
         ImportFailed: it cannot be read.
         CompileFailed: torch-mlir's importer does not know something that the program does.
     """
-    from iree.compiler import ir
-
     from hil.controller.models.conversions.torch_mlir import decomposed, imported
-    from hil.formats.iree_values import declaration
 
     program = load_program(path)
     types = mark(program)
     inputs, outputs = _specs(path, program, dims)
-    try:
+    with foreign_errors(CompileFailed, f"torch-mlir cannot import {Path(path).name}", hint=ONNX_HINT):
+        signature = declaration_of(function, inputs, outputs)
         program = decomposed(_sized(program, inputs))
-        module = imported(returning_all(program), function, Path(output).parent, marked)
+        module = imported(_returning_all(program), function, Path(output).parent, marked)
         module.verify()
-        with module.context:
-            signature = ir.StringAttr.get(declaration(function, inputs, outputs))
-            _function(module, function).attributes["iree.reflection"] = ir.DictAttr.get(
-                {"iree.abi.declaration": signature}
-            )
-    except UsageError as error:  # a dtype that MLIR has no name for
-        raise CompileFailed(f"IREE cannot take this model: {error.message}") from error
-    except Exception as error:  # the importer asserts, and raises whatever Python does
-        raise CompileFailed(
-            f"torch-mlir cannot import {Path(path).name}: {first_line(error)}",
-            hint=ONNX_HINT,
-            detail=str(error),
-        ) from error
+        declare(function_in(module, function), signature)
     with Path(output).open("wb") as file:
         module.write_bytecode(file)
     (Path(output).parent / OP_TYPES).write_text(json.dumps(types))
@@ -85,14 +71,16 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     import torch
 
     program = load_program(path)
-    sizes = Sizes(program)
     inputs, outputs = _specs(path, program, dims)
     if pairs := [spec for spec in (*inputs, *outputs) if spec.dtype.startswith("complex")]:
         raise CompileFailed(f"torch.onnx makes pairs of floats of complex tensors: {pairs[0]} would be another tensor")
-    heavy = sum(weight.nbytes for weight in program.state_dict.values()) > _EXTERNAL_FROM_BYTES
-    try:
+    heavy = sum(weight.nbytes for weight in program.state_dict.values()) > EXTERNAL_FROM_BYTES
+    # The exporter raises many kinds, one inside the other.
+    with foreign_errors(
+        CompileFailed, f"torch.onnx cannot export {Path(path).name}", words=lambda error: first_line(_cause(error))
+    ):
         exported = torch.onnx.export(
-            returning_all(_sized(program, inputs).run_decompositions(_batch_norm())),
+            _returning_all(_sized(program, inputs).run_decompositions(_batch_norm())),
             dynamo=True,
             opset_version=_OPSET,
             input_names=[spec.name for spec in inputs],
@@ -100,12 +88,8 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
             verbose=False,
         )
         assert exported is not None
-        exported.rename_axes(sizes.names)
+        exported.rename_axes(Sizes(program).names)
         exported.save(output, external_data=heavy)
-    except Exception as error:  # the exporter raises many kinds, one inside the other
-        raise CompileFailed(
-            f"torch.onnx cannot export {Path(path).name}: {first_line(_cause(error))}", detail=str(error)
-        ) from error
     model = onnx.load(output, load_external_data=False)
     model.graph.name = function
     name_onnx_nodes(model)
@@ -116,12 +100,7 @@ def _specs(path: str, program: Any, dims: Mapping[str, int]) -> tuple[Sequence[T
     """The tensors that a program takes and returns, as the importer tells them."""
     sizes = Sizes(program)
     sizes.fix(Path(path).name, dims)
-    taken = [sizes.spec(path, name, spec.arg, "input") for name, spec in user_inputs(program) if is_tensor(spec.arg)]
-    given = [sizes.spec(path, name, arg, "output") for name, arg in output_names(program) if is_tensor(arg)]
-    given += [sizes.spec(path, name, spec.arg, "the new value") for name, spec in new_values(program)]
-    return [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in taken], [
-        TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in given
-    ]
+    return sizes.inputs(path), sizes.outputs(path)
 
 
 def _sized(program: Any, inputs: Sequence[TensorSpec]) -> Any:
@@ -130,37 +109,18 @@ def _sized(program: Any, inputs: Sequence[TensorSpec]) -> Any:
 
     if not program.range_constraints or not all(spec.is_static for spec in inputs):
         return program
-    examples = iter([torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs])
-    flat = [next(examples) if is_tensor(spec.arg) else spec.arg.value for _, spec in user_inputs(program)]
-    args, kwargs = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
+    examples = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs}
+    args, kwargs = call_of(program, examples)
     with torch.fx.traceback.preserve_node_meta():
         return torch.export.export(program.module(check_guards=False), args, kwargs)
 
 
-def returning_all(program: Any) -> Any:
+def _returning_all(program: Any) -> Any:
     """The program without state: it returns its tensors, no constants, and then the new values of what it changed."""
-    import torch
-    from torch.export.graph_signature import OutputKind, OutputSpec
+    from torch.export.graph_signature import OutputKind
 
-    specs = program.graph_signature.output_specs
-    kept = [at for at, spec in enumerate(specs) if spec.kind is OutputKind.USER_OUTPUT and is_tensor(spec.arg)]
-    kept += changed(program)
-    returned = next(node for node in program.graph.nodes if node.op == "output")
-    returned.args = (tuple(returned.args[0][at] for at in kept),)
-    specs[:] = [OutputSpec(OutputKind.USER_OUTPUT, specs[at].arg, None) for at in kept]
-    program.module_call_graph[0].signature.out_spec = torch.utils._pytree.tree_structure(tuple(range(len(kept))))
-    program.graph.eliminate_dead_code()
+    returning(program, lambda spec: spec.kind is OutputKind.USER_OUTPUT and is_tensor(spec.arg))
     return program
-
-
-def _function(module: Any, name: str) -> Any:
-    from iree.compiler import ir
-
-    for operation in module.regions[0].blocks[0].operations:
-        attributes = operation.operation.attributes
-        if "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == name:
-            return operation.operation
-    raise LookupError(name)
 
 
 def _batch_norm() -> Any:
@@ -213,13 +173,11 @@ def marked(node: Any) -> str:
 
 
 def called(path: str, kind: str, node: str, operator: str) -> tuple[str, str]:
-    """Name and type of an operator.
+    """Name and type of an operator: those of the module where that is one operator of torch's library.
 
     Args:
         path: of the innermost module that it is in, such as ``blocks.1.attn``; "" is the model itself.
         kind: that module's class, such as ``torch.nn.modules.linear.Linear``.
-        node: the operator's own name in the graph, such as ``softmax_1``.
-        operator: what it does, such as ``softmax``.
     """
     if path and kind.startswith(_LIBRARY):
         return path, kind.rpartition(".")[2]
@@ -237,13 +195,10 @@ def name_onnx_nodes(model: Any) -> None:
     nodes += [node for function in model.functions for node in nodes_of(function.node)]
     names = [_onnx_name(node) for node in nodes]
     shared = Counter(names)
-    taken: Counter[str] = Counter()
+    taken: set[str] = set()
     for node, name in zip(nodes, names, strict=True):
-        if not name:
-            continue
-        full = f"{name}.{node.op_type}" if shared[name] > 1 else name
-        taken[full] += 1
-        node.name = full if taken[full] == 1 else f"{full}_{taken[full] - 1}"
+        if name:
+            node.name = unique_name(f"{name}.{node.op_type}" if shared[name] > 1 else name, taken)
 
 
 def _onnx_name(node: Any) -> str:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hil.controller.models.description import digest_of_files
 from hil.controller.models.importers import mlir, onnx, programs, pt2
 from hil.controller.models.tensorflow import source as tensorflow
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedFunction, function_name, naming_errors
+from hil.controller.storage.isolated import Isolated, IsolatedFunction, function_name, lent, naming_errors
 from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.paths import is_file
-from hil.core.digest import digest_file, digest_of
+from hil.core.digest import digest_file
 from hil.core.files import within
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
@@ -25,11 +25,10 @@ from hil.errors import ImportFailed, LoadFailed, UsageError
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
-_VERSION = 5
+_VERSION = 6
 _HEAD = 64
 # What makes a folder a SavedModel of TensorFlow.
-SAVED_MODEL = "saved_model.pb"
-_FOUND = "model.json"
+SAVED_MODEL = tensorflow.SAVED_MODEL
 
 
 @dataclass(frozen=True)
@@ -46,25 +45,16 @@ class Importer:
 
 
 def refuse_bundle(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Tell how a bundle is run, which is no model.
-
-    Raises:
-        UsageError: always.
-    """
+    """Tell how a bundle is run, which is no model. Raises UsageError: always."""
     name = Path(path).name
     raise UsageError(f"{name} is a bundle: a program with test cases", hint=f"hil bundle run {name}")
 
 
 _BUILT_IN = {
     "onnx": Importer((".onnx",), lambda head: False, onnx.describe),
-    "mlir": Importer(
-        (".mlir", ".mlirbc", ".bc", ".stablehlo"),
-        lambda head: head.startswith(b"ML\xefR"),
-        mlir.describe,
-    ),
-    # A .vmfb is a flatbuffer with the identifier IREE, by default wrapped so that it is a ZIP archive as well.
-    "vmfb": Importer((".vmfb",), lambda head: b"IREE" in head[4:16], programs.describe_vmfb),
-    "tflite": Importer((".tflite",), lambda head: head[4:8] == b"TFL3", programs.describe_tflite),
+    "mlir": Importer((".mlir", ".mlirbc", ".bc", ".stablehlo"), mlir.is_bytecode, mlir.describe),
+    "vmfb": Importer((".vmfb",), programs.is_vmfb, programs.describe_vmfb),
+    "tflite": Importer((".tflite",), programs.is_tflite, programs.describe_tflite),
     # ExecuTorch's programs, by themselves or bundled with test cases; the digits are the schema's version.
     "pte": Importer(
         (".pte", ".bpte"),
@@ -75,8 +65,8 @@ _BUILT_IN = {
     "hilb": Importer((".hilb",), lambda head: head.startswith(b"\x89HILB"), refuse_bundle),
     "pt2": Importer((".pt2",), lambda head: False, pt2.describe),
     # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that.
-    "tf": Importer((".pb",), lambda head: False, tensorflow.describe_saved_model),
-    "keras": Importer((".keras",), lambda head: False, tensorflow.describe_keras),
+    "tf": Importer((".pb",), lambda head: False, tensorflow.describe),
+    "keras": Importer((".keras",), lambda head: False, tensorflow.describe),
 }
 
 
@@ -133,7 +123,8 @@ def import_model(
         format=chosen,
         path=path,
         files=files,
-        digest=_digest_of_all(main, digests),
+        # The main file may be called anything; the others the model itself calls by name.
+        digest=digest_of_files({name if name != main else "": one for name, one in digests.items()}),
         function=found["function"],
         inputs=inputs,
         outputs=outputs,
@@ -142,12 +133,6 @@ def import_model(
         producer=found["producer"],
         cached=cached,
     )
-
-
-def _digest_of_all(main: str, digests: Mapping[str, str]) -> str:
-    """One digest for all files. The main one may be called anything; the others the model itself calls by name."""
-    named = {name if name != main else "": digest for name, digest in digests.items()}
-    return digest_of("\n".join(f"{name}\0{named[name]}" for name in sorted(named)).encode())
 
 
 def _check_file(path: Path) -> None:
@@ -193,15 +178,11 @@ def _describe(
 ) -> tuple[dict[str, Any], bool]:
     """What the importer says of the model, and whether the cache had it."""
     # What a SavedModel consists of is what lies in its folder: the main file does not name it.
-    beside = (
-        sorted(str(file.relative_to(path.parent)) for file in path.parent.rglob("*"))
-        if path.name == SAVED_MODEL
-        else []
-    )
+    beside = path.parent.rglob("*") if path.name == SAVED_MODEL else ()
     key = Cache.key(
         "import",
         digest=digest,
-        beside=beside,
+        beside=sorted(str(file.relative_to(path.parent)) for file in beside),
         describe=function_name(importer.describe),
         function=function,
         dims=dict(dims),
@@ -211,20 +192,13 @@ def _describe(
     def ask() -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             log = Path(stack.enter_context(temporary_folder("hil-import-"))) / "import.log"
-            pool = isolated or stack.enter_context(Isolated(1))
+            pool = stack.enter_context(lent(isolated, 1))
             arguments = {"path": str(path.absolute()), "function": function, "dims": dict(dims)}
             with naming_errors("import", f"reading {path.name}", ImportFailed, f"cannot read {path.name}"):
                 said: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
             return said
 
-    def keep(folder: Path) -> None:
-        (folder / _FOUND).write_text(json.dumps(ask()))
-
-    if cache is None:
-        return ask(), False
-    entry, cached = cache.get_or_make(key, {"model": path.name}, keep)
-    found: dict[str, Any] = json.loads((entry / _FOUND).read_text())
-    return found, cached
+    return cache.get_or_compute(key, {"model": path.name}, ask) if cache is not None else (ask(), False)
 
 
 def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:

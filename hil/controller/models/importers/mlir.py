@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hil.controller.models.description import description
 from hil.core.tensors import TensorSpec
-from hil.errors import ImportFailed, LoadFailed, UsageError
-from hil.formats.iree_values import SCALAR_PREFIX, parse_type
+from hil.errors import CompileFailed, ImportFailed, LoadFailed, UsageError
+from hil.formats.iree_values import SCALAR_PREFIX, declaration, parse_type
 
 # The name of an input or output, and its type.
 Value = tuple[str, str]
@@ -28,8 +28,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     output0, ... . A dynamic dimension is a symbol such as ``arg0.dim1``.
 
     Raises:
-        ImportFailed: it does not parse, has no public function, or one with arguments that are no tensors or with no
-            result.
+        ImportFailed: it does not parse, has no public function, or one of other values than tensors or without results.
         UsageError: no such function or dimension; several functions and none chosen.
     """
     name = Path(path).name
@@ -44,31 +43,24 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         raise UsageError(f"{name} has several functions", hint=f"choose one with --function: {listed}")
     chosen = function or next(iter(functions))
     arguments, results = functions[chosen]
-    if not results:
-        raise ImportFailed(
-            f"the function {chosen!r} of {name} has no outputs", hint="a model that returns nothing cannot be checked"
-        )
     inputs = [_spec(name, *item, named=True) for item in arguments]
     outputs = [_spec(name, *item, named=False) for item in results]
     producer = {"functions": list(functions), "unseen_state": list(_mutable(module))}
-    return description(name, chosen, inputs, outputs, dims, **producer)
+    return description(name, chosen, inputs, outputs, dims, producer=producer)
+
+
+def is_bytecode(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is MLIR's bytecode."""
+    return head.startswith(b"ML\xefR")
 
 
 def functions(path: str) -> list[str]:
-    """The names of a module's public functions, in order.
-
-    Raises:
-        ImportFailed: it does not parse.
-    """
+    """The names of a module's public functions, in order. Raises ImportFailed: it does not parse."""
     return [name for name, *_ in functions_in(parse(path))]
 
 
 def parse(path: str) -> Any:
-    """The module in a file.
-
-    Raises:
-        ImportFailed: it does not parse.
-    """
+    """The module in a file. Raises ImportFailed: it does not parse."""
     from iree.compiler import ir, passmanager
 
     file = Path(path)
@@ -88,7 +80,7 @@ def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Val
     """The public functions of a module: name, (inputs, outputs) in builtin types where there are such, operation."""
     from iree.compiler import ir
 
-    for op in module.body.operations:
+    for op in module.operation.regions[0].blocks[0].operations:
         attributes = op.operation.attributes
         if not op.operation.name.endswith(".func") or "function_type" not in attributes:
             continue
@@ -106,6 +98,28 @@ def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Val
         )
 
 
+def function_in(module: Any, name: str) -> Any:
+    """The operation of a module's public function."""
+    return next(operation for found, _, operation in functions_in(module) if found == name)
+
+
+def declare(operation: Any, text: str) -> None:
+    """Store a function's signature in its ``iree.abi.declaration``, with names and with which integers have a sign."""
+    from iree.compiler import ir
+
+    with operation.context:
+        reflection = {"iree.abi.declaration": ir.StringAttr.get(text)}
+        operation.attributes["iree.reflection"] = ir.DictAttr.get(reflection)
+
+
+def declaration_of(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+    """The text for :func:`declare`. Raises CompileFailed: MLIR has no type for a value, such as strings."""
+    try:
+        return declaration(function, inputs, outputs)
+    except UsageError as error:
+        raise CompileFailed(f"IREE cannot take this model: {error.message}") from error
+
+
 def _mutable(module: Any) -> Iterator[str]:
     """The module's globals that its functions may assign."""
     for op in module.body.operations:
@@ -115,11 +129,7 @@ def _mutable(module: Any) -> Iterator[str]:
 
 
 def _text(attribute: Any) -> str:
-    """The text of an attribute.
-
-    Raises:
-        ImportFailed: it is none, or no UTF-8.
-    """
+    """The text of an attribute. Raises ImportFailed: it is none, or no UTF-8."""
     from iree.compiler import ir
 
     try:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.description import check_dims
-from hil.core.tensors import DTYPES, Dim
+from hil.controller.models.description import check_dims, description
+from hil.controller.storage.texts import line
+from hil.core.tensors import DTYPES, Dim, TensorSpec
 from hil.errors import ImportFailed, UsageError
 from hil.formats.ort_values import ONNX_TYPES
 
@@ -44,8 +45,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     graph = model.graph
     if function not in ("", graph.name, "main_graph"):
         raise UsageError(f"{file.name} has no function {function!r}", hint=f"an ONNX model has one: {graph.name!r}")
-    external = sorted({_location(file, tensor) for tensor in tensors_of(model) if tensor.data_location == 1})
-    _check_sizes(file, model)
+    external = _external(file, model)
     foreign = _check_operators(file, model)
     initialised = {tensor.name for tensor in graph.initializer} | {
         item.values.name for item in graph.sparse_initializer
@@ -59,20 +59,21 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     inferred = _infer(light)
     if not foreign:
         _check_structure(file, light)
-    outputs = [_spec(value) for value in inferred.graph.output]
-    return {
-        "function": graph.name or "main_graph",
-        "inputs": [_spec(value) for value in real_inputs],
-        "outputs": None if any(spec is None for spec in outputs) else outputs,
-        "ranges": known_ranges(inferred.graph, [value.name for value in real_inputs]),
-        "external": external,
-        "producer": {
+    outputs = inferred.graph.output
+    return description(
+        file.name,
+        graph.name or "main_graph",
+        [_spec(value) for value in real_inputs],
+        [_spec(value) for value in outputs] if all(map(_has_shape, outputs)) else None,
+        ranges=known_ranges(inferred.graph, [value.name for value in real_inputs]),
+        external=external,
+        producer={
             "name": model.producer_name,
             "version": model.producer_version,
             "ir_version": model.ir_version,
             "opsets": {item.domain or "ai.onnx": item.version for item in model.opset_import},
         },
-    }
+    )
 
 
 def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
@@ -93,19 +94,29 @@ def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
 
 def tensors_of(model: Any) -> Iterator[Any]:
     """Every TensorProto of a model: initializers and attributes, in subgraphs and functions as well."""
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        for node in function.node:
-            yield from _node_tensors(node)
+    nodes = [*nodes_of(model.graph.node), *(node for function in model.functions for node in nodes_of(function.node))]
+    for graph in (model.graph, *(graph for node in nodes for graph in graphs_of(node))):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        yield from ([attribute.t] if attribute.HasField("t") else [])
+        yield from attribute.tensors
 
 
 def nodes_of(nodes: Any) -> Iterator[Any]:
     """Every node, those of subgraphs after the node that holds them."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from nodes_of(graph.node)
+        for graph in graphs_of(node):
+            yield from nodes_of(graph.node)
+
+
+def graphs_of(node: Any) -> Iterator[Any]:
+    """The subgraphs that a node holds."""
+    for attribute in node.attribute:
+        yield from ([attribute.g] if attribute.HasField("g") else [])
+        yield from attribute.graphs
 
 
 def node_label(node: Any) -> str:
@@ -130,8 +141,6 @@ def _load(file: Path) -> Any:
     # What is no UTF-8, protobuf gives as bytes: nothing behind this could show it, or look it up.
     if any(isinstance(text, bytes) for text in _texts(model)):
         raise ImportFailed(f"{file.name} is damaged: a name in it is no UTF-8 text")
-    if not model.graph.output:
-        raise ImportFailed(f"{file.name} has no outputs", hint="a model that returns nothing cannot be checked")
     return model
 
 
@@ -151,31 +160,29 @@ def _texts(message: Any) -> Iterator[Any]:
                 yield from _texts(one)
 
 
-def _location(file: Path, tensor: Any) -> str:
-    fields = {entry.key: entry.value for entry in tensor.external_data}
-    location = fields.get("location", "")
-    if not location:
-        raise ImportFailed(f"{file.name}: tensor {tensor.name!r} is external but names no file")
-    return str(posixpath.normpath(location.replace("\\", "/")))
+def _external(file: Path, model: Any) -> list[str]:
+    """The files of external tensors, within which these must lie wholly.
 
-
-def _check_sizes(file: Path, model: Any) -> None:
-    """External tensors must lie wholly within their files (a missing or escaping one is told by the caller)."""
+    One that is missing, or lies elsewhere, is told by the caller.
+    """
+    found: set[str] = set()
     for tensor in tensors_of(model):
-        if tensor.data_location != 1:
+        if tensor.data_location != tensor.EXTERNAL:
             continue
         fields = {entry.key: entry.value for entry in tensor.external_data}
-        location = _location(file, tensor)
+        if not fields.get("location"):
+            raise ImportFailed(f"{file.name}: tensor {tensor.name!r} is external but names no file")
+        location = posixpath.normpath(fields["location"].replace("\\", "/"))
+        found.add(location)
         data = file.parent / location
-        if location.startswith(("/", "..")) or not data.is_file():
-            continue
         end = int(fields.get("offset", 0)) + int(fields.get("length", 0))
-        if end > data.stat().st_size:
+        if not location.startswith(("/", "..")) and data.is_file() and end > data.stat().st_size:
             raise ImportFailed(
                 f"{file.name} keeps tensor {tensor.name!r} in {location!r} up to byte {end}, "
                 f"but that file has only {data.stat().st_size} bytes",
                 hint="the data file is cut off: copy it again",
             )
+    return sorted(found)
 
 
 def _check_operators(file: Path, model: Any) -> bool:
@@ -183,7 +190,6 @@ def _check_operators(file: Path, model: Any) -> bool:
     from onnx import defs
 
     foreign = False
-
     newest = defs.onnx_opset_version()
     local = {(function.domain, function.name) for function in model.functions}
     versions = _opsets(file, model.opset_import)
@@ -192,10 +198,8 @@ def _check_operators(file: Path, model: Any) -> bool:
             f"{file.name} uses opset {versions['']}; the newest that the installed onnx knows is {newest}",
             hint="update the packages onnx and onnxruntime, or export the model with an older opset",
         )
-    bodies = [(model.graph.node, versions)]
-    for function in model.functions:
-        bodies.append((function.node, _opsets(file, function.opset_import)))
-    for nodes, opsets in bodies:
+    bodies = [(function.node, _opsets(file, function.opset_import)) for function in model.functions]
+    for nodes, opsets in [(model.graph.node, versions), *bodies]:
         for node in nodes_of(nodes):
             domain = _domain(node.domain)
             if (node.domain, node.op_type) in local or domain not in _OWN_DOMAINS:
@@ -203,7 +207,8 @@ def _check_operators(file: Path, model: Any) -> bool:
             version = opsets.get(domain, versions.get(domain, 0))
             if defs.has(node.op_type, domain=domain, max_inclusive_version=version):
                 continue
-            if not _ort_knows(node, version):
+            # ONNX Runtime puts a few operators of its own into ONNX's domain, in models that it has optimised.
+            if version < _ort_operators().get(node.op_type, _MOST_VERSION + 1):
                 raise ImportFailed(
                     f"{file.name}: {node_label(node)} uses the operator {node.op_type!r}, "
                     f"which {domain or 'ai.onnx'} {version} does not have",
@@ -214,20 +219,11 @@ def _check_operators(file: Path, model: Any) -> bool:
 
 
 def _opsets(file: Path, imports: Any) -> dict[str, int]:
-    """Domain -> version.
-
-    Raises:
-        ImportFailed: a version is none.
-    """
+    """Domain -> version."""
     for item in imports:
         if not 0 <= item.version <= _MOST_VERSION:
             raise ImportFailed(f"{file.name} uses opset {item.version} of {item.domain or 'ai.onnx'}: there is none")
     return {_domain(item.domain): item.version for item in imports}
-
-
-def _ort_knows(node: Any, version: int) -> bool:
-    """ONNX Runtime puts a few operators of its own into ONNX's domain, in models that it has optimised."""
-    return version >= _ort_operators().get(node.op_type, _MOST_VERSION + 1)
 
 
 @functools.cache
@@ -257,7 +253,7 @@ def _check_tensor(file: Path, kind: str, value: Any) -> None:
 
         name = TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else str(number)
         raise ImportFailed(f"{file.name}: {kind} {value.name!r} has elements of type {name}, which hil cannot pass")
-    if kind == "input" and not value.type.tensor_type.HasField("shape"):
+    if kind == "input" and not _has_shape(value):
         raise ImportFailed(
             f"{file.name}: input {value.name!r} has no shape, not even a number of dimensions",
             hint="export the model with its inputs' shapes; symbolic dimensions are fine",
@@ -273,10 +269,11 @@ def light_copy(model: Any) -> Any:
     graph = light.graph
     graph.name = graph.name or "main_graph"
     declared = {value.name for value in graph.input}
-    heavy = [tensor for tensor in graph.initializer if tensor.data_location == 1 or tensor.ByteSize() > _SMALL_BYTES]
-    kept = [tensor for tensor in graph.initializer if tensor.data_location != 1 and tensor.ByteSize() <= _SMALL_BYTES]
-    for tensor in heavy:
-        if tensor.name not in declared:
+    kept = []
+    for tensor in graph.initializer:
+        if tensor.data_location != tensor.EXTERNAL and tensor.ByteSize() <= _SMALL_BYTES:
+            kept.append(tensor)
+        elif tensor.name not in declared:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     del graph.initializer[:]
     graph.initializer.extend(kept)
@@ -295,8 +292,7 @@ def _check_structure(file: Path, light: Any) -> None:
         onnx.checker.check_model(light)
     # UnicodeDecodeError: of attributes' texts that are no UTF-8, in what it says.
     except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ImportFailed(f"{file.name} is not a valid ONNX model: {' '.join(lines)[:500]}") from error
+        raise ImportFailed(f"{file.name} is not a valid ONNX model: {line(str(error), 500)}") from error
 
 
 def _infer(light: Any) -> Any:
@@ -327,32 +323,17 @@ def _limited_memory(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _spec(value: Any) -> list[Any] | None:
-    """[name, dtype, shape], or None where even the number of dimensions is unknown."""
+def _has_shape(value: Any) -> bool:
+    return bool(value.type.tensor_type.HasField("shape"))
+
+
+def _spec(value: Any) -> TensorSpec:
     kind = value.type.tensor_type
-    if not kind.HasField("shape"):
-        return None
     shape: list[Dim] = []
     for dim in kind.shape.dim:
         is_size = dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0
         shape.append(dim.dim_value if is_size else dim.dim_param or None)
-    return [value.name, _DTYPES[kind.elem_type], shape]
-
-
-def _graph_tensors(graph: Any) -> Iterator[Any]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        yield from _node_tensors(node)
-
-
-def _node_tensors(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        yield from ([attribute.t] if attribute.HasField("t") else [])
-        yield from attribute.tensors
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            yield from _graph_tensors(graph)
+    return TensorSpec(value.name, _DTYPES[kind.elem_type], tuple(shape))
 
 
 # Operators that hand the values of their first input on unchanged.
@@ -398,15 +379,13 @@ class _Look:
                     fresh = [output for output in node.output[:1] if output not in seen]
                     pending += fresh
                     seen.update(fresh)
-                elif (bound := self._bound_or_none(node, position)) is not None:
+                    continue
+                # Bounds are a help, not a condition: a node whose attributes or constants make no sense bounds nothing.
+                bound = None
+                with contextlib.suppress(Exception):
+                    bound = self._bound(node, position)
+                if bound is not None:
                     yield bound
-
-    def _bound_or_none(self, node: Any, position: int) -> tuple[float, float] | None:
-        # Bounds are a help, not a condition: a node whose attributes or constants make no sense bounds nothing.
-        try:
-            return self._bound(node, position)
-        except Exception:
-            return None
 
     def _bound(self, node: Any, position: int) -> tuple[float, float] | None:
         kind = (node.op_type, position)

@@ -14,8 +14,6 @@ from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method,
 from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_in, read_functions
 from hil.formats.litert import PACKAGE, open_signature
 
-# A flatbuffer of an IREE module has this identifier; by default it lies in a ZIP archive made for memory mapping.
-_IDENTIFIER = b"IREE"
 _ZIP = b"PK\x03\x04"
 _LEAST_BYTES = 64
 
@@ -27,9 +25,8 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
         ImportFailed: this is no .vmfb, or it has no outputs.
     """
     file = Path(path)
-    with file.open("rb") as opened:
-        head = opened.read(_LEAST_BYTES)
-    if len(head) < _LEAST_BYTES or not (head.startswith(_ZIP) or _IDENTIFIER in head[4:16]):
+    head = _head(file)
+    if len(head) < _LEAST_BYTES or not (head.startswith(_ZIP) or is_vmfb(head)):
         raise ImportFailed(f"{file.name} is no IREE program", hint="a .vmfb is what iree-compile writes")
     try:
         chosen = choose_function(functions_in(read_functions(str(file))), function)
@@ -40,7 +37,7 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
     takes, gives = (
         [replace(spec, name=spec.name.removeprefix(SCALAR_PREFIX)) for spec in side] for side in (inputs, outputs)
     )
-    return description(file.name, chosen.name, takes, gives, {})
+    return description(file.name, chosen.name, takes, gives)
 
 
 def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -73,17 +70,19 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
         inputs,
         outputs,
         dims,
-        name="executorch",
-        bundled=is_bundle(data),
-        methods=list(methods),
-        backends=list(method.backends),
-        operators=list(method.operators),
-        unseen_state=list(method.writers),
-        constants=[value.constant for value in method.inputs if value.constant is not None],
-        most={
-            spec.name: list(method.inputs[place].sizes)
-            for place, spec in method.input_specs()
-            if method.inputs[place].dynamic
+        producer={
+            "name": "executorch",
+            "bundled": is_bundle(data),
+            "methods": list(methods),
+            "backends": list(method.backends),
+            "operators": list(method.operators),
+            "unseen_state": list(method.writers),
+            "constants": [value.constant for value in method.inputs if value.constant is not None],
+            "most": {
+                spec.name: list(method.inputs[place].sizes)
+                for place, spec in method.input_specs()
+                if method.inputs[place].dynamic
+            },
         },
     )
 
@@ -99,19 +98,31 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
     """
     version = needed_version(PACKAGE, "tflite")
     file = Path(path)
-    _check_head(file)
+    if not is_tflite(_head(file)):
+        raise ImportFailed(f"{file.name} is no TFLite model", hint="a .tflite is what TensorFlow's converter writes")
     try:
         opened = open_signature(file, function, kernels="builtin")
     except LoadFailed as error:
         kind = UsageError if "--function" in error.hint else ImportFailed
         raise kind(error.message, hint=error.hint, detail=error.detail) from error
-    producer = {"read with": f"{PACKAGE} {version}", "functions": list(opened.signatures)}
-    producer |= {"unseen_state": list(opened.keeping)}
-    return description(file.name, opened.name, opened.inputs, opened.outputs, dims, **producer)
+    producer = {
+        "read with": f"{PACKAGE} {version}",
+        "functions": list(opened.signatures),
+        "unseen_state": list(opened.keeping),
+    }
+    return description(file.name, opened.name, opened.inputs, opened.outputs, dims, producer=producer)
 
 
-def _check_head(file: Path) -> None:
+def is_vmfb(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is a module: a flatbuffer, by default in a ZIP archive."""
+    return b"IREE" in head[4:16]
+
+
+def is_tflite(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is a flatbuffer of TFLite's."""
+    return head[4:8] == b"TFL3"
+
+
+def _head(file: Path) -> bytes:
     with file.open("rb") as opened:
-        head = opened.read(8)
-    if head[4:8] != b"TFL3":
-        raise ImportFailed(f"{file.name} is no TFLite model", hint="a .tflite is what TensorFlow's converter writes")
+        return opened.read(_LEAST_BYTES)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.description import check_dims, description
 from hil.controller.models.importers.pt2_archive import load_program
-from hil.core.tensors import DTYPES, Dim
+from hil.controller.storage.texts import unique_name
+from hil.core.tensors import DTYPES, Dim, TensorSpec
 from hil.errors import ImportFailed, UsageError
 
 FUNCTION = "forward"
@@ -24,8 +26,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     ``producer``.
 
     Raises:
-        ImportFailed: it cannot be read (:func:`hil.controller.models.importers.pt2_archive.load_program`), takes or
-            returns numbers that vary, or has a dtype that hil does not know.
+        ImportFailed: it cannot be read, takes or returns numbers that vary, or has a dtype that hil does not know.
         UsageError: no such function or dimension, or a size that the program was not exported for.
     """
     name = Path(path).name
@@ -36,12 +37,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     sizes.fix(name, dims)
     taken = [(each, spec.arg) for each, spec in user_inputs(program)]
     given = output_names(program)
-    outputs = [sizes.spec(name, each, arg, "output") for each, arg in given if is_tensor(arg)]
-    outputs += [sizes.spec(name, each, spec.arg, "the new value") for each, spec in new_values(program)]
-    if not outputs:
-        raise ImportFailed(
-            f"{name} returns no tensor and changes none", hint="a model that returns nothing cannot be checked"
-        )
+    outputs = sizes.outputs(name)
+    constants: dict[str, dict[str, str]] = {}
     for kind, values in (("input", taken), ("output", given)):
         for each, arg in values:
             if not is_tensor(arg) and not hasattr(arg, "value"):
@@ -49,21 +46,22 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
                     f"{kind} {each!r} of {name} is a number that varies: hil passes tensors",
                     hint="export it as a tensor of one element, or as a constant",
                 )
-    inputs = [sizes.spec(name, each, arg, "input") for each, arg in taken if is_tensor(arg)]
-    integers = {each for each, dtype, _ in inputs if "int" in dtype}
-    return {
-        "function": FUNCTION,
-        "inputs": inputs,
-        "outputs": outputs,
-        "ranges": known_ranges({node.name: node for node in program.graph.nodes if node.name in integers}),
-        "external": [],
-        "producer": {
+        constants[kind] = {each: str(arg.value) for each, arg in values if not is_tensor(arg)}
+    inputs = sizes.inputs(name)
+    integers = {spec.name for spec in inputs if "int" in spec.dtype}
+    return description(
+        name,
+        FUNCTION,
+        inputs,
+        outputs,
+        ranges=known_ranges({node.name: node for node in program.graph.nodes if node.name in integers}),
+        producer={
             "name": "torch.export",
-            "constants": {each: str(arg.value) for each, arg in taken if not is_tensor(arg)},
-            "constant_outputs": {each: str(arg.value) for each, arg in given if not is_tensor(arg)},
+            "constants": constants["input"],
+            "constant_outputs": constants["output"],
             "dims": sizes.ranges,
         },
-    }
+    )
 
 
 def user_inputs(program: Any) -> list[tuple[str, Any]]:
@@ -90,7 +88,8 @@ def output_names(program: Any) -> list[tuple[str, Any]]:
         parts = [_key(key) for key in path]
         plain = not parts or parts[0].isdigit()
         names.append("_".join(["output", *parts] if plain else parts))
-    return list(zip(_unique(names, [name for name, _ in user_inputs(program)]), args, strict=True))
+    # In ONNX names of inputs and of outputs are names of values.
+    return list(zip(_unlike([name for name, _ in user_inputs(program)], names), args, strict=True))
 
 
 def new_values(program: Any) -> list[tuple[str, Any]]:
@@ -107,7 +106,7 @@ def new_values(program: Any) -> list[tuple[str, Any]]:
         functional = program.run_decompositions({})
     targets = [str(functional.graph_signature.output_specs[at].target) for at in changed(functional)]
     taken = [name for name, _ in (*user_inputs(program), *output_names(program))]
-    names = _unique([f"{target}_out" for target in targets], taken)
+    names = _unlike(taken, [f"{target}_out" for target in targets])
     return [(name, held[target]) for name, target in zip(names, targets, strict=True)]
 
 
@@ -118,6 +117,31 @@ def changed(program: Any) -> list[int]:
     kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
     specs = program.graph_signature.output_specs
     return sorted((at for at, spec in enumerate(specs) if spec.kind in kinds), key=lambda at: str(specs[at].target))
+
+
+def returning(program: Any, kept: Callable[[Any], bool]) -> None:
+    """Have a program return the new values of what it changes as well, after the outputs whose specs are kept."""
+    from torch.export.graph_signature import OutputKind, OutputSpec
+    from torch.utils._pytree import tree_structure
+
+    specs = program.graph_signature.output_specs
+    own, new = [at for at, spec in enumerate(specs) if kept(spec)], changed(program)
+    returned = next(node for node in program.graph.nodes if node.op == "output")
+    returned.args = (tuple(returned.args[0][at] for at in (*own, *new)),)
+    specs[:] = [*(specs[at] for at in own), *(OutputSpec(OutputKind.USER_OUTPUT, specs[at].arg, None) for at in new)]
+    count = sum(spec.kind is OutputKind.USER_OUTPUT for spec in specs)
+    program.module_call_graph[0].signature.out_spec = tree_structure(tuple(range(count)))
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+def call_of(program: Any, tensors: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The arguments and keywords of a call with these tensors, by name, and the program's own constants."""
+    from torch.utils._pytree import tree_unflatten
+
+    flat = [tensors[name] if is_tensor(spec.arg) else spec.arg.value for name, spec in user_inputs(program)]
+    args, kwargs = tree_unflatten(flat, program.call_spec.in_spec)
+    return args, kwargs
 
 
 def _may_write(node: Any) -> bool:
@@ -146,6 +170,7 @@ class Sizes:
     """
 
     def __init__(self, program: Any) -> None:
+        self._program = program
         self._values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         self._known: dict[Any, int] = {}
         self.names: dict[str, str] = {}
@@ -161,16 +186,10 @@ class Sizes:
         }
 
     def fix(self, file: str, dims: Mapping[str, int]) -> None:
-        """Give sizes to dimensions.
-
-        Raises:
-            UsageError: there is no such dimension, or the program was not exported for this size.
-        """
+        """Give sizes to dimensions. Raises UsageError: there is no such one, or it was not exported for this size."""
         by_name = {name: symbol for symbol, name in self.names.items()}
+        check_dims(file, {name: size for name, size in dims.items() if name not in self.ranges}, by_name)
         for name, size in dims.items():
-            if name not in by_name and name not in self.ranges:
-                have = ", ".join(sorted(by_name)) or "none: every dimension is fixed"
-                raise UsageError(f"{file} has no dimension {name!r}", hint=f"its symbolic dimensions: {have}")
             low, high = self.ranges.get(name, [None, None])
             if (low is not None and size < low) or (high is not None and size > high):
                 most = "any size" if high is None else high
@@ -180,17 +199,24 @@ class Sizes:
                 )
             self._known[by_name.get(name, name)] = size
 
-    def spec(self, file: str, name: str, arg: Any, kind: str) -> list[Any]:
-        """[name, dtype, shape] of a tensor argument.
+    def inputs(self, file: str) -> list[TensorSpec]:
+        """The tensors that the program takes. Raises ImportFailed: hil has no such dtype."""
+        named = user_inputs(self._program)
+        return [self._spec(file, name, spec.arg, "input") for name, spec in named if is_tensor(spec.arg)]
 
-        Raises:
-            ImportFailed: hil has no such dtype.
-        """
+    def outputs(self, file: str) -> list[TensorSpec]:
+        """The tensors that it returns, then its new values. Raises ImportFailed: hil has no such dtype."""
+        named = output_names(self._program)
+        own = [self._spec(file, name, arg, "output") for name, arg in named if is_tensor(arg)]
+        new = new_values(self._program)
+        return own + [self._spec(file, name, spec.arg, "the new value") for name, spec in new]
+
+    def _spec(self, file: str, name: str, arg: Any, kind: str) -> TensorSpec:
         value = self._values[arg.name]
         dtype = str(value.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
             raise ImportFailed(f"{kind} {name!r} of {file} is {dtype}, which hil does not know")
-        return [name, dtype, [self._dim(size, kind) for size in value.shape]]
+        return TensorSpec(name, dtype, tuple(self._dim(size, kind) for size in value.shape))
 
     def _dim(self, size: Any, kind: str) -> Dim:
         expression = _expression(size)
@@ -224,18 +250,10 @@ def _key(key: Any) -> str:
     return str(key)
 
 
-def _unique(names: Iterable[str], taken: Iterable[str]) -> Sequence[str]:
-    """Names of outputs, none of them an input's: in ONNX both are names of values."""
+def _unlike(taken: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names for outputs: ``NAME_out`` where an input is called so."""
     used = set(taken)
-    found: list[str] = []
-    for name in names:
-        unique = base = f"{name}_out" if name in used else name
-        again = 1
-        while unique in used:
-            unique, again = f"{base}_{again}", again + 1
-        used.add(unique)
-        found.append(unique)
-    return found
+    return [unique_name(f"{name}_out" if name in used else name, used) for name in names]
 
 
 # Operators that hand on the values of their first argument, all or some of them.

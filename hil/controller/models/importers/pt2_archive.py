@@ -2,9 +2,8 @@
 
 ``torch.export.load`` trusts its file: it unpickles weights, constants and example inputs that say they are pickles,
 loads shared libraries, evaluates shape expressions and guards as Python, imports modules that a pytree names, and
-resolves an operator's name to anything below ``torch``. Each of those is looked at here and in
-:mod:`hil.controller.models.importers.pt2_archive` before torch sees the archive: what torch writes of an ordinary model
-passes, anything else is refused.
+resolves an operator's name to anything below ``torch``. Each of those is looked at before torch sees the archive: what
+torch writes of an ordinary model passes, anything else is refused.
 """
 
 from __future__ import annotations
@@ -96,6 +95,9 @@ def _check(path: str) -> None:
     try:
         reader = PT2ArchiveReader(path)
         records = reader.get_file_names()
+        sizes = {record: int(reader.archive_file.get_record_size(record)) for record in records}
+        parts = (_MODEL, *(config for _, config in _CONFIGS.values()))
+        texts = {record: reader.read_bytes(record) for record in parts if record in sizes}
     except (RuntimeError, AssertionError, UnicodeDecodeError) as error:
         raise ImportFailed(f"{name} is no archive of torch.export.save, or is damaged", detail=str(error)) from error
     # Two readers must see the same entries: otherwise what is checked here is not what torch loads.
@@ -110,12 +112,11 @@ def _check(path: str) -> None:
             f"{name} holds {hidden[0]}, compiled code or a pickle: hil takes exported programs with plain weights",
             hint=AGAIN,
         )
-    sizes = {record: int(reader.archive_file.get_record_size(record)) for record in records}
-    check_graph(name, read_json(name, reader.read_bytes(_MODEL)))
+    _Checker(name).check(read_json(name, texts[_MODEL]))
     for kind, (folder, config) in _CONFIGS.items():
-        if config in sizes:
+        if config in texts:
             try:
-                _check_payload(name, kind, folder, read_json(name, reader.read_bytes(config)), sizes)
+                _check_payload(name, kind, folder, read_json(name, texts[config]), sizes)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ImportFailed(f"{name} is damaged: {config} is not what torch writes") from error
 
@@ -141,15 +142,13 @@ def _check_payload(name: str, kind: str, folder: str, config: Any, sizes: dict[s
 def _weights_only() -> Iterator[None]:
     """Whatever torch unpickles meanwhile, such as example inputs, may name tensors and plain containers alone."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name)
+    before = {key: value for key, value in os.environ.items() if key == name}
     os.environ[name] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ[name]
+        os.environ.update(before)
 
 
 @contextlib.contextmanager
@@ -210,21 +209,8 @@ _LONGEST_EXPRESSION = 10_000
 AGAIN = "save it again, with torch.export.save of the torch that is installed here"
 
 
-def check_graph(name: str, program: Any) -> None:
-    """Refuse a program with anything but tensors, numbers and torch's own operators in it.
-
-    Raises:
-        ImportFailed: it has, or is damaged, or needs a package that is not installed here.
-    """
-    _Checker(name).check(program)
-
-
 def read_json(name: str, data: bytes) -> Any:
-    """A part of the file.
-
-    Raises:
-        ImportFailed: it is no JSON.
-    """
+    """A part of the file. Raises ImportFailed: it is no JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -232,6 +218,8 @@ def read_json(name: str, data: bytes) -> Any:
 
 
 class _Checker:
+    """Refuses a program with anything but tensors, numbers and torch's own operators in it, or that is damaged."""
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._imported: set[str] = set()

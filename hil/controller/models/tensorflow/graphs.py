@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from hil.controller.storage.texts import unique_name
 from hil.errors import CompileFailed
 
 Structure = Any
@@ -64,21 +65,13 @@ def _items(structure: Structure) -> Iterator[tuple[Any, Structure]]:
 
 
 # Operations on a variable that leave it as it is, and those that hand its handle on.
-READING = frozenset(
+_READING = frozenset(
     ("ReadVariableOp", "IsVariableInitializedOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 )
-PASSING_ON = frozenset(("Identity", "IdentityN"))
+_PASSING_ON = frozenset(("Identity", "IdentityN"))
 # Operations that call functions -> how many of their inputs come before the functions' own.
-_CALLS = {
-    "PartitionedCall": 0,
-    "StatefulPartitionedCall": 0,
-    "While": 0,
-    "StatelessWhile": 0,
-    "If": 1,
-    "StatelessIf": 1,
-    "Case": 1,
-    "StatelessCase": 1,
-}
+_CALLS = {"PartitionedCall": 0, "StatefulPartitionedCall": 0, "While": 0, "StatelessWhile": 0}
+_CALLS |= dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1)
 
 
 def new_value(name: str) -> str:
@@ -105,7 +98,7 @@ def assigned(concrete: Any) -> dict[str, Any]:
     """
     items = _captures(concrete)
     graph = concrete.graph.as_graph_def()
-    looked_through = _Graph(graph.node, {function.signature.name: function for function in graph.library.function})
+    looked_through = HandleGraph(graph.node, {function.signature.name: function for function in graph.library.function})
     places = concrete.inputs[len(concrete.inputs) - len(items) :]
     return {
         name: item
@@ -119,12 +112,16 @@ def is_variable(item: Any) -> bool:
     return hasattr(item, "handle")
 
 
-class _Graph:
-    """The nodes of a graph or function, by what they take."""
+class HandleGraph:
+    """The nodes of a graph or function, by what they take.
 
-    def __init__(self, nodes: Iterable[Any], library: Mapping[str, Any]) -> None:
+    Args:
+        library: the functions that nodes call; without them, what goes into a call may be assigned there.
+    """
+
+    def __init__(self, nodes: Iterable[Any], library: Mapping[str, Any] | None = None) -> None:
         self._library = library
-        self._called: dict[str, _Graph] = {}
+        self._called: dict[str, HandleGraph] = {}
         self._takers: dict[str, list[tuple[Any, int]]] = defaultdict(list)
         for node in nodes:
             for place, taken in enumerate(node.input):
@@ -136,47 +133,37 @@ class _Graph:
         waiting, seen = [handle], {handle}
         while waiting:
             for node, place in self._takers[waiting.pop()]:
-                if node.op in PASSING_ON and node.name not in seen:
+                if node.op in _PASSING_ON:
+                    waiting += {node.name} - seen
                     seen.add(node.name)
-                    waiting.append(node.name)
-                elif node.op in _CALLS:
-                    if any(self._function(name).writes(argument) for name, argument in self._arguments(node, place)):
+                elif node.op in _CALLS and self._library is not None:
+                    if any(self._writes_within(node, place)):
                         return True
-                elif node.op not in READING and node.op not in PASSING_ON:
+                elif node.op not in _READING:
                     return True
         return False
 
-    def _function(self, name: str) -> _Graph:
-        if name not in self._called:
-            self._called[name] = _Graph(self._library[name].node_def, self._library)
-        return self._called[name]
-
-    def _arguments(self, node: Any, place: int) -> Iterator[tuple[str, str]]:
-        """The functions that a node calls, and what each of them calls the node's input."""
+    def _writes_within(self, node: Any, place: int) -> Iterator[bool]:
+        """Whether each of the functions that a node calls assigns what they get as the node's input."""
+        assert self._library is not None
         for value in node.attr.values():
-            for function in (value.func, *value.list.func):
-                if function.name:
-                    yield function.name, self._library[function.name].signature.input_arg[place - _CALLS[node.op]].name
+            for name in (function.name for function in (value.func, *value.list.func) if function.name):
+                function = self._library[name]
+                if name not in self._called:
+                    self._called[name] = HandleGraph(function.node_def, self._library)
+                yield self._called[name].writes(function.signature.input_arg[place - _CALLS[node.op]].name)
 
 
 def _captures(concrete: Any) -> list[tuple[str, Any]]:
     """Name and variable, or else the tensor itself, of all that a function captured."""
     variables = {id(variable.handle): variable for variable in concrete.graph.variables}
     items = [variables.get(id(tensor), tensor) for tensor in concrete.captured_inputs]
-    return list(zip(_unique([_name(item) for item in items]), items, strict=True))
+    taken: set[str] = set()
+    return [(unique_name(_name(item), taken), item) for item in items]
 
 
 def _name(item: Any) -> str:
     return str(item.name).split(":")[0] if is_variable(item) else "captured"
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    unique = []
-    for name in names:
-        count = seen[name] = seen.get(name, -1) + 1
-        unique.append(f"{name}_{count}" if count else name)
-    return unique
 
 
 _LENGTH = 400

@@ -11,6 +11,7 @@ from typing import Any
 from hil.controller.models.description import check_dims, description
 from hil.controller.models.tensorflow.graphs import assigned, leaves, new_value, replace_leaves, words
 from hil.controller.storage.packages import needed_version
+from hil.controller.storage.texts import foreign_errors
 from hil.core.tensors import Array, Dim, TensorSpec, dtype_name
 from hil.errors import CompileFailed, ImportFailed, UsageError
 
@@ -38,42 +39,25 @@ class Source:
         """What the function returns; a dimension is None where only running it tells.
 
         Raises:
-            ImportFailed: it cannot be traced, returns nothing and assigns nothing, or returns what is no tensor.
+            ImportFailed: it cannot be traced, or returns what is no tensor.
         """
-        concrete = self._traced
+        named = named_outputs(self._traced.structured_outputs, getattr(self.model, "output_names", ()))
         try:
-            named = named_outputs(concrete.structured_outputs, getattr(self.model, "output_names", ()))
-            found = [spec_of(name, spec) for name, spec in named]
+            return tuple(spec_of(name, spec) for name, spec in named)
         except CompileFailed as error:
             raise ImportFailed(f"output {error.message}") from error
-        if not found and not self.assigned:
-            raise ImportFailed(
-                f"{self.name!r} returns nothing and assigns nothing",
-                hint="a model that returns nothing cannot be checked",
-            )
-        return tuple(found)
 
     @cached_property
     def assigned(self) -> dict[str, Any]:
-        """The variables that the function assigns, by name.
-
-        Raises:
-            ImportFailed: it cannot be traced.
-        """
+        """The variables that the function assigns, by name. Raises ImportFailed: it cannot be traced."""
         return assigned(self._traced)
-
-    def new_values(self) -> tuple[TensorSpec, ...]:
-        """What follows the outputs: the new values of the variables that the function assigns."""
-        return tuple(spec_of(new_value(name), variable) for name, variable in self.assigned.items())
 
     @cached_property
     def _traced(self) -> Any:
         import tensorflow as tf
 
-        try:
-            return tf.function(self.call, autograph=False).get_concrete_function(list(self.specs))
-        except Exception as error:
-            raise ImportFailed(f"TensorFlow cannot trace {self.name!r}: {words(error)}", detail=str(error)) from error
+        with foreign_errors(ImportFailed, f"TensorFlow cannot trace {self.name!r}", words=words):
+            return tf.function(self.call, autograph=False).get_concrete_function(self.specs)
 
     @property
     def specs(self) -> list[Any]:
@@ -81,11 +65,7 @@ class Source:
         return [leaf for _, leaf in leaves(self.structure) if is_spec(leaf)]
 
     def sized(self) -> list[Any]:
-        """The ``tf.TensorSpec`` of each input, every dimension a number.
-
-        Raises:
-            UsageError: one is open.
-        """
+        """The ``tf.TensorSpec`` of each input, every dimension a number. Raises UsageError: one is open."""
         for spec in self.inputs:
             for dim in spec.shape:
                 if not isinstance(dim, int):
@@ -117,8 +97,7 @@ def open_model(path: str, function: str, dims: Mapping[str, int]) -> Source:
         function: its name; "" is ``serving_default`` of a SavedModel that has it, else the only one.
 
     Raises:
-        ImportFailed: it cannot be read, or its function takes what is no tensor.
-        UsageError: no such function or dimension; several functions and none chosen.
+        ImportFailed, UsageError: as of :func:`describe`.
     """
     file = Path(path)
     return _open_keras(file, function, dims) if file.suffix == ".keras" else _open_saved(file, function, dims)
@@ -129,10 +108,8 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
 
     if file.name != SAVED_MODEL:
         raise ImportFailed(f"{file.name} is no SavedModel: that is a folder with {SAVED_MODEL}", hint="hil run FOLDER")
-    try:
+    with foreign_errors(ImportFailed, f"{file.parent.name} is no SavedModel that TensorFlow reads", words=words):
         model = tf.saved_model.load(str(file.parent))
-    except Exception as error:  # of TensorFlow, protobuf or the file system
-        raise ImportFailed(f"{file.parent.name} is no SavedModel that TensorFlow reads: {words(error)}") from error
     signatures = {name: found for name, found in model.signatures.items() if name not in _OWN}
     methods = _methods(model, signatures)
     functions = signatures | methods
@@ -143,25 +120,17 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
         )
     default = _DEFAULT if _DEFAULT in signatures else next(iter(functions)) if len(functions) == 1 else ""
     chosen = function or default
-    if not chosen:
-        raise UsageError(
-            f"{file.parent.name} has several functions", hint=f"choose one with --function: {', '.join(functions)}"
-        )
     if chosen not in functions:
-        raise UsageError(
-            f"{file.parent.name} has no function {chosen!r}", hint=f"--function with one of: {', '.join(functions)}"
-        )
-    concrete = functions[chosen]
-    structure = _specs_of(concrete)
-    structure, inputs = _fix(file.parent.name, structure, dims, batch=False)
-    return Source(chosen, concrete, structure, inputs, tuple(functions), model)
+        said = f"no function {chosen!r}" if chosen else "several functions"
+        raise UsageError(f"{file.parent.name} has {said}", hint=f"choose one with --function: {', '.join(functions)}")
+    structure, inputs = _fix(file.parent.name, _specs_of(functions[chosen]), dims, batch=False)
+    return Source(chosen, functions[chosen], structure, inputs, tuple(functions), model)
 
 
 def _methods(model: Any, signatures: Mapping[str, Any]) -> dict[str, Any]:
     """Methods of a saved tf.Module, each with the first way in which it takes tensors alone."""
     found = {}
-    for name in sorted(vars(model)):
-        item = vars(model)[name]
+    for name, item in sorted(vars(model).items()):
         if name.startswith("_") or name in signatures:
             continue
         for concrete in getattr(item, "concrete_functions", ()):
@@ -212,14 +181,8 @@ def _fix(
     symbols: set[str] = set()
     inputs: list[TensorSpec] = []
     args, kwargs = structure
-    paths = iter(
-        [
-            path
-            for number, item in enumerate(args)
-            for path, _ in leaves(item, getattr(item, "name", None) or f"arg{number}")
-        ]
-        + [path for name in sorted(kwargs) for path, _ in leaves(kwargs[name], name)]
-    )
+    named = [(getattr(item, "name", None) or f"arg{number}", item) for number, item in enumerate(args)]
+    paths = iter([path for name, item in (*named, *sorted(kwargs.items())) for path, _ in leaves(item, name)])
 
     def fixed(leaf: Any) -> Any:
         path = next(paths)
@@ -248,48 +211,39 @@ def _fix(
 _FOLDERS = ("variables", "assets", "assets.extra")
 
 
-def describe_saved_model(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Read the signature of a function of a SavedModel: one of its signatures, or a method.
+def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Read the signature of a function: one of a SavedModel's signatures or methods, or what calling a Keras model is.
 
-    The new values of the variables that it assigns are outputs as well, after its own: ``variable NAME``.
-    An open dimension is a symbol such as ``x.dim0``.
+    A Keras model is called with ``training=False``. The new values of the variables that a function assigns are outputs
+    as well, after its own: ``variable NAME``. An open dimension is a symbol such as ``x.dim0``; a Keras model's first
+    is ``batch``.
 
     Raises:
-        ImportFailed: it is no SavedModel, or is damaged.
+        ImportFailed: the file cannot be read, is damaged, or holds layers that are code (lambdas, layers of one's own).
         UsageError: TensorFlow is not installed; no such function or dimension; several functions and none chosen.
     """
-    folder = Path(path).parent
-    found = _describe(path, function, dims)
-    files = [file for name in _FOLDERS for file in sorted((folder / name).rglob("*")) if file.is_file()]
-    beside = [file for file in (folder / "fingerprint.pb",) if file.is_file()]
-    return found | {"external": [file.relative_to(folder).as_posix() for file in (*files, *beside)]}
-
-
-def describe_keras(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Read what a Keras model takes and gives; it is called with ``training=False``.
-
-    The first dimension is ``batch`` where the model leaves it open, others are symbols such as ``x.dim1``.
-
-    Raises:
-        ImportFailed: it is no .keras file, is damaged, or holds layers that are code (lambdas, layers of one's own).
-        UsageError: TensorFlow is not installed; no such function or dimension.
-    """
-    return _describe(path, function, dims)
-
-
-def _describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     version = needed_version("tensorflow", "tensorflow")
     source = open_model(path, function, dims)
-    producer = {"read with": f"tensorflow {version}", "functions": list(source.functions)}
-    return description(path, source.name, source.inputs, (*source.outputs(), *source.new_values()), {}, **producer)
+    new = [spec_of(new_value(name), variable) for name, variable in source.assigned.items()]
+    return description(
+        path,
+        source.name,
+        source.inputs,
+        (*source.outputs(), *new),
+        external=_beside(Path(path)) if Path(path).name == SAVED_MODEL else (),
+        producer={"read with": f"tensorflow {version}", "functions": list(source.functions)},
+    )
+
+
+def _beside(model: Path) -> list[str]:
+    """The further files of a SavedModel."""
+    below = (file for name in _FOLDERS for file in sorted((model.parent / name).rglob("*")))
+    files = (*below, model.with_name("fingerprint.pb"))
+    return [file.relative_to(model.parent).as_posix() for file in files if file.is_file()]
 
 
 def spec_of(name: str, spec: Any) -> TensorSpec:
-    """Name, dtype and shape of what TensorFlow calls a tensor's spec.
-
-    Raises:
-        CompileFailed: hil has no such tensors.
-    """
+    """Name, dtype and shape of what TensorFlow calls a tensor's spec. Raises CompileFailed: hil has no such tensors."""
     try:
         dtype = dtype_name(spec.dtype.as_numpy_dtype)
     except UsageError as error:

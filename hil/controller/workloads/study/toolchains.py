@@ -11,12 +11,13 @@ from typing import Any
 
 from hil.controller.backends.compilers import tfcompile
 from hil.controller.backends.compilers.iree import compile_iree
-from hil.controller.backends.compilers.iree_program import compiler_version_or_fail
-from hil.controller.backends.compilers.tfcompile import target_of
+from hil.controller.backends.compilers.iree_program import PACKAGE
 from hil.controller.devices.board_choice import with_target
+from hil.controller.models.compiling import Work
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, naming_errors
+from hil.controller.storage.packages import needed_version
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
 from hil.core.board_config import BoardConfig
@@ -60,25 +61,34 @@ class Making:
         """Where compilers print."""
         return self.folder / "compile.log"
 
+    @property
+    def work(self) -> Work:
+        """How compilers work. Nothing comes from the cache: a study measures."""
+        return {
+            "cache": self.cache,
+            "isolated": self.isolated,
+            "recompute": True,
+            "timeout": TIMEOUT_S,
+            "log": self.log,
+        }
+
 
 def by_tfcompile(making: Making) -> Program:
     """Through tfcompile: its own three steps."""
-    # Nothing comes from the cache: a study measures.
-    place = tfcompile.Workplace(making.cache, making.isolated, True, TIMEOUT_S, making.log, {})
-    making.log.touch()
     # The board was opened for IREE's sake.
     config, _ = with_target(making.config, tfcompile.RUNTIME, making.machine)
     flags = (*config.compile_flags.get("tfcompile", ()), _OUTSIDE)
-    target, by = target_of(flags), tfcompile.compiler()
+    tfcompile.target_of(flags)
 
-    def generated() -> tuple[Model, Path]:
+    def generated() -> tuple[Model, tfcompile.Steps, Path]:
         model = import_model(making.saved, function=STEP, isolated=making.isolated, cache=making.cache)
-        return model, tfcompile.generate(model, place)
+        steps = tfcompile.Steps(model, flags, making.work)
+        return model, steps, steps.generate()
 
-    model, graph = making.stage(tfcompile.GENERATE, generated)
-    made = making.stage(tfcompile.COMPILE, lambda: tfcompile.compile_graph(model, graph, target, place))
-    library = making.stage(tfcompile.LINK, lambda: tfcompile.link(model, graph, made, target, place))
-    artifact = tfcompile.artifact_of(model, graph, library, target, flags, by, place)
+    model, steps, graph = making.stage(tfcompile.GENERATE, generated)
+    made = making.stage(tfcompile.COMPILE, lambda: steps.compile(graph))
+    library = making.stage(tfcompile.LINK, lambda: steps.link(graph, made))
+    artifact = steps.artifact(graph, library)
     signature = tfcompile.signature_of(model.function, graph)
     values = signature.values((graph / TFCOMPILE_VALUES).read_bytes())
     return Program(
@@ -103,17 +113,8 @@ def by_iree(making: Making) -> Program:
 
     def compiled() -> Artifact:
         model = import_model(folder / MLIR, isolated=making.isolated, cache=making.cache)
-        return compile_iree(
-            model,
-            runtime="iree",
-            flags=making.config.compile_flags.get("iree", ()),
-            cache=making.cache,
-            isolated=making.isolated,
-            recompute=True,
-            debug_ir=None,
-            timeout=TIMEOUT_S,
-            log=making.log,
-        )
+        flags = making.config.compile_flags.get("iree", ())
+        return compile_iree(model, runtime="iree", flags=flags, debug_ir=None, **making.work)
 
     artifact = making.stage(tfcompile.COMPILE, compiled)
     said = json.loads((folder / SIGNATURE).read_text())
@@ -147,7 +148,7 @@ _TFCOMPILE = (tfcompile.GENERATE, tfcompile.COMPILE, tfcompile.LINK)
 WAYS: Mapping[str, Way] = MappingProxyType(
     {
         "tfcompile": Way(by_tfcompile, tfcompile.compiler, tfcompile.RUNTIME, _TFCOMPILE),
-        "iree": Way(by_iree, lambda: f"iree {compiler_version_or_fail()}", "iree", (LOWER, tfcompile.COMPILE)),
+        "iree": Way(by_iree, lambda: f"iree {needed_version(PACKAGE)}", "iree", (LOWER, tfcompile.COMPILE)),
     }
 )
 

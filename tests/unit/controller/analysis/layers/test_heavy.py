@@ -19,8 +19,8 @@ from hil.controller.storage.tensor_files import load_tensors, save_tensors
 
 @pytest.fixture
 def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(onnx_to_mlir, "_EXTERNAL_FROM_BYTES", 100)
-    monkeypatch.setattr(onnx_to_mlir, "_EXTERNAL_FROM_ELEMENTS", 20)
+    monkeypatch.setattr(onnx_to_mlir, "EXTERNAL_FROM_BYTES", 100)
+    monkeypatch.setattr(onnx_to_mlir, "EXTERNAL_FROM_ELEMENTS", 20)
     monkeypatch.setattr(graph_module, "_EMBEDDED_BYTES", 1000)
     path = tmp_path / "model" / "heavy.onnx"
     path.parent.mkdir()

@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import platform
 import re
+from typing import NamedTuple
 
 import pytest
 
 from hil.controller.backends.compilers.tfcompile import target_of, tfcompile_target
 from hil.controller.backends.compilers.tfcompile_build import glue_of, is_needed, needed_variants
-from hil.controller.backends.compilers.tfcompile_graph import Node, assigned_variables, identifiers, make_config, split
+from hil.controller.backends.compilers.tfcompile_graph import assigned_variables, identifiers, make_config, split
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, UsageError
 from hil.formats.xla_program import Signature, read_signature, write_signature
+
+
+class Node(NamedTuple):
+    """As much of TensorFlow's NodeDef as is looked at."""
+
+    name: str
+    op: str
+    input: tuple[str, ...] = ()
+
 
 GRAPH = [
     Node("function/x", "Placeholder"),
