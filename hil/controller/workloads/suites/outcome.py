@@ -43,6 +43,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _keep(case, run, ended is not Outcome.PASS or request.keep_all)
     artifact, error = case.artifact, case.error
+    files = artifact.files.values() if artifact else ()
     statistics = device_statistics(case.result) if case.result else {}
     verdict = case.verdicts[0] if case.verdicts else None
     provenance = case.result.provenance if case.result else {}
@@ -72,7 +73,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         iterations=statistics.get("iterations", 0),
         cold=statistics.get("iterations") == 1 and statistics["cold_ns"] is not None,
         agentless=provenance.get("command", {}).get("why", ""),
-        artifact_bytes=artifact and sum(path.stat().st_size for path in artifact.files.values() if path.exists()),
+        artifact_bytes=sum(path.stat().st_size for path in files if path.exists()) if artifact else None,
         program=artifact.digests[artifact.main] if artifact else "",
         cached=artifact.cached if artifact and compiled else None,
         notes=artifact.notes if artifact else {},

@@ -164,8 +164,10 @@ def prepared(
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
                 logs = run.folder / "logs" / f"{number:03}"
                 compiled = _compiled_together(cases, flow, settings, config, context, logs)
-                shares = [compiled.get(case.model.digest if case.model else "") for case in cases]
-                for ready in concurrent.futures.as_completed(map(pool.submit, [finish] * len(cases), cases, shares)):
+                finishing = [
+                    pool.submit(finish, case, compiled.get(case.model.digest if case.model else "")) for case in cases
+                ]
+                for ready in concurrent.futures.as_completed(finishing):
                     yield ready.result()
         finally:
             for future in begun:

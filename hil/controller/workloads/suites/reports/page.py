@@ -30,6 +30,7 @@ from hil.core.text import jsonable
 
 _SCRIPTS = ("base.js", "plots.js", "details.js", "table.js")
 _STATISTICS = [one for one in STATISTICS if one.report]
+_OF_STATISTICS = ("key", "title", "unit", "digits")
 _SHOWN = (
     *("name", "passed", "reason", "dtype", "shape", "tolerance", "elements", "mismatches"),
     *(one.key for one in _STATISTICS),
@@ -99,9 +100,7 @@ def _data(run: SuiteResults) -> Any:
         "kinds": {outcome: kind_of(outcome) for outcome in totals.outcomes},
         "stages": [one.value for one in Stage],
         "columns": [{"name": one.name, "title": one.title, "unit": one.unit} for one in columns],
-        "statistics": [
-            {name: getattr(one, name) for name in ("key", "title", "unit", "digits")} for one in _STATISTICS
-        ],
+        "statistics": [{name: getattr(one, name) for name in _OF_STATISTICS} for one in _STATISTICS],
         "cases": [_case(record, columns) for record in run.records],
     }
     return _clean(jsonable(whole))
