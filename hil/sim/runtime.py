@@ -82,9 +82,8 @@ class SimRuntime:
         """As the real runtime."""
         getattr(cls.real, "preload", lambda: None)()
 
-    def prepare(self, device: str) -> None:
-        """As the real runtime."""
-        self._inner.prepare(device)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def load(self, folder: Path, main: str, device: str, function: str) -> SimProgram:
         """Load with the real runtime, unless a fault happens."""
@@ -174,19 +173,13 @@ class SimProgram:
     def __init__(self, runtime: SimRuntime, inner: Any) -> None:
         self._runtime = runtime
         self._inner = inner
-        self.function = inner.function
-        self.inputs = inner.inputs
-        self.outputs = inner.outputs
         if hasattr(inner, "profile"):  # one that cannot be profiled lacks the method: see hil.agent.runtimes.Program
             self.profile = self._profile
-        if hasattr(inner, "renew"):  # nor has one without state that one
-            self.renew = inner.renew
         self._real: Placement | None = None
         self._placed: Placement | None = None
 
-    def bind(self, inputs: list[Array]) -> None:
-        """As the real program."""
-        self._inner.bind(inputs)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # what it takes and gives, bind, and renew where it has that
 
     def run(self) -> None:
         """As the real program, unless a fault happens."""
