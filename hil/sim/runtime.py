@@ -82,8 +82,9 @@ class SimRuntime:
         """As the real runtime."""
         getattr(cls.real, "preload", lambda: None)()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def prepare(self, device: str) -> None:
+        """As the real runtime."""
+        self._inner.prepare(device)
 
     def load(self, folder: Path, main: str, device: str, function: str) -> SimProgram:
         """Load with the real runtime, unless a fault happens."""
