@@ -149,3 +149,8 @@ def route(config: paramiko.SSHConfig, address: Address, passed: tuple[str, ...] 
     if not jumps:
         return (address,)
     return (*route(config, jumps[0], (*passed, address.host)), *jumps[1:], address)
+
+
+def name_of(host: str, port: int) -> str:
+    """How known_hosts files call a server."""
+    return host if port == SSH_PORT else f"[{host}]:{port}"

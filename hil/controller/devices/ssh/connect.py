@@ -24,7 +24,7 @@ from paramiko.auth_strategy import AuthFailure
 
 from hil.controller.devices.ssh import address as addresses
 from hil.controller.devices.ssh.address import Address
-from hil.controller.devices.ssh.known_hosts import KnownHosts, name_of, user_files
+from hil.controller.devices.ssh.known_hosts import KnownHosts, user_files
 from hil.controller.devices.ssh.login import PASSWORD_VARIABLE, Login
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.transport import END_S, AgentKey, FileKey, Hop, Transport, close_hops
@@ -183,7 +183,7 @@ class _MachineLogin:
 
     def _translated(self, error: BaseException, connection: fabric.Connection, login: Login) -> BaseException:
         place = Address(connection.host, connection.user, connection.port)
-        server = name_of(connection.host, connection.port)
+        server = addresses.name_of(connection.host, connection.port)
         kind = BoardUnreachable
         if isinstance(error, paramiko.BadHostKeyException):
             return self._known_hosts.changed(server, error.key, error.expected_key)

@@ -13,7 +13,6 @@ from pathlib import Path
 import paramiko
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 
-from hil.controller.devices.ssh.address import SSH_PORT
 from hil.errors import BoardRefused, StorageError, UsageError
 
 _OF_THE_MACHINE = Path("/etc/ssh/ssh_known_hosts")
@@ -105,11 +104,6 @@ def user_files() -> tuple[Path, ...]:
 def named(key: paramiko.PKey) -> str:
     """A key's kind and fingerprint, as OpenSSH shows them."""
     return f"{key.get_name()} {key.fingerprint}"
-
-
-def name_of(host: str, port: int) -> str:
-    """How known_hosts files call a server."""
-    return host if port == SSH_PORT else f"[{host}]:{port}"
 
 
 def _entries(path: Path) -> Iterator[tuple[str, paramiko.PKey, bool]]:
