@@ -115,7 +115,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.formats import formats, write_format
     from hil.controller.workloads.bundles.program_case import open_bundle
-    from hil.controller.workloads.bundles.show import counted
+    from hil.controller.workloads.bundles.show import size_text
 
     is_folder = pick("bundle format", formats(), form).is_folder
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
@@ -126,7 +126,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
         write_format(form, opened, path, shop=shop)
     count = sum(len(method.cases) for method in opened.methods)
     document = {"path": str(path), "format": form, "cases": count, "exit_code": 0}
-    return answer(as_json, document, f"{path}: {form}, {counted(opened)}")
+    return answer(as_json, document, f"{path}: {form}, {size_text(opened)}")
 
 
 @bundle.command("import", epilog="Example: hil bundle import model_folder --from onnx -o model.hilb")
@@ -170,7 +170,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     """
     from hil.bundles.signature import fingerprint
     from hil.controller.workloads.bundles.program_case import open_bundle
-    from hil.controller.workloads.bundles.show import counted
+    from hil.controller.workloads.bundles.show import size_text
 
     opened = open_bundle(bundle, key)
     by = fingerprint(opened.head.public_key) if opened.head.signature else ""
@@ -180,7 +180,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     signed = f"signed by {by}" if by else "not signed"
     if by and key is None:
         signed += " (a key that nobody here vouches for: name those you trust with --key)"
-    return answer(as_json, document, f"{bundle}: sound, {counted(opened)}, {signed}")
+    return answer(as_json, document, f"{bundle}: sound, {size_text(opened)}, {signed}")
 
 
 @bundle.command(epilog="Example: hil bundle run digits_cnn.hilb --board root@10.0.0.7")
@@ -220,7 +220,7 @@ def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     from hil.bundles.signature import fingerprint
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.methods import LEFT_OUT
-    from hil.controller.workloads.bundles.show import counted, document_of
+    from hil.controller.workloads.bundles.show import document_of, size_text
 
     with storing(path.parent.absolute(), "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +228,7 @@ def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     if as_json:
         return answer(True, document_of(Bundle.open(path), path))
     signed = f", signed by {fingerprint(head.public_key)}" if head.signature else ""
-    click.echo(f"{path}: {head.size:,} bytes, {counted(bundle)}{signed}")
+    click.echo(f"{path}: {head.size:,} bytes, {size_text(bundle)}{signed}")
     for line in bundle.made.get(LEFT_OUT, ()):
         say(f"left out: {line}")
     return 0

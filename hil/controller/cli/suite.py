@@ -140,12 +140,12 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a folder of models."""
     from hil.controller.models.flows import load_flow
-    from hil.controller.workloads.suites.job import suite_of
     from hil.controller.workloads.suites.request import Request
+    from hil.controller.workloads.suites.sources import open_suite
 
     request = Request(source, flow, **settings)
     with workshop() as shop:
-        found = suite_of(request, load_flow(flow), shop)
+        found = open_suite(request, load_flow(flow), shop)
     cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
     for line in found.left_out:
