@@ -48,9 +48,12 @@ class Column:
     firm: bool = False  # whether others are cut before it
 
     def of(self, row: Row) -> Text:
-        """A row's cell."""
+        """A row's cell; the style is that of the whole cell."""
+        from rich.text import Text
+
         found = row[self.cell] if isinstance(self.cell, str) else self.cell(row)
-        return line(found if isinstance(found, tuple) else (str(found), self.style))
+        text, style = found if isinstance(found, tuple) else (str(found), self.style)
+        return Text(plain(text), style, no_wrap=True, overflow="ellipsis")
 
 
 def show(*parts: object) -> None:
