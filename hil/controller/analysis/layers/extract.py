@@ -46,11 +46,9 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
 
     Args:
         observed: tensor -> [dtype, shape] as observed in runs; None before any run.
-        group: ``node`` or ``fused``.
 
     Returns:
-        ``open``: tensors whose type or shape is not fully known. If there are any and ``observed`` is None, nothing is
-        written.
+        ``open``: tensors whose type or shape is not fully known. If there are any before any run, nothing is written.
     """
     graph = Graph(Path(path), dims, observed or {})
     if graph.open and observed is None:

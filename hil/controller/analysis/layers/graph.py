@@ -50,12 +50,9 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
 
 
 def draws(node: Any, constants: Mapping[str, Any]) -> bool:
-    """Return whether a node, or one within its subgraphs, draws random numbers.
+    """Return whether a node, or one within its subgraphs, draws random numbers: with any seed, runtimes draw others.
 
-    Even with a seed: each runtime may draw other numbers from it.
-
-    Args:
-        constants: name -> TensorProto, to recognise a Dropout of training.
+    ``constants`` (name -> TensorProto) tell a Dropout of training.
     """
     from onnx import numpy_helper
 
