@@ -23,8 +23,7 @@ from hil.controller.analysis.bench.store import (
 )
 from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.devices.board_resolver import is_address
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder

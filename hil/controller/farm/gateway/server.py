@@ -19,7 +19,6 @@ from hil.controller.farm.gateway.calls import Calls
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.farm_service import FarmService
 from hil.controller.farm.gateway.host_service import HostService
-from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import queries, sweeper
 from hil.controller.farm.store.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
@@ -40,7 +39,6 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_MESSAGE = 64 << 20
 _MOST_CALLS = 10_000
 _GRACE_S, _AGAIN_S = 1.0, 0.5
-_STATS = Principal(user="farm", role=Role.VIEWER)
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Gateway:
         beside: dict[str, Callable[[], Any]] = {
             "dispatch": context.dispatch.run,
             "measure": context.dispatch.measure,
-            "queue": lambda: context.engine.listen(self._queued),
+            "queue": lambda: context.engine.listen(context.dispatch.poke),
             "changes": lambda: context.pubsub.run(config.db),
             "ended": lambda: context.dispatch.follow(context.pubsub),
             "tunnels": lambda: context.tunnels.follow(context.pubsub),
@@ -116,9 +114,6 @@ class Gateway:
         await end_tasks(*self._tasks, *self.context.tasks)
         await asyncio.to_thread(self.context.metrics.stop)
 
-    async def _queued(self, boards: set[str] | None) -> None:
-        self.context.dispatch.poke(boards)
-
     async def _stats(self) -> Any:
         async with self.context.db.transaction() as tx:
             return await queries.stats(tx, self.context.settings)
@@ -135,21 +130,16 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     _check(config)
     take_descriptors()
     store = Store(config.artifacts)
-    db = await _connected(config)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        db = await _connected(config)
+        stack.push_async_callback(db.close)
         engine = LeaseQueue(db)
         await engine.open()
-        try:
-            gateway = Gateway(config, GatewayContext(db, engine, config.settings, store))
-            try:
-                await gateway.start()
-                yield gateway
-            finally:
-                await gateway.stop()
-        finally:
-            await engine.close()
-    finally:
-        await db.close()
+        stack.push_async_callback(engine.close)
+        gateway = Gateway(config, GatewayContext(db, engine, config.settings, store))
+        stack.push_async_callback(gateway.stop)
+        await gateway.start()
+        yield gateway
 
 
 async def _connected(config: GatewayConfig) -> Database:

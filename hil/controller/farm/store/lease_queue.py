@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
 import procrastinate
@@ -114,13 +114,13 @@ class LeaseQueue:
         if queue_id is not None:
             await tx.execute(_DONE, [queue_id])
 
-    async def listen(self, callback: Callable[[set[str] | None], Awaitable[None]]) -> None:
+    async def listen(self, callback: Callable[[set[str] | None], object]) -> None:
         """Call with the boards for which something was queued; with None where it may be any (at first, and after an
         outage). Without end: to be cancelled.
         """
         async with contextlib.aclosing(notifications.hear(self._database.url, CHANNEL)) as heard:
             async for board in heard:
-                await callback(None if board is None else {board})
+                callback(None if board is None else {board})
 
     async def tidy(self, tx: Tx) -> int:
         """Forget gateways that are not heard of any more, and delete jobs whose lease is over; returns how many."""

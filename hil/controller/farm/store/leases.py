@@ -24,7 +24,7 @@ from hil.controller.farm.store.records import (
     storable,
     stored,
 )
-from hil.errors import AccessRefused
+from hil.errors import EXIT_OK, AccessRefused
 
 _GRANT = f"""
     select lease.id as lease, lease.job as job_id, lease.board, lease.fence, lease.attempt, {NAME} as job, job.spec,
@@ -244,5 +244,5 @@ async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, 
     if row is None or row.job.kind is not Kind.LEASE or not hmac.compare_digest(row.key.encode(), key.encode()):
         raise AccessRefused(f"this key is not that of lease {lease}")
     if row.ended_at is None:
-        await transitions.lease_over(tx, queue, row, storable(reason), settings)
+        await transitions.lease_over(tx, queue, row, JobResult(EXIT_OK, reason=storable(reason)), settings)
         await grant(tx, queue, settings, [row.board])

@@ -106,7 +106,7 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
     jobs = await _open_jobs(tx, submission, number)
     for job in jobs:
         if job.id in leases:
-            await transitions.lease_cancelled(tx, queue, leases[job.id], result, settings)
+            await transitions.lease_over(tx, queue, leases[job.id], result, settings, JobState.CANCELLED)
         else:
             await finish(tx, job, result, state=JobState.CANCELLED)
     freed = [leases[job.id].board for job in jobs if job.id in leases]

@@ -9,12 +9,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from hil.controller.farm.messages import JobResult
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import boards, transitions
 from hil.controller.farm.store.allocator import grant
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import ALONE, active_leases, alone, fetched
+from hil.errors import EXIT_OK
 
 _TICK = 0x4_74_69_63_6B  # one gateway's tick is enough at a time
 _FROZEN_S = 5.0
@@ -68,9 +70,8 @@ async def _expired(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
         await transitions.lease_lost(tx, queue, lease, reason, settings)
     left = await active_leases(tx, "lease.holder_until < now()")
     for lease in left:
-        await transitions.lease_over(
-            tx, queue, lease, f"its holder was not heard of for {settings.holder_s:g} s", settings
-        )
+        gone = JobResult(EXIT_OK, reason=f"its holder was not heard of for {settings.holder_s:g} s")
+        await transitions.lease_over(tx, queue, lease, gone, settings)
     lost = await boards.lose_silent(tx, queue, settings)
     late = await active_leases(tx, "lease.until < now()")
     for lease in late:

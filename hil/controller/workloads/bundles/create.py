@@ -14,7 +14,7 @@ from hil.controller.backends.references.noise import telling_noise
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.devices.board_client import Loaded
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
