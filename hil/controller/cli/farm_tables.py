@@ -260,7 +260,7 @@ TOKENS = (
     Column("USER", "user", "bold", firm=True),
     Column("ROLE", "role", firm=True),
     Column("STATE", _token_state, firm=True),
-    Column("PROJECT", "project"),
+    Column("PROJECT", lambda token: f"({token['project']})" if token["project"] else ""),
     Column("EXPIRES", lambda token: f"until {local(token['expires_at'])}" if token["expires_at"] else "", firm=True),
     Column("NOTE", "note"),
 )
