@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hil.compare.tolerance import check_tolerance
-from hil.controller.models.flows.flow import Flow
 from hil.controller.models.flows.quanta import quantum_atol
-from hil.controller.models.flows.recipe import Recipe, apply_recipe, check_settings, recipes
+from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check_settings, recipes
 from hil.controller.storage.packages import pick, points, registered
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_file
@@ -109,9 +107,15 @@ def _of_entry_point(name: str, thing: Any) -> list[Flow]:
     return list(listed)
 
 
-_KEYS = tuple(one.name for one in fields(Flow) if one.name != "name")
 _TEXTS = ("runtime", "compiler", "recipe", "description")
 _NUMBERS = ("rtol", "atol", "quanta", "min_sqnr_db")
+# What a key of a flow's table takes, and the types of that.
+_KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {
+    **dict.fromkeys(_TEXTS, ("a text", str)),
+    **dict.fromkeys(_NUMBERS, ("a number", (int, float))),
+    "compile_flags": ("a list of texts", list),
+    "settings": ("a table", dict),
+}
 _EXAMPLE = '[my-flow] runtime = "iree"'
 
 
@@ -166,26 +170,16 @@ def _compilers() -> list[str]:
 def _flow(name: str, table: Any, where: str) -> Flow:
     if not isinstance(table, dict):
         raise UsageError(f"{where} must be a table", hint=f"a flow is a table, such as {_EXAMPLE}")
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"runtime": ""}
     for key, value in table.items():
-        if key not in _KEYS:
-            raise UsageError(f"{where} has no {key!r}", hint=f"{did_you_mean(key, _KEYS)}it takes {', '.join(_KEYS)}")
-        values[key] = _typed(key, value, where)
-    flow = Flow(name, **{"runtime": "", **values})
+        if key not in _KINDS:
+            raise UsageError(f"{where} has no {key!r}", hint=f"{did_you_mean(key, _KINDS)}it takes {', '.join(_KINDS)}")
+        wanted, kinds = _KINDS[key]
+        texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        plain = all(isinstance(one, str) and "\0" not in one for one in texts)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not plain:
+            raise UsageError(f"{where} {key} must be {wanted}, not {value!r:.80}")
+        values[key] = tuple(value) if isinstance(value, list) else value
+    flow = Flow(name, **values)
     check_flow(flow, where)
     return flow
-
-
-def _typed(key: str, value: Any, where: str) -> Any:
-    if key in _TEXTS:
-        wanted, fits = "a text", isinstance(value, str) and "\0" not in value
-    elif key in _NUMBERS:
-        wanted, fits = "a number", isinstance(value, int | float) and not isinstance(value, bool)
-    elif key == "settings":
-        wanted, fits = "a table", isinstance(value, dict)
-    else:
-        wanted = "a list of texts"
-        fits = isinstance(value, list) and all(isinstance(one, str) and "\0" not in one for one in value)
-    if not fits:
-        raise UsageError(f"{where} {key} must be {wanted}, not {value!r:.80}")
-    return tuple(value) if isinstance(value, list) else value

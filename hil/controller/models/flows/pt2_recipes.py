@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.pt2 import is_tensor, user_inputs
+from hil.controller.models.importers.pt2 import call_of, is_tensor, user_inputs
 from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.tensor_files import load_tensors
 from hil.errors import ImportFailed
@@ -56,7 +56,8 @@ def _quantise(model: str, output: str, samples: Sequence[str], per_channel: bool
     program = load_program(model)
     if _quantised(program):
         raise ImportFailed(f"it is quantised already: it has {', '.join(_quantised(program))}")
-    calls = [_arguments(program, Path(folder)) for folder in samples]
+    given = ({name: to_torch(array) for name, array in load_tensors(Path(folder)).items()} for folder in samples)
+    calls = [call_of(program, tensors) for tensors in given]
     config = get_symmetric_quantization_config(is_per_channel=per_channel, is_dynamic=is_dynamic)
     start = time.monotonic()
     with torch.no_grad():
@@ -79,16 +80,6 @@ def _quantised(program: Any) -> list[str]:
     """The operators of a program that only a quantised one has."""
     targets = (str(node.target) for node in program.graph.nodes if node.op == "call_function")
     return sorted({target for target in targets if target.startswith(_NAMESPACE)})
-
-
-def _arguments(program: Any, folder: Path) -> tuple[Any, Any]:
-    """A sample as a call's arguments and keywords."""
-    from torch.utils._pytree import tree_unflatten
-
-    given = load_tensors(folder)
-    flat = [to_torch(given[name]) if is_tensor(spec.arg) else spec.arg.value for name, spec in user_inputs(program)]
-    found: tuple[Any, Any] = tree_unflatten(flat, program.call_spec.in_spec)
-    return found
 
 
 def _dynamic_shapes(program: Any) -> Any:
