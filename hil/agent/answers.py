@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from hil.agent import ipc
 from hil.core.results import MOST_NAMES, Part, Placement
-from hil.core.tensors import DTYPES, Dim, TensorSpec, nbytes_of
+from hil.core.tensors import DTYPES, TensorSpec, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 from hil.protocol.wire_errors import WORKER_KINDS, from_parts
 
@@ -23,11 +23,6 @@ _ITERATION_BYTES = 48
 _MOST_DIMS = 32
 _MOST_FILE_NAME = 200
 _INT64 = 1 << 63
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The runtime is ready."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +45,11 @@ class Output:
     at: int
     size: int
 
+    @property
+    def end(self) -> int:
+        """Where it ends."""
+        return self.at + self.size
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -67,10 +67,10 @@ class Ran:
     @property
     def size(self) -> int:
         """How much of the arena the outputs take."""
-        return max((output.at + output.size for output in self.outputs), default=0)
+        return max((output.end for output in self.outputs), default=0)
 
 
-Answer: TypeAlias = "Prepared | Signature | Ran"
+Answer: TypeAlias = "Signature | Ran | None"
 
 
 def most_bytes(iterations: int) -> int:
@@ -79,7 +79,7 @@ def most_bytes(iterations: int) -> int:
 
 
 def read(body: bytes, op: str, iterations: int = 0) -> Answer:
-    """The answer in a worker's message.
+    """The answer in a worker's message; None where the runtime is ready.
 
     Args:
         op: the order that it answers: prepare, load, invoke or profile.
@@ -90,11 +90,11 @@ def read(body: bytes, op: str, iterations: int = 0) -> Answer:
         RunCrashed: it is no answer to that order.
     """
     try:
-        said = ipc.decode(body, ipc.MOST_VALUES + 2 * iterations)
-        reported = _object(said).get("error")
-        if reported is None:
-            return _READERS[op](_object(said.get("ok")), iterations)
-        error = _error(reported, op)
+        answer = ipc.decode(body, ipc.MOST_VALUES + 2 * iterations)
+        if not isinstance(answer, dict) or answer.get("error") is None:
+            (found,) = _take(answer, ok=dict)
+            return _READERS[op](found, iterations)
+        error = _error(answer["error"], op)
     except ipc.Garbled as why:
         raise nonsense(str(why)) from why
     raise error
@@ -109,43 +109,39 @@ def nonsense(why: str) -> RunCrashed:
 
 
 def _error(reported: Any, op: str) -> HilError:
-    parts = _list(reported)
-    if len(parts) != 4 or not all(isinstance(part, str) for part in parts):
+    if not isinstance(reported, list) or len(reported) != 4 or not all(isinstance(part, str) for part in reported):
         raise ipc.Garbled("an error is four texts")
-    # Of its texts those that cannot be told on, such as a file's name that is no UTF-8, are told with marks in it.
-    kind, message, hint, detail = (part.encode(errors="replace").decode() for part in parts)
+    # Of its texts those that cannot be passed on, such as a file's name that is no UTF-8, have marks in them.
+    kind, message, hint, detail = (part.encode(errors="replace").decode() for part in reported)
     otherwise = LoadFailed if op in ("prepare", "load") else RunFailed
     return from_parts(kind, message, hint, detail, among=WORKER_KINDS, otherwise=otherwise)
 
 
-def _prepared(said: dict[str, Any], _: int) -> Prepared:
-    return Prepared()
+def _signature(found: dict[str, Any], _: int) -> Signature:
+    inputs, outputs, function, load_ns = _take(found, inputs=list, outputs=list, function=str, load_ns=int)
+    return Signature(tuple(map(_spec, inputs)), tuple(map(_spec, outputs)), function, load_ns)
 
 
-def _signature(said: dict[str, Any], _: int) -> Signature:
-    inputs, outputs = (tuple(_spec(_object(one)) for one in _list(said.get(side))) for side in ("inputs", "outputs"))
-    return Signature(inputs, outputs, _text(said.get("function")), _number(said.get("load_ns")))
-
-
-def _ran(said: dict[str, Any], iterations: int) -> Ran:
-    starts, ends = _times(said.get("start_ns"), iterations), _times(said.get("end_ns"), iterations)
-    outputs: list[Output] = []
-    for one in _list(said.get("outputs")):
-        outputs.append(_output(_object(one), outputs[-1].at + outputs[-1].size if outputs else 0))
-    placement = said.get("placement")
-    return Ran(
-        tuple(outputs),
-        starts,
-        ends,
-        _number(said.get("warmup_ns")),
-        _number(said.get("cpu_ns")),
-        _number(said.get("peak")),
-        None if placement is None else tuple(_part(_object(part)) for part in _list(placement)),
+def _ran(found: dict[str, Any], iterations: int) -> Ran:
+    made, starts, ends, warmup_ns, cpu_ns, peak = _take(
+        found, outputs=list, start_ns=list, end_ns=list, warmup_ns=int, cpu_ns=int, peak=int
     )
+    for times in (starts, ends):
+        if len(times) != iterations:
+            raise ipc.Garbled("it has not one timestamp an iteration")
+        if times and (set(map(type, times)) != {int} or min(times) < -_INT64 or max(times) >= _INT64):
+            raise ipc.Garbled("a timestamp is no number of nanoseconds")
+    outputs: list[Output] = []
+    for one in made:
+        outputs.append(_output(one, outputs[-1].end if outputs else 0))
+    placement = None
+    if found.get("placement") is not None:
+        placement = tuple(map(_part, *_take(found, placement=list)))
+    return Ran(tuple(outputs), starts, ends, warmup_ns, cpu_ns, peak, placement)
 
 
-def _profiled(said: dict[str, Any], _: int) -> Ran:
-    ran = _ran(said, 0)
+def _profiled(found: dict[str, Any], _: int) -> Ran:
+    ran = _ran(found, 0)
     for file in ran.outputs:
         # A controller keeps the files under these names.
         plain = file.name.isprintable() and not {"/", "\\"} & set(file.name) and file.name.strip(". ")
@@ -155,25 +151,28 @@ def _profiled(said: dict[str, Any], _: int) -> Ran:
 
 
 _READERS: dict[str, Callable[[dict[str, Any], int], Answer]] = {
-    "prepare": _prepared,
+    "prepare": lambda found, iterations: None,
     "load": _signature,
     "invoke": _ran,
     "profile": _profiled,
 }
 
 
-def _spec(said: dict[str, Any]) -> TensorSpec:
-    dtype = _text(said.get("dtype"))
+def _spec(found: Any) -> TensorSpec:
+    name, dtype, shape = _take(found, name=str, dtype=str, shape=list)
     if dtype and dtype not in DTYPES:
         raise ipc.Garbled("a tensor is of no dtype that there is")
-    return TensorSpec(_text(said.get("name")), dtype, tuple(_dim(dim) for dim in _dims(said.get("shape"))))
+    for dim in _checked_rank(shape):
+        if dim is not None:
+            _check(dim, str if isinstance(dim, str) else int)
+    return TensorSpec(name, dtype, tuple(shape))
 
 
-def _output(said: dict[str, Any], begin: int) -> Output:
+def _output(found: Any, begin: int) -> Output:
     """An output that lies behind the last one, which ends at ``begin``."""
-    name, dtype = _text(said.get("name")), _text(said.get("dtype"))
-    shape = tuple(_number(dim) for dim in _dims(said.get("shape")))
-    at, size = _number(said.get("at")), _number(said.get("bytes"))
+    name, dtype, shape, at, size = _take(found, name=str, dtype=str, shape=list, at=int, bytes=int)
+    for dim in _checked_rank(shape):
+        _check(dim, int)
     if dtype not in DTYPES:
         raise ipc.Garbled("an output is of no dtype that there is")
     if dtype != "string" and nbytes_of(dtype, shape) != size:
@@ -183,66 +182,41 @@ def _output(said: dict[str, Any], begin: int) -> Output:
     # One that took the place of another could be sent a thousand times over.
     if at < begin:
         raise ipc.Garbled("an output lies in another one's place")
-    return Output(name, dtype, shape, at, size)
+    return Output(name, dtype, tuple(shape), at, size)
 
 
-def _part(said: dict[str, Any]) -> Part:
-    names = tuple(_text(name) for name in _list(said.get("names")))
-    elsewhere = said.get("elsewhere")
-    if not isinstance(elsewhere, bool) or len(names) > MOST_NAMES:
-        raise ipc.Garbled("it is not told where the program ran")
-    nodes = _number(said.get("nodes"))
-    if nodes >= 1 << 32:
+def _part(found: Any) -> Part:
+    device, nodes, names, elsewhere = _take(found, device=str, nodes=int, names=list, elsewhere=bool)
+    for name in names:
+        _check(name, str)
+    if len(names) > MOST_NAMES or nodes >= 1 << 32:
         raise ipc.Garbled("no program has so many nodes")
-    return Part(_text(said.get("device")), nodes, names, elsewhere)
+    return Part(device, nodes, tuple(names), elsewhere)
 
 
-def _times(value: Any, count: int) -> list[int]:
-    times = _list(value)
-    if len(times) != count:
-        raise ipc.Garbled("it has not one timestamp an iteration")
-    if times and (set(map(type, times)) != {int} or min(times) < -_INT64 or max(times) >= _INT64):
-        raise ipc.Garbled("a timestamp is no number of nanoseconds")
-    return times
-
-
-def _dims(value: Any) -> list[Any]:
-    dims = _list(value)
-    if len(dims) > _MOST_DIMS:
+def _checked_rank(shape: list[Any]) -> list[Any]:
+    if len(shape) > _MOST_DIMS:
         raise ipc.Garbled(f"a tensor has more than {_MOST_DIMS} dimensions")
-    return dims
+    return shape
 
 
-def _dim(value: Any) -> Dim:
-    if value is None:
-        return None
-    return _text(value) if isinstance(value, str) else _number(value)
+def _take(found: Any, **kinds: type) -> list[Any]:
+    """The fields of an object, each of its kind."""
+    if not isinstance(found, dict):
+        raise ipc.Garbled("an object is missing")
+    for name, kind in kinds.items():
+        _check(found.get(name), kind)
+    return [found[name] for name in kinds]
 
 
-def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _INT64:
-        raise ipc.Garbled("a number is none, or far too large")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ipc.Garbled("a text is missing")
-    if not value.isascii():
+def _check(value: Any, kind: type) -> None:
+    """Refuse what is of another kind, a number that is below 0 or far too large, and a text that is no Unicode."""
+    if type(value) is not kind:
+        raise ipc.Garbled(f"a value is missing, or is no {kind.__name__}")
+    if isinstance(value, int) and not 0 <= value < _INT64:
+        raise ipc.Garbled("a number is below 0, or far too large")
+    if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise ipc.Garbled("a text is no Unicode") from error
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ipc.Garbled("a list is missing")
-    return value
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ipc.Garbled("an object is missing")
-    return value

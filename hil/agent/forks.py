@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from hil.agent import ipc
@@ -48,24 +49,24 @@ def _end_orphans(pid: int) -> None:
             end_children(_servers)
 
 
+@dataclass(eq=False)
 class _News:
-    """What a fork server has reported: the workers that it started, or why it did not, and how unwatched ones ended."""
+    """What a fork server has reported."""
 
-    def __init__(self) -> None:
-        self.pids: collections.deque[int | str] = collections.deque()
-        self.watching: dict[int, Callable[[int], None]] = {}
-        self.ended: dict[int, int] = {}
+    pids: collections.deque[int | str] = field(default_factory=collections.deque)  # workers, or why there is none
+    watching: dict[int, Callable[[int], None]] = field(default_factory=dict)
+    ended: dict[int, int] = field(default_factory=dict)  # how workers ended that nobody watched yet
 
 
-def read_description(said: Any) -> dict[str, Any]:
+def read_description(described: Any) -> dict[str, Any]:
     """What a runtime says of itself, or as an error that it says nothing that can be passed on."""
     texts = ("version", "error", "profile_tool")
-    devices = said.get("devices", []) if isinstance(said, dict) else None
+    devices = described.get("devices", []) if isinstance(described, dict) else None
     if not isinstance(devices, (list, tuple)) or len(devices) > _MOST_DEVICES:
         return {"error": "it describes itself in another way than runtimes do"}
-    if not all(_is_text(one) for one in (*devices, *(said.get(key, "") for key in texts))):
+    if not all(_is_text(one) for one in (*devices, *(described.get(key, "") for key in texts))):
         return {"error": "it describes itself in texts that are none, or are far too long"}
-    return dict(said)
+    return dict(described)
 
 
 def read_news(body: bytes) -> tuple[int | str, int | None]:
@@ -74,13 +75,13 @@ def read_news(body: bytes) -> tuple[int | str, int | None]:
     Raises:
         Garbled: it is no such message.
     """
-    said = ipc.decode(body)
-    if isinstance(said, dict):
-        if _is_text(said.get("failed")):
-            return str(said["failed"]), None
-        pid, status = said.get("pid", said.get("exited")), said.get("status")
+    news = ipc.decode(body)
+    if isinstance(news, dict):
+        if _is_text(news.get("failed")):
+            return str(news["failed"]), None
+        pid, status = news.get("pid", news.get("exited")), news.get("status")
         # Signals go to it: a small number, or none above 0, would be somebody else's or everybody's.
-        if type(pid) is int and 1 < pid < 1 << 31 and (type(status) is int or ("pid" in said and status is None)):
+        if type(pid) is int and 1 < pid < 1 << 31 and (type(status) is int or ("pid" in news and status is None)):
             return pid, status
     raise ipc.Garbled("it tells of no worker")
 
@@ -138,52 +139,45 @@ class ForkServer:
         """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""
         with self._lock:
             if self._channel is None:
-                sock, theirs = socket.socketpair()
-                ours = ipc.Channel(sock)
-                # numpy's BLAS would start threads, and a fork copies none of them.
-                env = {
-                    **os.environ,
-                    "OPENBLAS_NUM_THREADS": "1",
-                    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", ""),
-                }
-                env = {key: value for key, value in env.items() if value}
-                try:
-                    arguments = [str(theirs.fileno()), self._reference, str(self._memory_limit)]
-                    with _starting:
-                        self._process = subprocess.Popen(
-                            module_command("hil.agent.forkserver", *arguments),
-                            pass_fds=[theirs.fileno()],
-                            stdin=subprocess.DEVNULL,
-                            start_new_session=True,
-                            env=env,
-                        )
-                        _servers.add(self._process.pid)
-                except OSError as error:
-                    ours.close()
-                    self._failed_at = time.monotonic()
-                    self.described = {"error": f"its process cannot be started: {error.strerror}"}
-                    return self.described
-                finally:
-                    theirs.close()
-                try:
-                    self.described = read_description(ours.receive(timeout=120))
-                except ipc.Garbled:
-                    self.described = {"error": "it describes itself at far too great length"}
-                except (ipc.Closed, ipc.Late):
-                    self.described = {"error": "the runtime's process died while importing it"}
+                self.described = self._launch()
                 if "error" in self.described:
                     self._failed_at = time.monotonic()
-                    ours.close()
-                    self._process.kill()
-                    self._process.wait()
-                    _end_orphans(self._process.pid)
-                    return self.described
-                self._channel = ours
-                self._news = _News()
-                self._awake = False
-                listened = (ours, self._news, self._process)
-                threading.Thread(target=self._listen, args=listened, daemon=True, name="forkserver").start()
             return self.described
+
+    def _launch(self) -> dict[str, Any]:
+        sock, theirs = socket.socketpair()
+        ours = ipc.Channel(sock)
+        arguments = [str(theirs.fileno()), self._reference, str(self._memory_limit)]
+        try:
+            with theirs, _starting:
+                process = subprocess.Popen(
+                    module_command("hil.agent.forkserver", *arguments),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    # numpy's BLAS would start threads, and a fork copies none of them.
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                )
+                _servers.add(process.pid)
+        except OSError as error:
+            ours.close()
+            return {"error": f"its process cannot be started: {error.strerror}"}
+        try:
+            described = read_description(ours.receive(timeout=120))
+        except ipc.Garbled:
+            described = {"error": "it describes itself at far too great length"}
+        except (ipc.Closed, ipc.Late):
+            described = {"error": "the runtime's process died while importing it"}
+        if "error" in described:
+            ours.close()
+            process.kill()
+            process.wait()
+            _end_orphans(process.pid)
+            return described
+        self._process, self._channel, self._news, self._awake = process, ours, _News(), False
+        listened = (ours, self._news, process)
+        threading.Thread(target=self._listen, args=listened, daemon=True, name="forkserver").start()
+        return described
 
     def fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
         """A new worker that has these descriptors; ``on_exit`` is called with its exit code.
@@ -241,7 +235,7 @@ class ForkServer:
         )
 
     def rest(self) -> None:
-        """End it, and with it every worker, until one is needed again; not where one is needed just now."""
+        """End it until a worker is needed again; not where one is needed just now."""
         if self._forking.acquire(blocking=False):
             try:
                 self.stop()

@@ -30,7 +30,7 @@ import numpy as np
 
 from hil.agent import ipc
 from hil.agent.confinement import confine, enter_sandbox, seclude
-from hil.agent.ipc import Arena, aligned
+from hil.agent.ipc import Arena, lay_out
 from hil.core import tensors
 from hil.core.clock import now_ns
 from hil.core.processes import adopt_descendants, children, end_children, signal_group
@@ -50,16 +50,13 @@ def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
     while True:
         try:
             order = channel.receive()
-        except ipc.Closed:
-            return
-        try:
-            reply = {"ok": getattr(worker, f"do_{order['op']}")(order)}
-        except HilError as error:
-            reply = _error(type(error), error.message, error.hint, error.detail)
-        except Exception as error:
-            failed = RunFailed if worker.program else LoadFailed
-            reply = _error(failed, f"{type(error).__name__}: {error}", "", traceback.format_exc())
-        try:
+            try:
+                reply = {"ok": getattr(worker, f"do_{order['op']}")(order)}
+            except HilError as error:
+                reply = _error(type(error), error.message, error.hint, error.detail)
+            except Exception as error:
+                failed = RunFailed if worker.program else LoadFailed
+                reply = _error(failed, f"{type(error).__name__}: {error}", "", traceback.format_exc())
             channel.send(reply)
         except ipc.Closed:
             return
@@ -121,8 +118,9 @@ class _Worker:
             program.run()
             ends.append(now_ns())
         cpu_ns = time.process_time_ns() - cpu_start
+        names = [spec.name for spec in program.outputs]
         return {
-            "outputs": self._store(program.outputs, program.fetch()),
+            "outputs": lay_out(self._out, zip(names, program.fetch(), strict=True))[0],
             "start_ns": starts,
             "end_ns": ends,
             "warmup_ns": warm_end - warm_start,
@@ -135,9 +133,8 @@ class _Worker:
         """A pass under the runtime's profiler: what it wrote goes where outputs do."""
         profile = getattr(self.program, "profile", None)
         if profile is None:
-            raise RunFailed(
-                "this runtime cannot profile", hint="one that can has a method for it: see hil.agent.runtimes.Program"
-            )
+            hint = "one that can has a method for it: see hil.agent.runtimes.Program"
+            raise RunFailed("this runtime cannot profile", hint=hint)
         self.program.bind(self._given(order["inputs"], order["bytes"]))
         # In the program's folder, or a sandbox's own: they go with the program, whatever becomes of this process.
         where = None if self._sandboxed else self._folder
@@ -146,11 +143,9 @@ class _Worker:
             files = profile(order["warmup"], order["iterations"], Path(place), tool)
             size = sum(file.stat().st_size for file in files)
             if size > order["limit"]:
-                raise RunFailed(
-                    f"the profile has {size} bytes and the board {order['limit']} of memory", hint="fewer iterations"
-                )
-            specs = tuple(TensorSpec(file.name, "uint8", (file.stat().st_size,)) for file in files)
-            outputs = self._store(specs, [_mapped(file) for file in files])
+                what = f"the profile has {size} bytes and the board {order['limit']} of memory"
+                raise RunFailed(what, hint="fewer iterations")
+            outputs, _ = lay_out(self._out, ((file.name, _mapped(file)) for file in files))
         return {"outputs": outputs, "start_ns": [], "end_ns": [], "warmup_ns": 0, "cpu_ns": 0, "peak": _peak_memory()}
 
     def _news_of_placement(self) -> list[dict[str, Any]] | None:
@@ -174,38 +169,20 @@ class _Worker:
                 tensors.from_bytes(view[entry["at"] : entry["at"] + entry["bytes"]], entry["dtype"], entry["shape"])
                 for entry in entries
             ]
-            _check(self.program.inputs, entries, arrays)
+            specs = self.program.inputs
+            if len(specs) != len(arrays):
+                raise UsageError(f"the program takes {len(specs)} inputs, got {len(arrays)}")
+            for spec, entry in zip(specs, entries, strict=True):
+                if not spec.accepts(entry["dtype"], entry["shape"]):
+                    given = tensors.type_text(entry["dtype"], entry["shape"])
+                    raise UsageError(f"input {spec} does not take a {given} tensor")
             self._entries, self._arrays = entries, arrays
         return self._arrays
-
-    def _store(self, specs: tuple[TensorSpec, ...], arrays: list[Array]) -> list[dict[str, Any]]:
-        """Lay the outputs out in the shared arena."""
-        datas = [tensors.to_bytes(array) for array in arrays]
-        view = self._out.view(sum(aligned(data.nbytes) for data in datas), grow=True)
-        entries = []
-        at = 0
-        for spec, array, data in zip(specs, arrays, datas, strict=True):
-            view[at : at + data.nbytes] = data
-            entry = {"name": spec.name, "dtype": tensors.dtype_name(array.dtype), "shape": list(array.shape)}
-            entries.append({**entry, "at": at, "bytes": data.nbytes})
-            at += aligned(data.nbytes)
-        return entries
-
-
-def _check(specs: tuple[TensorSpec, ...], entries: list[dict[str, Any]], given: list[Array]) -> None:
-    if len(specs) != len(given):
-        raise UsageError(f"the program takes {len(specs)} inputs, got {len(given)}")
-    for spec, entry in zip(specs, entries, strict=True):
-        if not spec.accepts(entry["dtype"], entry["shape"]):
-            given_type = tensors.type_text(entry["dtype"], entry["shape"])
-            raise UsageError(f"input {spec} does not take a {given_type} tensor")
 
 
 def _mapped(file: Path) -> Array:
     """A file's bytes."""
-    if not file.stat().st_size:
-        return np.empty(0, np.uint8)
-    return np.memmap(file, np.uint8, "r")
+    return np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
 
 
 def _nothing() -> None:

@@ -21,8 +21,10 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from typing import Any
 
+from hil.core.tensors import Array, dtype_name, to_bytes
 from hil.errors import RunFailed
 
 # Room for the names and shapes of 20,000 tensors.
@@ -198,6 +200,25 @@ class Arena:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def lay_out(arena: Arena, tensors: Iterable[tuple[str, Array]]) -> tuple[list[dict[str, Any]], int]:
+    """Copy tensors into an arena; returns where each lies, as messages tell it, and how many bytes they take.
+
+    Raises:
+        RunFailed: there is not so much memory.
+    """
+    named = [(name, array, to_bytes(array)) for name, array in tensors]
+    size = sum(aligned(data.nbytes) for _, _, data in named)
+    view = arena.view(size, grow=True)
+    entries = []
+    at = 0
+    for name, array, data in named:
+        view[at : at + data.nbytes] = data
+        entry = {"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape)}
+        entries.append({**entry, "at": at, "bytes": data.nbytes})
+        at += aligned(data.nbytes)
+    return entries, size
 
 
 def _anonymous_file() -> int:

@@ -396,7 +396,7 @@ class BlobService:
                             return
                         if not isinstance(data, memoryview) or not data.nbytes:
                             raise UsageError(f"{upload.missing} bytes of {start.digest} are missing")
-                        self._sessions.require(session)
+                        self._sessions.heard(session)
                         upload.write(data)
                     upload.finish()
             yield pb.PutReply(digest=start.digest)
@@ -437,6 +437,7 @@ class ProgramService:
                     data = next(requests, None)
                     if not isinstance(data, memoryview):
                         raise UsageError("the streamed data of the inputs is missing")
+                    self._sessions.heard(session)
                     incoming.add(data)
                 if incoming.streamed:
                     check = next(requests, None)

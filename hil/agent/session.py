@@ -168,6 +168,11 @@ class Sessions:
         """
         return self.check(str(dict(context.invocation_metadata()).get(wire.SESSION_KEY, "")))
 
+    def heard(self, session: Session) -> None:
+        """Note that a session's owner sent something; raises as :meth:`require`."""
+        self.require(session)
+        session.heard_at = time.monotonic()
+
     def require(self, session: Session) -> None:
         """See to it that a session goes on: a call may last longer than the one that it was begun in.
 

@@ -31,6 +31,11 @@ _NEWS_S = 10.0
 _ORDER_S = 30.0
 # In which stage an order is carried out.
 _STAGES = {"prepare": "load", "load": "load", "invoke": "run", "profile": "profile"}
+# Exit code -> what it may mean.
+_DEATHS: dict[int | None, str] = {
+    -signal.SIGKILL: "nobody here sent it: the system may have run out of memory",
+    -signal.SIGILL: "the program uses instructions this CPU lacks: check the compile target",
+}
 _PIPE = 1 << 16
 # After as much as a pipe holds: a program that writes without end does not keep the agent busy.
 _BREATH_S = 0.005
@@ -126,8 +131,7 @@ class Worker:
         """The answer to the oldest order not yet answered.
 
         Args:
-            timeout: most seconds until all of it is there,
-            begun: from this reading of the monotonic clock on.
+            timeout: most seconds, from ``begun`` by the monotonic clock on, until all of it is there.
 
         Raises:
             StageTimeout: it took longer than ``timeout`` seconds; the worker was killed.
@@ -217,16 +221,10 @@ class Worker:
         if self.ended_because:
             return self.ended_because
         code = self._exit_code
-        hint = ""
         if code is None:
-            how = "hung up without ending"
             self.kill()
-        else:
-            how = exit_text(code)
-            if code == -signal.SIGKILL:
-                hint = "nobody here sent it: the system may have run out of memory"
-            elif code == -signal.SIGILL:
-                hint = "the program uses instructions this CPU lacks: check the compile target"
+        how = "hung up without ending" if code is None else exit_text(code)
+        hint = _DEATHS.get(code, "")
         return RunCrashed(f"the worker {how} during {stage}", stage=stage, hint=hint, detail=self._last_lines())
 
     def _last_lines(self) -> str:

@@ -10,12 +10,12 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hil.agent import runtimes
-from hil.agent.ipc import aligned
+from hil.agent.ipc import lay_out
 from hil.agent.machine import machine
 from hil.agent.supervisor import Supervisor, Worker
 from hil.bundles import Bundle, Method
@@ -28,7 +28,7 @@ from hil.core.results import Artifact, Outcome, Placement, RequestedDevice, RunR
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.core.text import jsonable
-from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, RunFailed, StageTimeout, UsageError
+from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, StageTimeout, UsageError
 
 _SCHEMA = 1
 
@@ -55,7 +55,7 @@ def verify_bundle(
     device: str = "",
     timeout: float = 60.0,
     no_fallback: bool = False,
-    watch: Callable[[CaseResult], None] = lambda result: None,
+    watch: Callable[[CaseResult], None],
 ) -> list[CaseResult]:
     """Run every case of these methods here and compare what comes out with what is expected.
 
@@ -78,9 +78,8 @@ def verify_bundle(
         with temporary_folder("hil-verify-") as folder:
             program = bundle.extract(Path(folder))
             for method in methods:
-                program = replace(program, function=method.name)
-                running = _MethodRun(supervisor, Path(folder), program, method, device, timeout, no_fallback)
-                for result in running.results():
+                running = _MethodRun(supervisor, Path(folder), program, method, device, timeout)
+                for result in running.results(no_fallback=no_fallback):
                     watch(result)
                     results.append(result)
     finally:
@@ -88,67 +87,58 @@ def verify_bundle(
     return results
 
 
-@dataclass
 class _MethodRun:
     """A method's worker: made when it is needed, and anew after a case that cost it its life."""
 
-    supervisor: Supervisor
-    folder: Path
-    program: Artifact
-    method: Method
-    device: str
-    timeout: float
-    no_fallback: bool
-    _worker: Worker | None = None
-    _placement: Placement | None = None
-    _gives: Sequence[TensorSpec] = ()
+    def __init__(
+        self, supervisor: Supervisor, folder: Path, program: Artifact, method: Method, device: str, timeout: float
+    ) -> None:
+        self._supervisor = supervisor
+        self._order = {"folder": str(folder), "main": program.main, "device": device, "function": method.name}
+        self._program = program
+        self._method = method
+        self._timeout = timeout
+        self._asked = RequestedDevice.of(program.runtime, program.flags, device)
+        self._worker: Worker | None = None
+        self._placement: Placement | None = None
+        self._gives: Sequence[TensorSpec] = ()
 
-    def results(self) -> Iterator[CaseResult]:
-        """Each case, run and compared."""
+    def results(self, *, no_fallback: bool) -> Iterator[CaseResult]:
+        """Each case, run and compared. Where the program cannot be loaded, that is how each ends."""
         unloadable: HilError | None = None
         try:
-            for case in self.method.cases:
+            for case in self._method.cases:
                 try:
-                    worker = self._worker
-                    if unloadable is None and worker is None:
-                        try:
-                            worker = self._worker = self._load()
-                        except HilError as error:
-                            unloadable = error.located(stage="load")
-                    if unloadable is not None or worker is None:
-                        raise unloadable or RunFailed("there is no worker")
-                    yield self._result(worker, case)
+                    if unloadable is not None:
+                        raise unloadable
+                    yield self._result(self._worker or self._load(), case, no_fallback)
                 except HilError as error:
+                    if self._worker is None:
+                        unloadable = error.located(stage="load")
                     outcome = Outcome(error.outcome or "RUN_ERROR")
                     placed = self._placement if isinstance(error, RanElsewhere) else None
-                    yield CaseResult(self.method.name, case.name, outcome, error.message, error=error, placement=placed)
+                    names = self._method.name, case.name
+                    yield CaseResult(*names, outcome, error.message, error=error, placement=placed)
                     if isinstance(error, (RunCrashed, StageTimeout)):
                         self._end()
         finally:
             self._end()
 
     def _load(self) -> Worker:
-        worker = self.supervisor.take(self.program.runtime, self.device)
+        worker = self._supervisor.take(self._program.runtime, self._order["device"])
         try:
-            order = {
-                "folder": str(self.folder),
-                "main": self.program.main,
-                "device": self.device,
-                "function": self.program.function,
-            }
-            found = worker.load(order, self.timeout, meanwhile=lambda: None)
-            self._gives = found.outputs
-            check_loaded(self.method.name, self.method.signature, list(found.inputs))
+            found = worker.load(self._order, self._timeout, meanwhile=lambda: None)
+            check_loaded(self._method.name, self._method.signature, list(found.inputs))
         except BaseException:
             worker.close()
             raise
+        self._worker, self._gives = worker, found.outputs
         return worker
 
-    def _result(self, worker: Worker, case: BundledCase) -> CaseResult:
+    def _result(self, worker: Worker, case: BundledCase, no_fallback: bool) -> CaseResult:
         outputs, device_ns = self._run(worker, case)
-        asked = RequestedDevice.of(self.program.runtime, self.program.flags, self.device)
-        self._placement = None if self._placement is None else asked.mark(self._placement)
-        elsewhere = asked.check(self._placement, no_fallback=self.no_fallback)
+        self._placement = None if self._placement is None else self._asked.mark(self._placement)
+        elsewhere = self._asked.check(self._placement, no_fallback=no_fallback)
         names = list(case.expected_outputs)
         if len(outputs) == len(names) == len(self._gives):
             triples = zip(outputs, case.expected_outputs.values(), self._gives, strict=True)
@@ -159,7 +149,7 @@ class _MethodRun:
         expected = RunResult(case.source or "the bundle", case.expected_outputs, noise=case.noise)
         verdict = compare(actual, expected, rtol=case.rtol, atol=case.atol)
         return CaseResult(
-            self.method.name,
+            self._method.name,
             case.name,
             verdict.outcome,
             verdict.reason,
@@ -170,23 +160,14 @@ class _MethodRun:
         )
 
     def _run(self, worker: Worker, case: BundledCase) -> tuple[list[Array], int]:
-        datas = [tensors.to_bytes(array) for array in case.inputs.values()]
-        size = sum(aligned(data.nbytes) for data in datas)
-        view = worker.inputs.view(size, grow=True)
-        entries = []
-        at = 0
-        for (name, array), data in zip(case.inputs.items(), datas, strict=True):
-            view[at : at + data.nbytes] = data
-            entry = {"name": name, "dtype": tensors.dtype_name(array.dtype), "shape": list(array.shape)}
-            entries.append({**entry, "at": at, "bytes": data.nbytes})
-            at += aligned(data.nbytes)
+        entries, size = lay_out(worker.inputs, case.inputs.items())
         order = {"op": "invoke", "bytes": size, "inputs": entries, "warmup": 0, "iterations": 1}
-        ran = worker.run(order, self.timeout)
+        ran = worker.run(order, self._timeout)
         if ran.placement is not None:
             self._placement = ran.placement
         view = worker.output_view(ran.size)
         # Views of memory that the next case's outputs are written into: they are compared before that.
-        outputs = [tensors.from_bytes(view[one.at : one.at + one.size], one.dtype, one.shape) for one in ran.outputs]
+        outputs = [tensors.from_bytes(view[one.at : one.end], one.dtype, one.shape) for one in ran.outputs]
         return outputs, ran.end_ns[0] - ran.start_ns[0]
 
     def _end(self) -> None:
@@ -201,9 +182,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return _verify(options)
     except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED, options.as_json, "Interrupted")
-    except HilError as error:
-        return _fail(str(error), error.exit_code, options.as_json, type(error).__name__, error)
+        error: HilError = HilError("interrupted")
+        code, kind = EXIT_INTERRUPTED, "Interrupted"
+    except HilError as failed:
+        error, code, kind = failed, failed.exit_code, type(failed).__name__
+    if options.as_json:
+        found = {"kind": kind, "message": error.message, "hint": error.hint}
+        print(json.dumps({"schema": _SCHEMA, "error": found, "exit_code": code}))
+    print(f"hil.agent: {error}", file=sys.stderr)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -229,15 +216,10 @@ def _verify(options: argparse.Namespace) -> int:
     if not 0 < options.timeout < math.inf:
         raise UsageError("--timeout must be above 0 seconds")
     bundle = Bundle.open(options.bundle)
-    trusted = public_keys(options.trusted_keys) if options.trusted_keys else None
-    by = verify(bundle.head, trusted) if trusted is not None else ""
+    by = verify(bundle.head, public_keys(options.trusted_keys)) if options.trusted_keys else ""
     methods = [bundle.method(name) for name in dict.fromkeys(options.method)] or list(bundle.methods)
-
-    def show(result: CaseResult) -> None:
-        if not options.as_json:
-            print(_line(result), flush=True)
-
     settings = {"device": options.device, "timeout": options.timeout, "no_fallback": options.no_fallback}
+    show = (lambda result: None) if options.as_json else (lambda result: print(_line(result), flush=True))
     results = verify_bundle(bundle, methods, **settings, watch=show)
     code = exit_code_of(result.outcome for result in results)
     if options.as_json:
@@ -276,6 +258,7 @@ def _line(result: CaseResult) -> str:
 
 
 def _record(result: CaseResult) -> dict[str, Any]:
+    error = result.error
     return {
         "method": result.method,
         "case": result.case,
@@ -285,14 +268,5 @@ def _record(result: CaseResult) -> dict[str, Any]:
         "outputs": [output.record() for output in result.verdict.outputs] if result.verdict is not None else [],
         "placement": None if result.placement is None else [part.to_json() for part in result.placement],
         "elsewhere": result.elsewhere,
-        "error": result.error
-        and {"kind": type(result.error).__name__, "hint": result.error.hint, "detail": result.error.detail},
+        "error": error and {"kind": type(error).__name__, "hint": error.hint, "detail": error.detail},
     }
-
-
-def _fail(text: str, code: int, as_json: bool, kind: str, error: HilError | None = None) -> int:
-    if as_json:
-        found = {"kind": kind, "message": error.message if error else text, "hint": error.hint if error else ""}
-        print(json.dumps({"schema": _SCHEMA, "error": found, "exit_code": code}))
-    print(f"hil.agent: {text}", file=sys.stderr)
-    return code

@@ -14,7 +14,7 @@ import pytest
 from hil import errors
 from hil.core.clock import DRIFT_MOST, fit
 from hil.core.digest import digest_of
-from hil.protocol import wire_errors
+from hil.protocol import wire, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)
@@ -231,6 +231,30 @@ def test_a_session_that_is_not_kept_alive_ends(connect):
     never.set()
     assert replies[0].opened.token
     assert "nothing was heard" in replies[-1].over.reason
+
+
+def test_an_upload_keeps_its_session_alive(connect):
+    """What keeps a session alive otherwise may wait behind the upload's data."""
+    owner = connect()
+    never = threading.Event()
+
+    def holding():
+        yield pb.HoldRequest(open=pb.SessionOpen(owner="busy", ttl_s=1.5))
+        never.wait(60)
+
+    replies = owner._stub.Hold(holding())
+    metadata = [(wire.SESSION_KEY, next(replies).opened.token)]
+    content = bytes(range(40)) * 1000
+
+    def messages():
+        yield pb.PutRequest(start=pb.PutStart(digest=digest_of(content), size=len(content)))
+        for at in range(0, len(content), 4000):
+            time.sleep(0.3)
+            yield from wire.data_messages(memoryview(content[at : at + 4000]))
+
+    assert [reply.digest for reply in owner._stub.Put(messages(), metadata=metadata)] == [digest_of(content)]
+    assert "nothing was heard" in list(replies)[-1].over.reason
+    never.set()
 
 
 def test_the_boards_clock_is_known_to_within_half_a_round_trip(connect):

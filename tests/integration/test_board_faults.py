@@ -141,7 +141,7 @@ def test_a_cable_out_for_5_s_only_takes_longer(start, ready, cut_when, tmp_path,
         return run, cut_when(lambda: traffic(ready, way) - before > 8 * MB, CUT_S)
 
     run, case = cut_for_5_s(begin)
-    assert case["outcome"] == "PASS", (case["reason"], run.err)
+    assert case["outcome"] == "PASS", (case["reason"], case["error"], run.err)
     if moving == "upload":
         assert case["timings"]["push_s"] > CUT_S
     assert not run.left_behind()
@@ -153,7 +153,7 @@ def test_a_cable_out_for_5_s_does_not_disturb_a_run(start, ready, cut_when):
         return run, cut_when(lambda: working(ready), CUT_S)
 
     run, case = cut_for_5_s(begin)
-    assert case["outcome"] == "PASS", (case["reason"], run.err)
+    assert case["outcome"] == "PASS", (case["reason"], case["error"], run.err)
     assert case["device"]["iterations"] == 60000
     assert not run.left_behind()
 
@@ -243,7 +243,7 @@ def test_two_controllers_at_once_take_turns(start, ready):
     runs = [start(ready, DIGITS_CNN, "--iterations", "10000"), start(ready, DIGITS_CNN, "--iterations", "10000")]
     for run in runs:
         case = run.end()
-        assert case["outcome"] == "PASS", (case["reason"], run.err)
+        assert case["outcome"] == "PASS", (case["reason"], case["error"], run.err)
         assert case["device"]["iterations"] == 10000
     assert any("has the board (hil run" in run.err for run in runs)
 
@@ -253,7 +253,7 @@ def test_two_controllers_at_once_put_one_agent_on_a_new_board(start, make_board)
     runs = [start(board, DIGITS_CNN), start(board, DIGITS_CNN)]
     for run in runs:
         case = run.end()
-        assert case["outcome"] == "PASS", (case["reason"], run.err)
+        assert case["outcome"] == "PASS", (case["reason"], case["error"], run.err)
     assert len(set(board.run(["ls", "/root/.hil/agents"]).stdout.split()) - {"current"}) == 1
 
 
@@ -291,7 +291,7 @@ def test_a_clock_that_jumps_in_a_run_is_told_of_and_disturbs_nothing(start, pass
     eventually(lambda: working(board))
     board.run(["date", "-s", "+1 hour"], check=True)
     case = run.end()
-    assert case["outcome"] == "PASS", (case["reason"], run.err)
+    assert case["outcome"] == "PASS", (case["reason"], case["error"], run.err)
     notes = case["provenance"]["notes"]
     assert any(re.match(r"the board's wall clock was set 3\d{3} s forward", note) for note in notes), notes
     assert max(case["device"]["samples_ns"]) < 60e9

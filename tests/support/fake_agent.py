@@ -44,6 +44,7 @@ class FakeAgent:
         damaged: blobs that turn out damaged when a program is loaded, and are dropped then.
         end_in_run: the reason for which the session ends in the middle of the next run; "" is none.
         spoil_outputs: whether an output's bytes are changed on their way.
+        pace_s: how long each piece of a blob or an output takes.
     """
 
     socket: Path
@@ -58,6 +59,7 @@ class FakeAgent:
     damaged: list[str] = field(default_factory=list)
     end_in_run: str = ""
     spoil_outputs: bool = False
+    pace_s: float = 0.0
 
     def __enter__(self) -> FakeAgent:
         self.start()
@@ -171,6 +173,7 @@ class FakeAgent:
             came = bytearray(self.partial.pop(start.digest, b"")[: start.offset])
             while len(came) < start.size:
                 came += next(requests)
+                time.sleep(self.pace_s)
                 if self.cut_at and len(came) >= self.cut_at:
                     self.cut_at, self.partial[start.digest] = 0, bytes(came)
                     self._server.stop(0)
@@ -185,7 +188,12 @@ class FakeAgent:
     def Get(self, request: pb.GetRequest, context: grpc.ServicerContext) -> Iterator[Any]:
         self._check(context, "Get")
         yield pb.GetReply(start=pb.GetStart(size=len(self.blobs[request.digest])))
-        yield from wire.data_messages(memoryview(self.blobs[request.digest]))
+        yield from self._paced(memoryview(self.blobs[request.digest]))
+
+    def _paced(self, data: memoryview) -> Iterator[Any]:
+        for message in wire.data_messages(data):
+            time.sleep(self.pace_s)
+            yield message
 
     # ---- programs
 
@@ -253,7 +261,7 @@ class FakeAgent:
             hasher.update(data)
             if self.spoil_outputs:
                 data = memoryview(bytes(data[:-1]) + b"\xff")
-            yield from wire.data_messages(data)
+            yield from self._paced(data)
             yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest()]))
 
     def Unload(self, request: pb.UnloadRequest, context: grpc.ServicerContext) -> pb.UnloadReply:

@@ -91,7 +91,8 @@ class FakeProgram:
     def run(self, inputs: Mapping[str, Array], **_: Any) -> tuple[RunResult, SimpleNamespace]:
         """Double the input."""
         self.board.note("run", self.artifact.function)
-        result = RunResult(self.board.name, {"y": inputs["x"] * 2}, ((0, 5),), provenance={"board": self.board.name})
+        told = {"board": self.board.name, "placement": None}
+        result = RunResult(self.board.name, {"y": inputs["x"] * 2}, ((0, 5),), provenance=told)
         return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0)
 
     def log(self) -> list[str]:

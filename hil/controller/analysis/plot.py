@@ -30,30 +30,23 @@ Floats = npt.NDArray[np.float64]
 
 
 class Picture:
-    """The data of the panels, collected in one chunked pass over both tensors; memory does not grow with their size.
-
-    Attributes:
-        cells: |a-b| by row and column, the largest of a cell's elements; inf if only one of the two is NaN or infinite.
-            All dimensions but the last form the rows.
-        shown: rows and columns of the tensor; a cell covers several if these exceed the cells' shape.
-        folded: whether the tensor is one long row, shown as a square in reading order.
-        errors: number of elements that differ by 10**x, in quarters of a decade from 1e-324 on.
-        equal, nonfinite: numbers of elements that are equal, and that are NaN or infinite on one side only.
-        points: finite (actual, reference) pairs of a regular sample, with the worst element and the largest difference
-            of each chunk.
-    """
+    """The data of the panels, collected in one chunked pass over both tensors; memory does not grow with their size."""
 
     def __init__(self, actual: Array, reference: Array, worst: int | None) -> None:
+        # All dimensions but the last form the rows.
         columns = actual.shape[-1] if actual.ndim else 1
         rows = actual.size // columns if columns else 0
-        self.folded = rows == 1 and columns > _LONG_ROW  # a long vector would be drawn as a row of hairlines
+        # A long vector would be drawn as a row of hairlines: it becomes a square in reading order.
+        self.folded = rows == 1 and columns > _LONG_ROW
         if self.folded:
             columns = math.ceil(math.sqrt(columns))
             rows = math.ceil(actual.size / columns)
-        self.shown = (rows, columns)
+        self.shown = (rows, columns)  # of the tensor; a cell covers several if these exceed the cells' shape
+        # The largest |a-b| of each cell's elements; inf if only one of the two is NaN or infinite.
         self.cells: Floats = np.full((min(rows, _MAP_ROWS), min(columns, _MAP_COLUMNS)), np.nan)
+        # Number of elements that differ by 10**x, in quarters of a decade from 1e-324 on.
         self.errors = np.zeros((_DECADES[1] - _DECADES[0]) * _BINS_A_DECADE, np.int64)
-        self.equal = self.nonfinite = 0
+        self.equal = self.nonfinite = 0  # numbers of elements that are equal, and NaN or infinite on one side only
         step = max(1, math.ceil(actual.size / _SCATTER_POINTS))
         points: list[tuple[Array, Array]] = []
         read_a, read_b = reader(actual), reader(reference)
@@ -71,6 +64,7 @@ class Picture:
                 chosen = sorted(places)
                 points.append((_signed(a[chosen]), _signed(b[chosen])))
         pairs = np.concatenate([np.stack(pair) for pair in points], axis=1) if points else np.empty((2, 0))
+        # Finite (actual, reference) pairs: a regular sample, the worst element, the largest difference of each chunk.
         self.points: Floats = pairs[:, np.isfinite(pairs).all(axis=0)]
 
     def _add(self, start: int, difference: Floats) -> None:
@@ -132,16 +126,15 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
 
 def _title(name: str, comparison: OutputComparison) -> str:
     mismatches, elements = comparison.mismatches or 0, comparison.elements or 0
-    found = {one: getattr(comparison, one.key) for one in STATISTICS}
-    numbers = "   ".join(
-        f"{one.title} {value:{'.9f' if one.key == 'cosine' else '.4g'}} {one.unit}".rstrip()
-        for one, value in found.items()
-        if value is not None
-    )
+    numbers = []
+    for one in STATISTICS:
+        if (value := getattr(comparison, one.key)) is not None:
+            numbers.append(f"{one.title} {value:{'.9f' if one.key == 'cosine' else '.4g'}} {one.unit}".rstrip())
     outcome = outcome_of([comparison]).value
     wrong = "out of tolerance" if comparison.tolerance else "different"
     share = f"{mismatches} of {elements} {wrong} ({100 * (comparison.mismatch_share or 0):.3g} %)"
-    return f"{outcome}   {name}   {type_text(comparison.dtype, comparison.shape)}   {share}\n{numbers}"
+    head = "   ".join((outcome, name, type_text(comparison.dtype, comparison.shape), share))
+    return f"{head}\n{'   '.join(numbers)}"
 
 
 def _draw_map(figure: Any, axes: Any, picture: Picture, shape: tuple[int, ...], worst: int | None) -> None:
@@ -179,19 +172,17 @@ def _draw_map(figure: Any, axes: Any, picture: Picture, shape: tuple[int, ...], 
     figure.colorbar(image, ax=axes, extend="both" if picture.nonfinite else "min", fraction=0.05)
     if worst is not None:
         row, column = divmod(worst, columns)
-        axes.plot(column, row, "o", markersize=13, markerfacecolor="none", markeredgecolor="#00e05a", markeredgewidth=2)
+        green = "#00e05a"
+        axes.plot(column, row, "o", markersize=13, markerfacecolor="none", markeredgecolor=green, markeredgewidth=2)
         axes.annotate(
-            "worst", (column, row), (9, 7), textcoords="offset points", color="#00e05a", weight="bold", fontsize=9
+            "worst", (column, row), (9, 7), textcoords="offset points", color=green, weight="bold", fontsize=9
         )
     axes.set_xlabel(f"index modulo {columns}" if picture.folded else f"last dimension ({columns})")
-    axes.set_ylabel(f"index // {columns}" if picture.folded else _rows_label(shape))
+    leading = shape_text(shape[:-1]) if len(shape) > 1 else "none"
+    label = f"leading dimension ({leading})" if len(shape) == 2 else f"leading dimensions ({leading}), flattened"
+    axes.set_ylabel(f"index // {columns}" if picture.folded else label)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _rows_label(shape: tuple[int, ...]) -> str:
-    leading = shape_text(shape[:-1]) if len(shape) > 1 else "none"
-    return f"leading dimension ({leading})" if len(shape) == 2 else f"leading dimensions ({leading}), flattened"
 
 
 def _draw_errors(axes: Any, picture: Picture, comparison: OutputComparison) -> None:
@@ -230,16 +221,8 @@ def _draw_scatter(axes: Any, picture: Picture, comparison: OutputComparison) -> 
     margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
     span = (low - margin, high + margin)
     axes.plot(span, span, color="#888", linewidth=1, zorder=1)
-    axes.scatter(
-        reference,
-        actual,
-        s=6 if actual.size > 500 else 24,
-        alpha=0.5,
-        color="#3b6fb6",
-        linewidths=0,
-        rasterized=True,
-        zorder=2,
-    )
+    size = 6 if actual.size > 500 else 24
+    axes.scatter(reference, actual, s=size, alpha=0.5, color="#3b6fb6", linewidths=0, rasterized=True, zorder=2)
     if comparison.worst_values is not None:
         a, b = (_signed(np.asarray([value])) for value in comparison.worst_values)
         if np.isfinite(a[0]) and np.isfinite(b[0]):

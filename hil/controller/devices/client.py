@@ -91,6 +91,7 @@ class AgentClient(AgentConnection):
                         for message in wire.data_messages(memoryview(piece)):
                             guard.within(stall_s)
                             yield message
+                            self._heard()
                         if progress:
                             progress(len(piece))
             guard.within(stall_s)
@@ -123,6 +124,7 @@ class AgentClient(AgentConnection):
             view = memoryview(answers.room_for(size).data)
             for message in replies:
                 data = answers.data_of(message, size - at)
+                self._heard()
                 view[at : at + data.nbytes] = data
                 hasher.update(view[at : at + data.nbytes])
                 at += data.nbytes
@@ -274,7 +276,7 @@ class AgentClient(AgentConnection):
         with self._seam("run"):
             stream = self._invokes.get(thread)
             if stream is None or stream.broken:
-                stream = self._invokes[thread] = InvokeStream(self._stub, self._token())
+                stream = self._invokes[thread] = InvokeStream(self._stub, self._token(), self._heard)
             most = answers.most_bytes() if most_bytes is None else most_bytes
             return stream.call(start, streams, into, start.timeout_s + _GRACE_S, names, most)
 

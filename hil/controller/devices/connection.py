@@ -116,6 +116,10 @@ class Hold:
         if self.token:
             self._on_silence()
 
+    def heard(self) -> None:
+        """Note that another stream of the same connection brought something."""
+        self._guard.heard()
+
     def _keep_alive(self, ttl_s: float) -> None:
         while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_S), 0.1)):
             self._said.put(pb.HoldRequest(keep_alive=pb.KeepAlive()))
@@ -145,8 +149,9 @@ class Hold:
 class InvokeStream:
     """The stream that calls go over, one after another."""
 
-    def __init__(self, stub: Any, metadata: list[tuple[str, str]]) -> None:
+    def __init__(self, stub: Any, metadata: list[tuple[str, str]], heard: Callable[[], None]) -> None:
         self.broken = False
+        self._heard = heard
         self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._limit_s = STALL_S
         self._guard = Guard(lambda: self._replies.cancel())
@@ -240,6 +245,7 @@ class InvokeStream:
         while at < size:
             self._guard.within(min(STALL_S, deadline - time.monotonic()))
             data = answers.data_of(next(self._replies), size - at)
+            self._heard()
             view[at : at + data.nbytes] = data
             hasher.update(view[at : at + data.nbytes])
             at += data.nbytes
@@ -255,6 +261,7 @@ class InvokeStream:
                 for message in wire.data_messages(stream):
                     self._guard.within(STALL_S)
                     yield message
+                    self._heard()
             if streams:
                 self._guard.within(self._limit_s)
                 yield pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
@@ -421,6 +428,11 @@ class AgentConnection:
         self.close_session()
         self._closed = True
         wire.close_channel(self._channel)
+
+    def _heard(self) -> None:
+        """Note a sign of life on another stream than the session's own, whose answers may be behind a lot of data."""
+        if self._hold:
+            self._hold.heard()
 
     def _token(self) -> list[tuple[str, str]]:
         return [*self._metadata, (wire.SESSION_KEY, self._hold.token if self._hold else "")]

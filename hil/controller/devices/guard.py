@@ -25,7 +25,7 @@ class Guard:
     def __init__(self, cancel: Callable[[], object] = lambda: None) -> None:
         self.cancel = cancel
         self.expired = False
-        self._left = float("inf")
+        self._left = self._limit_s = float("inf")
         self._lock = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="hil-guard").start()
@@ -33,7 +33,12 @@ class Guard:
     def within(self, seconds: float) -> None:
         """From now on, something is expected within so many seconds."""
         with self._lock:
-            self._left = seconds
+            self._left = self._limit_s = seconds
+
+    def heard(self) -> None:
+        """Something was heard: what is expected may take its whole time again."""
+        with self._lock:
+            self._left = self._limit_s
 
     def rest(self) -> None:
         """Nothing is expected until :meth:`within` is called again."""

@@ -43,8 +43,9 @@ def check_login(where: str, connection: Connection, *, board: str, base: Path) -
     Raises:
         UsageError: the address, or a file for SSH, is wrong.
     """
-    from hil.controller.devices.ssh.address import HostKeyRefused, parse_address, read_ssh_config, settings_for
+    from hil.controller.devices.ssh.address import parse_address, read_ssh_config, settings_for
     from hil.controller.devices.ssh.connect import open_shell
+    from hil.controller.devices.ssh.known_hosts import HostKeyRefused
 
     address = parse_address(where)
     config = read_ssh_config()

@@ -47,7 +47,6 @@ class FarmClient:
     """A connection to a farm. A context manager.
 
     Args:
-        address: the gateways, any of which will do, and the token.
         patience_s: for so long a gateway that is away is tried again, where that can do no harm.
         call_s: so long a call may take that is no stream.
 

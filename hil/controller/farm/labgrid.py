@@ -54,14 +54,11 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
     What the config says itself stays. One of a board that is no labgrid place is given back as it is.
 
     Args:
-        holder: who acquires it: the farm's host, by a name that no other one has. A place that this holder has already
-            (it was killed) is taken over.
+        holder: a name that no other one has; a place that it has already (it was killed) is taken over.
 
     Raises:
         UsageError: labgrid's command line, the place or its ``NetworkService`` is not there.
-        BoardBusy: somebody else has the place.
-        BoardUnreachable: the coordinator, or the exporter of the place, does not answer.
-        BoardError: labgrid refused.
+        BoardError: somebody else has the place, the coordinator or the exporter does not answer, or labgrid refused.
     """
     if not config.labgrid.place:
         yield config
@@ -142,8 +139,7 @@ class Place:
             return {}
         settings = [f"{name}={value}" for name, value in self._settings.items()]
         return {
-            action: Command(("env", *settings, *self._client, "-p", self.labgrid.place, "power", action))
-            for action in ("on", "off", "cycle")
+            action: Command(("env", *settings, *self._command, "power", action)) for action in ("on", "off", "cycle")
         }
 
     @property
@@ -158,11 +154,11 @@ class Place:
         return f"{_word(socket.gethostname())}/hil-farm-{_word(self.holder)}"
 
     @property
-    def _client(self) -> list[str]:
-        return shlex.split(self.labgrid.client)
+    def _command(self) -> list[str]:
+        return [*shlex.split(self.labgrid.client), "-p", self.labgrid.place]
 
     def _call(self, action: str) -> str:
-        command = [*self._client, "-p", self.labgrid.place, action]
+        command = [*self._command, action]
         try:
             done = subprocess.run(
                 command,

@@ -1,9 +1,4 @@
-"""A farm's folder on this machine: what is in it, and what the farm that is up there says of itself.
-
-A whole farm on one machine: its database, a gateway, a host for its boards, each started again when it dies.
-
-Ending the farm of a home, from another process than the one that runs it.
-"""
+"""A whole farm on one machine, in a folder: its database, a gateway, a host for its boards, kept running, and ended."""
 
 from __future__ import annotations
 
@@ -134,12 +129,10 @@ class UpOptions:
 
     def gateway_words(self) -> list[str]:
         """The options that say it of the gateway."""
-        named: list[tuple[str, Any]] = [
-            *(("--listen", self.listen), ("--metrics", self.metrics)),
-            *(("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)),
-        ]
-        absolute = ((name, value.absolute() if isinstance(value, Path) else value) for name, value in named)
-        return [word for name, value in absolute if value for word in (name, str(value))]
+        files = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
+        named = {"--listen": self.listen, "--metrics": self.metrics}
+        named |= {name: str(path.absolute()) for name, path in files.items() if path}
+        return [word for name, value in named.items() if value for word in (name, value)]
 
 
 class LocalFarm:
@@ -147,7 +140,6 @@ class LocalFarm:
 
     Raises:
         FarmError: one of this home is up already, or it does not start.
-        UsageError: something was asked for that cannot be.
         KeyboardInterrupt: it is to end before it serves.
     """
 
@@ -212,9 +204,8 @@ class LocalFarm:
         away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
         environment = {key: value for key, value in os.environ.items() if key not in away}
         environment |= {HOME_VARIABLE: str(self.home), **more}
-        kept = SupervisedProcess(
-            name, module_command("hil", "farm", name, *words), environment, self.home / LOGS, self._say
-        )
+        command = module_command("hil", "farm", name, *words)
+        kept = SupervisedProcess(name, command, environment, self.home / LOGS, self._say)
         self._kept.append(kept)
         kept.start()
         return kept

@@ -1,9 +1,7 @@
-"""Processes that are kept: started again when they die, ended in order, found again after their keeper was killed.
+"""Processes that are started again when they die: commands, and children forked from one that has imported everything.
 
-Processes forked from one that has imported everything: they start at once and share its memory.
-
-The process that forks makes no thread and no gRPC object, neither of which a fork can take along. Each child has an end
-of a pipe as its standard input, which ends when the process that forks does, however it was ended.
+Who forks makes no thread and no gRPC object, neither of which a fork can take along. Each child has an end of a pipe as
+its standard input, which ends when the process that forks does, however it was ended.
 """
 
 from __future__ import annotations
@@ -38,9 +36,7 @@ _LARGEST_LOG = 10 << 20
 class SupervisedProcess:
     """A process that is started again when it dies, later and later where it does so at once.
 
-    Args:
-        name: for people, and of its files.
-        folder: where its log goes, and a note of which process it is.
+    In ``folder`` are its log and a note of which process it is, by which one that was left behind is found.
     """
 
     def __init__(
@@ -181,11 +177,7 @@ class ForkedProcess:
 
 
 class PreforkSupervisor:
-    """Runs children until it is told to stop, each again when it ends. To be used in the main thread.
-
-    Args:
-        stop_s: how long they are given to end.
-    """
+    """Runs children until it is told to stop, each again when it ends. To be used in the main thread."""
 
     def __init__(self, children: Sequence[ForkedProcess], say: Callable[[str], None], stop_s: float = 10.0) -> None:
         self._children, self._say, self._stop_s = list(children), say, stop_s

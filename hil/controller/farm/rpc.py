@@ -93,19 +93,15 @@ def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[s
     try:
         value = json.loads(message.text or b"{}", parse_constant=refuse if storable else None)
         if storable and _UNSTORABLE.search(message.text):
-            _check_encodable(value)
+            text = json.dumps(value, ensure_ascii=False)
+            text.encode()
+            if "\\u0000" in text:
+                raise ValueError("it holds a NUL character")
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{what} is not JSON: {str(error)[:200]}") from error
     if not isinstance(value, dict):
         raise UsageError(f"{what} is no JSON object")
     return value
-
-
-def _check_encodable(value: Any) -> None:
-    text = json.dumps(value, ensure_ascii=False)
-    text.encode()
-    if "\\u0000" in text:
-        raise ValueError("it holds a NUL character")
 
 
 def _same(source: Any, message: type[Message], *others: str) -> dict[str, Any]:

@@ -37,11 +37,8 @@ class Span:
 
 @contextlib.contextmanager
 def span(name: str, parent: str = "", **attributes: Any) -> Iterator[Span]:
-    """A stage, from now until the context ends; an error that leaves it is noted and goes on.
-
-    Args:
-        parent: W3C ``traceparent`` of the span that it belongs to, "" begins a trace.
-        attributes: texts, numbers and truths that are told of it.
+    """A stage, from now until the context ends; an error that leaves it is noted and goes on. ``parent`` is the W3C
+    ``traceparent`` of the span that it belongs to, "" begins a trace.
     """
     tracer = _tracer()
     if tracer is None:

@@ -277,11 +277,7 @@ class PluginSession:
 
     @cached_property
     def _symbols(self) -> dict[Path, set[str]]:
-        """The symbolic dimensions of every model.
-
-        Raises:
-            UsageError: none of them has one that --hil-dim names.
-        """
+        """The symbolic dimensions of every model. Raises UsageError: none of them has one that --hil-dim names."""
         files = [file for folder in self.folders for file in folder.models]
         with ThreadPoolExecutor(self.context.isolated.workers, thread_name_prefix="symbols") as pool:
             found = dict(zip(files, pool.map(lambda file: symbols_of(file, self.context), files), strict=True))

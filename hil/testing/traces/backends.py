@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
-from hil.core.board_config import BoardConfig
 from hil.errors import UsageError, did_you_mean
 
 DEFAULT_TARGETS = "iree_llvmcpu"
@@ -38,20 +36,14 @@ class TraceOptions:
     @classmethod
     def of(cls, target_backends: Any, reference_backend: Any, artifacts_dir: Any) -> TraceOptions:
         """Options as a parser gives them, each a text or None."""
-        folder = Path(artifacts_dir) if artifacts_dir else Path(DEFAULT_FOLDER)
-        return cls(target_backends or "", reference_backend or "", folder)
+        return cls(target_backends or "", reference_backend or "", Path(artifacts_dir or DEFAULT_FOLDER))
 
 
 def backends_text(text: str) -> str:
-    """Return a list of backends, looked at as it is typed.
-
-    Raises:
-        ValueError: it names one that there is not; says which.
-    """
+    """Return a list of backends, looked at as it is typed. Raises ArgumentTypeError: it names one that there is not."""
     from argparse import ArgumentTypeError
 
     from hil.controller.backends.references import references
-    from hil.errors import UsageError
 
     try:
         parse_targets(text, tuple(references()))
@@ -122,11 +114,9 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
     if name == TF or name in references:
         return Backend(name, name, name)
     if name in _IREE:
-        choice = choose("", "sim")
-        device, flags = _IREE[name]
-        return Backend(name, name, "iree", _changed(choice, "iree", device, flags))
+        return Backend(name, name, "iree", _simulated("iree", *_IREE[name]))
     if name == TFLITE:
-        return Backend(name, name, TFLITE, _changed(choose("", "sim"), TFLITE, "", ()))
+        return Backend(name, name, TFLITE, _simulated(TFLITE))
     if name.startswith(_BOARD) and name != _BOARD:
         return _board(name)
     known = tuple(dict.fromkeys((*PLAIN, *references)))
@@ -144,22 +134,15 @@ def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, .
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise UsageError("--target_backends names none", hint="for example --target_backends=iree_llvmcpu")
-    counts, seen = Counter(names), Counter[str]()
     found = []
-    for name in names:
-        backend = parse_backend(name, references)
-        number = f"_{seen[name]}" if counts[name] > 1 else ""
-        found.append(replace(backend, id=folder_name(name) + number))
-        seen[name] += 1
+    for place, name in enumerate(names):
+        number = f"_{names[:place].count(name)}" if names.count(name) > 1 else ""
+        found.append(replace(parse_backend(name, references), id=folder_name(name) + number))
     return tuple(found)
 
 
 def parse_reference(name: str, references: Sequence[str] = ()) -> Backend:
-    """Return the backend that the others are compared with.
-
-    Raises:
-        UsageError: as :func:`parse_backend`.
-    """
+    """Return the backend that the others are compared with. Raises UsageError: as :func:`parse_backend`."""
     return replace(parse_backend(name, references), id=f"{folder_name(name)}_ref")
 
 
@@ -182,9 +165,9 @@ def _board(name: str) -> Backend:
     return Backend(name, name, runtime, choice)
 
 
-def _changed(choice: BoardChoice, runtime: str, device: str, flags: tuple[str, ...]) -> BoardChoice:
-    config: BoardConfig = choice.config
-    compile_flags = {**config.compile_flags, **({runtime: flags} if flags else {})}
-    return replace(
-        choice, config=replace(config, devices={**config.devices, runtime: device}, compile_flags=compile_flags)
-    )
+def _simulated(runtime: str, device: str = "", flags: tuple[str, ...] = ()) -> BoardChoice:
+    """Return the simulated board with another device of a runtime, and other flags of its compiler if there are any."""
+    choice = choose("", "sim")
+    compile_flags = {**choice.config.compile_flags, **({runtime: flags} if flags else {})}
+    devices = {**choice.config.devices, runtime: device}
+    return replace(choice, config=replace(choice.config, devices=devices, compile_flags=compile_flags))

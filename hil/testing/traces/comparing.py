@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,29 +62,25 @@ class CallComparison:
 def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
     """Compare every call of a trace with the reference's, within the tolerances that the calls themselves name.
 
-    Returns:
-        One comparison a call of the longer of the two; nothing is left out after a call that is wrong.
+    There is one comparison for each call of the longer of the two: nothing is left out after a call that is wrong.
 
     Raises:
         UsageError: a call's tolerance is one that cannot fail.
     """
     found = []
-    for number in range(max(len(reference.calls), len(target.calls))):
-        if number >= len(target.calls):
-            method, missing = reference.calls[number].method, f"{target.backend} did not make this call"
-            found.append(CallComparison(number, method, missing))
-        elif number >= len(reference.calls):
-            method, missing = target.calls[number].method, f"{reference.backend} did not make this call"
-            found.append(CallComparison(number, method, missing))
-        else:
+    for number, (wanted, made) in enumerate(itertools.zip_longest(reference.calls, target.calls)):
+        if wanted is not None and made is not None:
             found.append(_compare(number, reference, target))
+        else:
+            lacking = target if made is None else reference
+            found.append(CallComparison(number, (wanted or made).method, f"{lacking.backend} did not make this call"))
     return found
 
 
 def judged(comparisons: Sequence[CallComparison]) -> tuple[Outcome, str]:
     """Return a trace's outcome and the reason: FAIL if a call is wrong, BLIND if the others cannot be judged."""
-    wrong = [one for one in comparisons if one.outcome is Outcome.FAIL]
-    wrong = wrong or [one for one in comparisons if one.outcome is Outcome.BLIND]
+    failed, blind = ([one for one in comparisons if one.outcome is kind] for kind in (Outcome.FAIL, Outcome.BLIND))
+    wrong = failed or blind
     if not wrong:
         return Outcome.PASS, ""
     first = wrong[0]
@@ -98,12 +95,17 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
         return CallComparison(number, target.method, f"{trace.backend} called {reference.method} here")
     wanted, got = arrays_in(reference.outputs), arrays_in(target.outputs)
     if wanted.keys() != got.keys() or _shape(reference.outputs) != _shape(target.outputs):
-        reason = f"it returned {_told(target.outputs)}, {trace.backend} {_told(reference.outputs)}"
+        reason = f"it returned {_outline(target.outputs)}, {trace.backend} {_outline(reference.outputs)}"
         return CallComparison(number, target.method, reason)
     for name in dict.fromkeys((*reference.assigned, *target.assigned)):
         for one, call in ((trace, reference), (other, target)):
             if name not in call.state:
-                return CallComparison(number, target.method, _unreadable(name, one, other if one is trace else trace))
+                assigner = other if one is trace else trace
+                reason = (
+                    f"{assigner.backend} assigned the variable {name}, which cannot be read on {one.backend}: it was "
+                    "not created with the module, and no tf.function uses it"
+                )
+                return CallComparison(number, target.method, reason)
         wanted[new_value(name)], got[new_value(name)] = reference.state[name], target.state[name]
     if not wanted:
         return CallComparison(number, target.method)
@@ -137,13 +139,6 @@ def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float |
     return None, None
 
 
-def _unreadable(name: str, trace: Trace, other: Trace) -> str:
-    return (
-        f"{other.backend} assigned the variable {name}, which cannot be read on {trace.backend}: it was not created "
-        "with the module, and no tf.function uses it"
-    )
-
-
 def _other_inputs(reference: ModuleCall, target: ModuleCall, trace: Trace) -> str:
     """Tell whether other inputs may be the cause of a wrong answer: chance in the test, or an earlier wrong answer."""
     wanted, got = arrays_in(reference.inputs), arrays_in(target.inputs)
@@ -157,5 +152,5 @@ def _shape(value: Any) -> list[Any]:
     return [(path, None if hasattr(leaf, "dtype") else leaf) for path, leaf in leaves(value)]
 
 
-def _told(outputs: Any) -> str:
+def _outline(outputs: Any) -> str:
     return ", ".join(path for path, _ in leaves(outputs)) or "nothing"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.controller.pipeline.flagfiles import ATOLS, FlagFile, write_flagfile
 from hil.controller.storage.cache import Cache
@@ -23,10 +24,13 @@ from hil.errors import UsageError
 from hil.formats.iree_command import give
 from hil.testing.traces.backends import DEFAULT_TARGETS, Backend, TraceOptions, parse_reference, parse_targets
 from hil.testing.traces.comparing import CallComparison, compare_traces, judged
-from hil.testing.traces.model_files import FileSubject, model_files
-from hil.testing.traces.runners import Program, Runner, Subject, same_bits
+from hil.testing.traces.model_files import FileSubject, ModelFile
+from hil.testing.traces.runners import Answer, Runner, same_bits
 from hil.testing.traces.trace import ModuleCall, Trace, arrays_in, call_name
 from hil.testing.traces.traced import Traced, TraceFunction, run_trace, trace_name
+
+if TYPE_CHECKING:
+    from hil.testing.traces.tensorflow_module import TfSubject
 
 FLAGFILE = "flagfile"
 TENSORS = "tensors"
@@ -48,8 +52,8 @@ class TargetResult:
         """PASS, FAIL, a stage's error, XFAIL or XPASS."""
         return Outcome(self.record.outcome)
 
-    def lines(self) -> list[str]:
-        """For people: the outcome, and what is wrong with which call and output."""
+    def lines(self, *, failed_only: bool = True) -> list[str]:
+        """For people: the outcome, and what is wrong with which call and output, or else every call and output."""
         record = self.record
         lines = [f"{record.flow}: {record.outcome}{record.message and f': {record.message}'}"]
         if note := record.notes.get("text"):
@@ -57,8 +61,8 @@ class TargetResult:
         if record.hint and record.outcome != Outcome.PASS.value:
             lines.append(f"  hint: {record.hint}")
         for comparison in self.comparisons:
-            if not comparison:
-                lines += [f"  {line}" for line in comparison.lines(failed_only=True)]
+            if not (comparison and failed_only):
+                lines += [f"  {line}" for line in comparison.lines(failed_only=failed_only)]
         return [*lines, f"  trace: {self.folder}"]
 
 
@@ -84,7 +88,7 @@ class ModuleTraces:
         options: TraceOptions,
         expected: Path | None = None,
     ) -> None:
-        self._subject: Subject = subject_of(module_class, exported_names)
+        self._subject = subject_of(module_class, exported_names)
         names = self._subject.references
         self.reference: Backend = parse_reference(options.reference_backend or self._subject.reference, names)
         self.targets: tuple[Backend, ...] = parse_targets(options.target_backends or DEFAULT_TARGETS, names)
@@ -101,9 +105,6 @@ class ModuleTraces:
         Args:
             function: is called with a :class:`TracedModule`, once for each backend.
 
-        Returns:
-            One result a target, in order.
-
         Raises:
             UsageError: a call was made that cannot be, or another trace of this name was made before.
             HilError: the reference itself failed.
@@ -116,7 +117,7 @@ class ModuleTraces:
                 hint="a trace is kept under its function's name: give them different ones",
             )
         wanted = self._trace(function, self.reference)
-        save_traced(wanted, self._place(self.reference, name))
+        save_traced(wanted, self._trace_folder(self.reference, name))
         if wanted.error is not None:
             raise wanted.raised or wanted.error
         if not wanted.trace.calls:
@@ -124,7 +125,7 @@ class ModuleTraces:
         traces = []
         for target in self.targets:
             traced = self._trace(function, target)
-            save_traced(traced, self._place(target, name), wanted=wanted.trace)
+            save_traced(traced, self._trace_folder(target, name), wanted=wanted.trace)
             traces.append(traced)
         return [self._judged(target, wanted, traced) for target, traced in zip(self.targets, traces, strict=True)]
 
@@ -155,24 +156,22 @@ class ModuleTraces:
         everyone = (self.reference, *self.targets)
         return backend.is_real and sum(other.is_real and other.board == backend.board for other in everyone) > 1
 
-    def _place(self, backend: Backend, name: str) -> Path:
+    def _trace_folder(self, backend: Backend, name: str) -> Path:
         return self.folder / backend.id / "traces" / name
 
     def _judged(self, target: Backend, wanted: Traced, traced: Traced) -> TargetResult:
-        folder = self._place(target, traced.trace.name)
+        folder = self._trace_folder(target, traced.trace.name)
         comparisons = tuple(compare_traces(wanted.trace, traced.trace))
         if traced.error is not None:
             # Calls that were not made are no news then.
             comparisons = comparisons[: len(traced.trace.calls)]
         record = self._expectations.judge(self._record(target, wanted, traced, comparisons))
         if record.outcome == Outcome.XPASS.value:
-            hint = "; ".join(
-                filter(None, (f"take it out of {self._expectations.path}", self._expectations.other_versions))
-            )
-            record = replace(record, hint=hint)
+            hints = (f"take it out of {self._expectations.path}", self._expectations.other_versions)
+            record = replace(record, hint="; ".join(filter(None, hints)))
         result = TargetResult(record, comparisons, folder)
         with (folder / "log.txt").open("a") as log:
-            log.write("\n".join(["", f"Compared with {self.reference.name}", *_all_lines(result), ""]))
+            log.write("\n".join(["", f"Compared with {self.reference.name}", *result.lines(failed_only=False), ""]))
         return result
 
     def _record(
@@ -241,23 +240,11 @@ def compare_backends(
         return traces.compare(trace_function)
 
 
-def told(results: Sequence[TargetResult], reference: str) -> str:
+def summary(results: Sequence[TargetResult], reference: str) -> str:
     """Return what several results come to, for people; the targets that passed in a word."""
-    first = results[0].record
     bad = sum(result.outcome.exit_code != 0 for result in results)
-    return "\n".join(
-        [
-            f"{first.id}: {bad} of {len(results)} backends failed, compared with {reference}",
-            *(f"  {line}" for result in results for line in result.lines()),
-        ]
-    )
-
-
-def _all_lines(result: TargetResult) -> list[str]:
-    record = result.record
-    lines = [f"{record.outcome}{record.message and f': {record.message}'}"]
-    lines += [note] if (note := record.notes.get("text")) else []
-    return [*lines, *(line for comparison in result.comparisons for line in comparison.lines())]
+    head = f"{results[0].record.id}: {bad} of {len(results)} backends failed, compared with {reference}"
+    return "\n".join([head, *(f"  {line}" for result in results for line in result.lines())])
 
 
 def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) -> None:
@@ -273,39 +260,39 @@ def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) ->
         StorageError: it cannot be written.
     """
     traced.trace.save(folder)
-    for number, (call, program) in enumerate(zip(traced.trace.calls, traced.programs, strict=True)):
-        if program is None:
+    references = traced.trace.calls if wanted is None else wanted.calls
+    for number, (call, answer) in enumerate(zip(traced.trace.calls, traced.answers, strict=True)):
+        if answer is None:
             continue
-        calls = traced.trace.calls if wanted is None else wanted.calls
-        reference = calls[number] if number < len(calls) else None
-        flags = _flags(program, _expected(program, call, reference), call, folder / TENSORS)
+        expected = _expected(answer, call, references[number]) if number < len(references) else ()
+        flags = _flags(answer, expected, call, folder / TENSORS)
         write_flagfile(folder / f"{FLAGFILE}_{call_name(number)}", flags)
         if number == 0:
             write_flagfile(folder / FLAGFILE, flags)
 
 
-def _expected(program: Program, call: ModuleCall, reference: ModuleCall | None) -> Sequence[Array]:
+def _expected(answer: Answer, call: ModuleCall, reference: ModuleCall) -> Sequence[Array]:
     """Return a program's outputs as the reference has them: a call's own, then new values of variables."""
-    if reference is None or reference.method != call.method:
-        return ()
     wanted = arrays_in(reference.outputs)
-    if wanted.keys() != arrays_in(call.outputs).keys() or not reference.state.keys() >= set(program.assigned):
+    alike = reference.method == call.method and wanted.keys() == arrays_in(call.outputs).keys()
+    if not alike or not reference.state.keys() >= set(answer.assigned):
         return ()
-    expected = [*wanted.values(), *(reference.state[name] for name in program.assigned)]
-    return [same_bits(dtype, array) for dtype, array in zip(program.answer.dtypes, expected, strict=True)]
+    expected = [*wanted.values(), *(reference.state[name] for name in answer.assigned)]
+    return [same_bits(dtype, array) for dtype, array in zip(answer.dtypes, expected, strict=True)]
 
 
-def _flags(program: Program, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:
+def _flags(answer: Answer, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:
     """Return a call's flags; its tensors lie in a folder that all calls share: most variables stay what they are."""
+    artifact = answer.artifact
     with storing(folder):
         folder.mkdir(exist_ok=True)
         return FlagFile(
-            modules=(program.path,),
-            function=program.function,
-            device=program.device or DEFAULT_DEVICE,
-            inputs=tuple(_tensor(array, folder) for array in program.answer.given),
+            modules=(artifact.files[artifact.main],),
+            function=artifact.function,
+            device=answer.device or DEFAULT_DEVICE,
+            inputs=tuple(_tensor(array, folder) for array in answer.given),
             expected=tuple(_tensor(array, folder) for array in expected),
-            parameters=tuple(path for path in program.rest if path.suffix == ".irpa"),
+            parameters=tuple(path for path in artifact.files.values() if path.suffix == ".irpa"),
             rtol=call.rtol,
             atols={} if call.atol is None else dict.fromkeys(ATOLS, call.atol),
         )
@@ -320,13 +307,14 @@ def _tensor(array: Array, folder: Path) -> str:
     return give(spec, array, name, folder, str(folder.absolute()), tensors=kind).value
 
 
-def subject_of(module_class: Callable[[], Any], exported_names: Sequence[str] | None = None) -> Subject:
+def subject_of(module_class: Callable[[], Any], exported_names: Sequence[str] | None = None) -> FileSubject | TfSubject:
     """Return the module class as something that can be traced.
 
     Raises:
         UsageError: TensorFlow is not installed, or no method is exported.
     """
-    if files := model_files(module_class):
+    members = vars(module_class) if inspect.isclass(module_class) else {}
+    if files := {name: value for name, value in members.items() if isinstance(value, ModelFile)}:
         return FileSubject(module_class, files, exported_names)
     from hil.testing.traces.tensorflow_module import TfSubject
 

@@ -42,29 +42,23 @@ class Target:
         self.folder = folder
         self._context = context
         self._choice = backend.choice
+        self._device = backend.choice.config.devices.get(backend.runtime, "")  # "" is the runtime's own choice
         self._pool = BoardPool(f"traces on {backend.name}", opened=self._take, most_loaded=_MOST_LOADED)
 
-    @property
-    def device(self) -> str:
-        """The runtime's device; "" is its own choice."""
-        return self._choice.config.devices.get(self.backend.runtime, "")
-
     def compile(self, model: Model, place: Path) -> Artifact:
-        """Compile a model for the board and keep the program.
+        """Compile a model for the board and keep the program: its files are the copies.
 
         Args:
-            place: the file that the program is copied to.
+            place: the main file's copy; others lie beside it.
 
         Raises:
             CompileFailed, CompileCrashed: it cannot be compiled; a reproducer lies beside ``place``.
             StageTimeout: it took too long.
             BoardError: the board alone can say what to compile for, and does not answer.
         """
-        config = self.board().config
         runtime = self.backend.runtime
         compiler = compiler_for(model.format, runtime)
-        flags = config.compile_flags.get(compiler, ())
-        log = self.folder / "compile.log"
+        flags = self._session().board.config.compile_flags.get(compiler, ())
         with storing(place):
             place.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -78,18 +72,19 @@ class Target:
                 recompute=False,
                 debug_ir=None,
                 timeout=COMPILE_TIMEOUT_S,
-                log=log,
+                log=self.folder / "compile.log",
             )
         except (CompileFailed, CompileCrashed) as error:
             if compiler == "iree" and model.format == "mlir":
                 self._keep_reproducer(error, model.path, recipe_of(model, flags).flags, place)
             raise
+        kept = {name: place if name == artifact.main else place.parent / name for name in artifact.files}
         for name, path in artifact.files.items():
-            write_file(place if name == artifact.main else place.parent / name, path.read_bytes(), option="")
-        return artifact
+            write_file(kept[name], path.read_bytes(), option="")
+        return replace(artifact, files=kept)
 
     def run(self, artifact: Artifact, function: str, arrays: Sequence[Array], outputs: Sequence[TensorSpec]) -> Answer:
-        """Run a function of a program, which stays loaded.
+        """Run a function of a program, which stays loaded; one that failed is loaded anew for the next call.
 
         Args:
             function: which of its functions; "" is the only one.
@@ -97,7 +92,8 @@ class Target:
             outputs: what the model itself says it returns; a program may know no unsigned integers.
 
         Raises:
-            StageError, BoardError: as it ends. A program that failed is loaded anew for the next call.
+            StageError, BoardError: as it ends.
+            UsageError: the board has no such runtime or device.
         """
         artifact = replace(artifact, function=function)
         try:
@@ -110,7 +106,7 @@ class Target:
         except HilError as error:
             error.located(stage=Stage.RUN.value, board=self.backend.board)
             if artifact.runtime == "iree" and self._pool.is_open(self._choice):
-                explain(error, artifact.flags, self.board().info)
+                explain(error, artifact.flags, self._session().board.info)
             if isinstance(error, BoardError):
                 self.close()
             elif isinstance(error, StageError) and self._pool.is_open(self._choice):
@@ -126,16 +122,7 @@ class Target:
         parts = result.provenance.get("placement") or ()
         where = f" ({placement_text(parts)})" if len(parts) > 1 else ""
         dtypes = tuple(dtype_name(array.dtype) for array in returned)
-        return Answer(tuple(given.values()), own, dtypes, result.source + where)
-
-    def board(self) -> Board:
-        """The board, connected and ours.
-
-        Raises:
-            BoardError: it cannot be had.
-            UsageError: it has no such runtime or device.
-        """
-        return self._session().board
+        return Answer(artifact, self._device, tuple(given.values()), own, dtypes, result.source + where)
 
     def close(self) -> None:
         """Give the board back."""
@@ -157,7 +144,7 @@ class Target:
 
     def _take(self, board: Board) -> None:
         """Refuse a board that lacks the runtime or the driver, and have it for ourselves."""
-        runtime, device = self.backend.runtime, self.device.split("://")[0]
+        runtime, device = self.backend.runtime, self._device.split("://")[0]
         there = {one["name"]: one for one in board.info.get("runtimes", ())}
         if runtime not in there:
             raise UsageError(
@@ -174,16 +161,14 @@ class Target:
 
     def _keep_reproducer(self, error: StageError, source: Path, flags: Sequence[str], place: Path) -> None:
         """Compile once more with the compiler's own reproducer on, and say where that, input and command lie."""
-        reproducer = place.with_name("reproducer.mlir")
         command = [str(native_compiler()), str(source.absolute()), *flags, "-o", str(place.absolute())]
-        script = place.with_name("reproduce.sh")
+        reproducer, script, log = (place.with_name(f"reproduce{end}") for end in ("r.mlir", ".sh", ".log"))
         with storing(script):
             script.write_text(f"#!/bin/sh\n# {' '.join(error.message.split())}\nexec {shlex.join(command)}\n")
             script.chmod(0o755)
-        log = place.with_name("reproduce.log")
-        arguments = {"source": str(source.absolute()), "flags": list(flags), "reproducer": str(reproducer.absolute())}
+        files = {"source": source, "reproducer": reproducer, "log": log}
+        arguments = {"flags": list(flags), **{name: str(file.absolute()) for name, file in files.items()}}
         try:
-            arguments["log"] = str(log.absolute())
             self._context.isolated.call(reproduce, arguments, timeout=COMPILE_TIMEOUT_S, log=log)
         except StageError as failed:
             error.detail = f"{error.detail}\nno reproducer: {failed.message}"

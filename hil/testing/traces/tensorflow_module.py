@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.tensorflow.graphs import is_variable, replace_leaves, words
+from hil.controller.models.tensorflow.graphs import is_variable, replace_leaves, restore, words
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.texts import first_line
 from hil.core.results import Stage
-from hil.core.tensors import Array
+from hil.core.tensors import Array, to_bytes
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.testing.traces.backends import TF, TFLITE, Backend
-from hil.testing.traces.runners import Called, Inputs, Program, Runner, recorded
+from hil.testing.traces.runners import Answer, Called, Inputs, Runner
 from hil.testing.traces.target import Target
-from hil.testing.traces.tensorflow_programs import Programs
+from hil.testing.traces.tensorflow_programs import Programs, call_key
 from hil.testing.traces.trace import as_numpy
 
 
@@ -62,11 +62,7 @@ class TfSubject:
         return self._methods
 
     def make(self) -> Any:
-        """Return a new module.
-
-        Raises:
-            UsageError: it has no such methods.
-        """
+        """Return a new module. Raises UsageError: it has no such methods."""
         module = self._class()
         found = exported(module)
         if self._exported is None:
@@ -91,7 +87,7 @@ class TfSubject:
         return _OnBoard(self, Target(backend, context, folder / backend.id), Programs(self.name, context, folder))
 
 
-class _Made:
+class _ModuleRunner(Runner):
     """A runner's module, its variables, and how its methods are called."""
 
     def __init__(self, subject: TfSubject) -> None:
@@ -100,6 +96,7 @@ class _Made:
         self._variables = Variables([])
 
     def begin(self) -> None:
+        """Make the module."""
         self._variables = Variables(self._subject.variable_names)
         with self._variables.watched():
             self.module = self._subject.make()
@@ -110,7 +107,8 @@ class _Made:
         with self._variables.watched():
             called = self._call(method, inputs)
         state, changed = self._variables.read()
-        return replace(called, state=state, assigned=tuple(dict.fromkeys((*called.assigned, *changed))))
+        returned = called.answer.assigned if called.answer is not None else ()
+        return replace(called, state=state, assigned=tuple(dict.fromkeys((*returned, *changed))))
 
     def _call(self, method: str, inputs: Inputs) -> Called:
         raise NotImplementedError
@@ -119,20 +117,21 @@ class _Made:
         """As TensorFlow takes them: where the method has a signature, in its dtypes."""
         signature = getattr(getattr(self.module, method), "input_signature", None)
         if signature is not None:
-            takes = f"{method} takes {_told(signature) or 'nothing'}"
+            takes = f"{method} takes {_signature_text(signature) or 'nothing'}"
             if len(args) != len(signature):
                 raise UsageError(f"{takes}: {len(args)} given")
             try:
                 args = [_cast(spec, value) for spec, value in zip(signature, args, strict=True)]
             except (TypeError, ValueError, LookupError) as error:
                 raise UsageError(f"{takes}: {first_line(error)}") from error
-        return recorded(method, args)
+        return super().inputs(method, args)
 
     def close(self) -> None:
+        """Let the module go."""
         self.module, self._variables = None, Variables([])
 
 
-class _Eager(_Made):
+class _Eager(_ModuleRunner):
     """TensorFlow itself."""
 
     def _call(self, method: str, inputs: Inputs) -> Called:
@@ -149,7 +148,7 @@ class _Eager(_Made):
         return Called(as_numpy(f"what {method} returned", outputs), f"tensorflow {self._subject.version}")
 
 
-class _OnBoard(_Made):
+class _OnBoard(_ModuleRunner):
     """Programs on a board, with the variables of a module of ours."""
 
     def __init__(self, subject: TfSubject, target: Target, programs: Programs) -> None:
@@ -159,39 +158,41 @@ class _OnBoard(_Made):
         self._live: dict[str, Live] = {}
 
     def begin(self) -> None:
+        """Make the module; its functions are lowered anew."""
         super().begin()
         self._live.clear()
 
     def _call(self, method: str, inputs: Inputs) -> Called:
-        if self._target.backend.runtime == TFLITE:
-            return self._call_tflite(method, inputs)
-        key = self._programs.key(method, inputs)
+        on_tflite = self._target.backend.runtime == TFLITE
+        outputs, answer = (self._run_tflite if on_tflite else self._run_iree)(method, inputs)
+        found = as_numpy(f"what {method} returned", outputs)
+        return Called(found, answer.source, None if on_tflite else answer)
+
+    def _run_iree(self, method: str, inputs: Inputs) -> tuple[Any, Answer]:
+        key = call_key(method, inputs)
         if key not in self._live:
             self._live[key] = lower(getattr(self.module, method), inputs)
         live = self._live[key]
         self._variables.add(filter(is_variable, live.captured))
         program = self._programs.of(method, inputs, live, self.module, self._subject.methods)
-        artifact, path = self._programs.compiled(program, self._target)
+        artifact = self._programs.compiled(program, self._target)
         function = live.function
         expected = [*function.outputs, *(state.spec for state in function.assigned)]
-        answer = self._target.run(artifact, program.function, [*flatten(inputs), *live.values()], expected)
-        returned = answer.returned
+        answer = self._target.run(artifact, method, [*flatten(inputs), *live.values()], expected)
+        count = len(function.outputs)
         variables = [live.captured[function.state.index(state)] for state in function.assigned]
-        for variable, value in zip(variables, returned[len(function.outputs) :], strict=True):
+        for variable, value in zip(variables, answer.returned[count:], strict=True):
             variable.assign(value)
-        assigned = tuple(map(self._variables.name, variables))
-        rest = tuple(path.parent / name for name in artifact.files if name != artifact.main)
-        ran = Program(path, program.function, self._target.device, answer, rest, assigned)
-        outputs = function.returned(list(returned[: len(function.outputs)]))
-        return Called(as_numpy(f"what {method} returned", outputs), answer.source, ran, assigned=assigned)
+        names = tuple(map(self._variables.name, variables))
+        return function.returned(list(answer.returned[:count])), replace(answer, assigned=names)
 
-    def _call_tflite(self, method: str, inputs: Inputs) -> Called:
+    def _run_tflite(self, method: str, inputs: Inputs) -> tuple[Any, Answer]:
         program = self._programs.tflite(method, inputs, self.module, self._target)
         answer = self._target.run(program.artifact, "", flatten(inputs), program.outputs)
-        outputs = program.returned(list(answer.returned))
-        return Called(as_numpy(f"what {method} returned", outputs), answer.source)
+        return restore(program.structure, answer.returned), answer
 
     def close(self) -> None:
+        """Let the module go, and give the board back."""
         super().close()
         self._target.close()
 
@@ -219,7 +220,7 @@ def _cast(spec: Any, value: Any) -> Any:
     return tensor
 
 
-def _told(signature: Sequence[Any]) -> str:
+def _signature_text(signature: Sequence[Any]) -> str:
     return ", ".join(f"{spec.shape} {spec.dtype.name}" if hasattr(spec, "dtype") else "..." for spec in signature)
 
 
@@ -300,10 +301,4 @@ def _same(one: Array, other: Array) -> bool:
     """Return whether two arrays have the same bits: a NaN is itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    if one.dtype.kind == "O":
-        return bool((one == other).all())
-    return bool(np.array_equal(_bytes(one), _bytes(other)))
-
-
-def _bytes(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return bool(np.array_equal(np.asarray(to_bytes(one)), np.asarray(to_bytes(other))))

@@ -15,7 +15,6 @@ from hil.controller.models.tensorflow.graphs import (
     leaves,
     numbered,
     replace_leaves,
-    restore,
     words,
 )
 from hil.controller.models.tensorflow.lower import Live, LoweredFunction, lower
@@ -27,7 +26,7 @@ from hil.controller.storage.runs import write_file
 from hil.core.results import Artifact, Model, Stage
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec
-from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, UsageError
+from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError
 from hil.testing.traces.mlir import merge
 from hil.testing.traces.runners import Inputs
 from hil.testing.traces.target import Target
@@ -46,26 +45,18 @@ class MethodProgram:
 
     lowered: LoweredFunction  # the method
     model: Model  # the program before it is compiled, whichever of its methods this is
-    function: str  # what the program calls the method
     place: str  # where the compiled program lies in a backend's folder
 
 
 class Programs:
-    """The programs of a module, for one backend."""
+    """The programs of a module, for one backend. What failed once is not tried again."""
 
     def __init__(self, name: str, context: RunContext, folder: Path) -> None:
         self._name = name
         self._context = context
         self._folder = folder
-        self._group: dict[str, MethodProgram] | HilError | None = None
-        self._single: dict[str, MethodProgram] = {}
-        self._artifacts: dict[str, tuple[Artifact, Path] | HilError] = {}
-        self._tflite: dict[str, TfLiteProgram | HilError] = {}
-
-    def key(self, method: str, inputs: Inputs) -> str:
-        """Return what a program is made for: the method, dtypes and shapes of tensors, and the values of all else."""
-        told = [f"{path}: {_kind(leaf)}" for path, leaf in leaves(inputs)]
-        return f"{method}({'; '.join(told)})"
+        # Of what was made the key, and what came of it. The method of a single program is its key's beginning.
+        self._made: dict[str, Any] = {}
 
     def of(self, method: str, inputs: Inputs, live: Live, module: Any, methods: Sequence[str]) -> MethodProgram:
         """Return the program that a call needs.
@@ -78,32 +69,31 @@ class Programs:
             CompileFailed, CompileCrashed: TensorFlow cannot lower another method that is in the same program.
             UsageError: the method takes, returns or keeps other tensors than when its program was made.
         """
-        if self._group is None:
-            self._group = _kept(lambda: self._make_group(module, methods))
-        group = _raised(self._group)
-        program = group.get(method)
+        program = self._once("", lambda: self._make_group(module, methods)).get(method)
         if program is None or program.lowered.inputs != live.function.inputs:
-            key = self.key(method, inputs)
-            if key not in self._single:
-                count = sum(single.function == method for single in self._single.values())
-                made = self._make({method: live}, {method: (module, inputs)}, f"methods/{method}_{count}")
-                self._single[key] = made[method]
-            program = self._single[key]
-        self._check_same(method, program.lowered, live.function)
+            place = f"methods/{method}_{self._count(method)}"
+            program = self._once(
+                call_key(method, inputs), lambda: self._make({method: live}, {method: (module, inputs)}, place)[method]
+            )
+        if _outline(program.lowered) != _outline(live.function):
+            raise UsageError(
+                f"{self._name}.{method} is another function each time the module is made",
+                hint="what it takes, returns and captures must not depend on chance or on earlier modules",
+            )
         return program
 
-    def compiled(self, program: MethodProgram, target: Target) -> tuple[Artifact, Path]:
-        """Return a program compiled for a board, and where it lies among the artifacts.
+    def compiled(self, program: MethodProgram, target: Target) -> Artifact:
+        """Return a program compiled for a board. Raises StageError, BoardError: it cannot be compiled."""
 
-        Raises:
-            StageError, BoardError: it cannot be compiled.
-        """
-        place = target.folder / program.place
-        if program.place not in self._artifacts:
-            made = self._artifacts[program.place] = _kept(lambda: (target.compile(program.model, place), place))
-            if isinstance(made, HilError) and program.place == COMPILED:
-                made.hint += f"; exported_names=[...] leaves out what cannot be compiled of {self._name}"
-        return _raised(self._artifacts[program.place])
+        def make() -> Artifact:
+            try:
+                return target.compile(program.model, target.folder / program.place)
+            except StageError as error:
+                if program.place == COMPILED:
+                    error.hint += f"; exported_names=[...] leaves out what cannot be compiled of {self._name}"
+                raise
+
+        return self._once(program.place, make)
 
     def tflite(self, method: str, inputs: Inputs, module: Any, target: Target) -> TfLiteProgram:
         """Return the TFLite program that a call needs.
@@ -111,22 +101,25 @@ class Programs:
         Raises:
             CompileFailed: the converter refuses the method, or it assigns variables.
         """
-        key = self.key(method, inputs)
-        if key not in self._tflite:
-            count = sum(one.startswith(f"{method}(") for one in self._tflite)
-            place = target.folder / (f"{method}_{count}.tflite" if count else f"{method}.tflite")
-            self._tflite[key] = _kept(
-                lambda: make_tflite(getattr(module, method), inputs, place, target, self._context)
-            )
-        return _raised(self._tflite[key])
+        count = self._count(method)
+        place = target.folder / (f"{method}_{count}.tflite" if count else f"{method}.tflite")
+        return self._once(
+            call_key(method, inputs), lambda: make_tflite(getattr(module, method), inputs, place, target, self._context)
+        )
 
-    def _check_same(self, method: str, made: LoweredFunction, now: LoweredFunction) -> None:
-        """Refuse a module that is another one each time it is made."""
-        if _outline(made) != _outline(now):
-            raise UsageError(
-                f"{self._name}.{method} is another function each time the module is made",
-                hint="what it takes, returns and captures must not depend on chance or on earlier modules",
-            )
+    def _count(self, method: str) -> int:
+        return sum(key.startswith(f"{method}(") for key in self._made)
+
+    def _once(self, key: str, make: Callable[[], T]) -> T:
+        if key not in self._made:
+            try:
+                self._made[key] = make()
+            except StageError as error:
+                self._made[key] = error
+        made: T | StageError = self._made[key]
+        if isinstance(made, StageError):
+            raise made
+        return made
 
     def _make_group(self, module: Any, methods: Sequence[str]) -> dict[str, MethodProgram]:
         """One program of all methods whose signature says it all."""
@@ -170,7 +163,7 @@ class Programs:
             source, function=next(iter(lives)), isolated=self._context.isolated, cache=self._context.cache
         )
         compiled = f"{place}/{COMPILED}" if place else COMPILED
-        return {name: MethodProgram(live.function, model, name, compiled) for name, live in lives.items()}
+        return {name: MethodProgram(live.function, model, compiled) for name, live in lives.items()}
 
 
 def _signature(function: Any) -> tuple[Any, ...] | None:
@@ -183,22 +176,13 @@ def _signature(function: Any) -> tuple[Any, ...] | None:
     return tuple(signature)
 
 
-def _kind(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf)
-
-
-def _kept(make: Callable[[], T]) -> T | HilError:
-    """Return a function's result or raise its error; what failed once is not tried again."""
-    try:
-        return make()
-    except StageError as error:
-        return error
-
-
-def _raised(kept: T | HilError) -> T:
-    if isinstance(kept, HilError):
-        raise kept
-    return kept
+def call_key(method: str, inputs: Inputs) -> str:
+    """Return what a program is made for: the method, dtypes and shapes of tensors, and the values of all else."""
+    kinds = (
+        (path, f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf))
+        for path, leaf in leaves(inputs)
+    )
+    return f"{method}({'; '.join(f'{path}: {kind}' for path, kind in kinds)})"
 
 
 def _outline(function: LoweredFunction) -> tuple[Any, ...]:
@@ -214,10 +198,6 @@ class TfLiteProgram:
     artifact: Artifact
     outputs: tuple[TensorSpec, ...]  # the tensors that it returns
     structure: Structure  # of what the method returns, see :func:`hil.controller.models.tensorflow.graphs.numbered`
-
-    def returned(self, outputs: list[Any]) -> Structure:
-        """Outputs as the method itself returns them."""
-        return restore(self.structure, outputs)
 
 
 def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, context: RunContext) -> TfLiteProgram:
@@ -277,8 +257,6 @@ def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
         args: what it is called with: arrays or ``tf.TensorSpec``, nested or not.
     """
     import tensorflow as tf
-
-    from hil.controller.models.tensorflow.graphs import replace_leaves
 
     specs = replace_leaves(
         list(args), lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from hil.core.results import Outcome
 from hil.errors import UsageError
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text
-from hil.testing.traces.session import ModuleTraces, told
+from hil.testing.traces.session import ModuleTraces, summary
 from hil.testing.traces.traced import TraceFunction
 
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
@@ -80,7 +80,7 @@ class TracedModuleTestCase(unittest.TestCase):
         __tracebackhide__ = True  # the message says it all
         traces = self._opened()
         results = traces.compare(trace_function)
-        text = told(results, traces.reference.name)
+        text = summary(results, traces.reference.name)
         if any(result.outcome.exit_code for result in results):
             raise self.failureException(text)
         if any(result.outcome is Outcome.XFAIL for result in results):
@@ -103,10 +103,8 @@ class TracedModuleTestCase(unittest.TestCase):
                     f"{case.__name__} does not say which module it is about",
                     hint="decorate it with @hil.testing.compile_module(ModuleClass)",
                 )
-            expected = Path(inspect.getfile(case)).with_name(EXPECTED)
-            case._traces = ModuleTraces(
-                case.module_class, case.exported_names, options=self._options(), expected=expected
-            )
+            options, expected = self._options(), Path(inspect.getfile(case)).with_name(EXPECTED)
+            case._traces = ModuleTraces(case.module_class, case.exported_names, options=options, expected=expected)
         assert case._traces is not None
         return case._traces
 

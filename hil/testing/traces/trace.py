@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from hil.errors import UsageError
 _PLAIN = (bool, int, float, str)
 
 _FILE = "trace.json"
+# The texts that it holds.
+_TEXTS = ("module_name", "backend", "name", "source", "ran_by", "error")
 _CALL = "call.json"
 LOG = "log.txt"
 SCHEMA = 2
@@ -103,54 +105,52 @@ def save_structure(structure: Structure, folder: Path, stem: str) -> Any:
     raise UsageError(f"{stem} is a {type(structure).__name__}: a trace holds tensors")
 
 
-def load_structure(said: Any, folder: Path) -> Structure:
+def load_structure(saved: Any, folder: Path) -> Structure:
     """Return the structure that :func:`save_structure` wrote.
 
     Raises:
         UsageError: it is none, or a file is missing or no tensor of the kind that it should be.
     """
-    if isinstance(said, dict) and len(said) == 1:
-        ((kind, content),) = said.items()
-        if kind in ("list", "tuple") and isinstance(content, list):
-            items = [load_structure(item, folder) for item in content]
-            return items if kind == "list" else tuple(items)
-        if kind == "dict" and isinstance(content, list):
-            return {name_of(pair, folder): load_structure(pair[1], folder) for pair in content}
-        if kind == "float" and isinstance(content, str):
-            return _float(content, folder)
-        if kind == "value" and (content is None or type(content) in (bool, int, str)):
-            return content
-    if isinstance(said, dict) and said.keys() == {"npy", "dtype", "shape"}:
-        return _load_npy(said, folder)
-    raise UsageError(f"{folder} holds no call of a trace: {str(said)[:60]!r} is none of its values")
+    wrong = f"{folder} holds no call of a trace"
+    kind, content = next(iter(saved.items())) if isinstance(saved, dict) and len(saved) == 1 else ("", None)
+    if kind in ("list", "tuple") and isinstance(content, list):
+        items = [load_structure(item, folder) for item in content]
+        return items if kind == "list" else tuple(items)
+    if kind == "dict" and isinstance(content, list):
+        return load_pairs(content, folder)
+    if kind == "float" and isinstance(content, str):
+        try:
+            return float(content)
+        except ValueError as error:
+            raise UsageError(f"{wrong}: {content[:60]!r} is no number") from error
+    if kind == "value" and (content is None or type(content) in (bool, int, str)):
+        return content
+    if isinstance(saved, dict) and saved.keys() == {"npy", "dtype", "shape"}:
+        return _load_npy(saved, folder)
+    raise UsageError(f"{wrong}: {str(saved)[:60]!r} is none of its values")
 
 
-def name_of(pair: Any, folder: Path) -> str | int:
-    """Return the name of a pair of a name and what it stands for.
+def load_pairs(pairs: Sequence[Any], folder: Path) -> dict[str | int, Structure]:
+    """Return structures by name, of pairs of a name and what :func:`save_structure` wrote.
 
     Raises:
-        UsageError: it is no such pair.
+        UsageError: one is no such pair; and as :func:`load_structure`.
     """
-    if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int):
-        key: str | int = pair[0]
-        return key
-    raise UsageError(f"{folder} holds no call of a trace: {str(pair)[:60]!r} is no key and value")
+    found: dict[str | int, Structure] = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
+            raise UsageError(f"{folder} holds no call of a trace: {str(pair)[:60]!r} is no key and value")
+        found[pair[0]] = load_structure(pair[1], folder)
+    return found
 
 
-def _float(text: str, folder: Path) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise UsageError(f"{folder} holds no call of a trace: {text[:60]!r} is no number") from error
-
-
-def _load_npy(said: Mapping[str, Any], folder: Path) -> Array:
-    name, dtype = said["npy"], said["dtype"]
+def _load_npy(saved: Mapping[str, Any], folder: Path) -> Array:
+    name, dtype = saved["npy"], saved["dtype"]
     if not isinstance(name, str) or not isinstance(dtype, str) or Path(name).name != name:
         raise UsageError(f"{folder} holds no call of a trace: {name!r} is no file in it")
     array = load_npy(within(folder, folder / name), dtype)
-    if dtype_name(array.dtype) != dtype or list(array.shape) != said["shape"]:
-        raise UsageError(f"{folder / name} is {array.shape} {array.dtype}, the trace says {said['shape']} {dtype}")
+    if dtype_name(array.dtype) != dtype or list(array.shape) != saved["shape"]:
+        raise UsageError(f"{folder / name} is {array.shape} {array.dtype}, the trace says {saved['shape']} {dtype}")
     return array
 
 
@@ -179,7 +179,10 @@ class ModuleCall:
         """
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            values = {
+            document = {
+                "method": self.method,
+                "rtol": self.rtol,
+                "atol": self.atol,
                 "inputs": [save_structure(item, folder, f"input_{n}") for n, item in enumerate(self.inputs)],
                 "outputs": [save_structure(item, folder, f"output_{n}") for n, item in enumerate(self.outputs)],
                 "assigned": [
@@ -187,34 +190,21 @@ class ModuleCall:
                     for n, name in enumerate(self.assigned)
                 ],
             }
-            said = {"method": self.method, "rtol": self.rtol, "atol": self.atol, **values}
-            (folder / _CALL).write_text(json.dumps(said, indent=2) + "\n")
+            (folder / _CALL).write_text(json.dumps(document, indent=2) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> ModuleCall:
-        """Read one that :meth:`save` wrote.
-
-        Raises:
-            UsageError: there is none, or it is damaged.
-        """
-        said = _read_json(folder / _CALL)
+        """Read one that :meth:`save` wrote. Raises UsageError: there is none, or it is damaged."""
+        number = (int, float, type(None))
+        kinds = {"method": str, "rtol": number, "atol": number, "inputs": list, "outputs": list, "assigned": list}
+        fields = _read_fields(folder / _CALL, kinds)
         try:
-            values = {
-                name: tuple(load_structure(item, folder) for item in _typed(said, name, list, folder))
-                for name in ("inputs", "outputs")
-            }
-            pairs = _typed(said, "assigned", list, folder)
-            state = {str(name_of(pair, folder)): load_structure(pair[1], folder) for pair in pairs}
+            for side in ("inputs", "outputs"):
+                fields[side] = tuple(load_structure(item, folder) for item in fields[side])
+            state = {str(name): value for name, value in load_pairs(fields.pop("assigned"), folder).items()}
         except RecursionError as error:
             raise UsageError(f"{folder / _CALL} is nested too deeply") from error
-        return cls(
-            _typed(said, "method", str, folder),
-            **values,
-            rtol=_typed(said, "rtol", (int, float, type(None)), folder),
-            atol=_typed(said, "atol", (int, float, type(None)), folder),
-            state=state,
-            assigned=tuple(state),
-        )
+        return cls(**fields, state=state, assigned=tuple(state))
 
     def __str__(self) -> str:
         lines = [f"Method: {self.method}"]
@@ -223,7 +213,7 @@ class ModuleCall:
         for name, arrays in {**parts, **({"Variables": assigned} if assigned else {})}.items():
             lines.append(f"{name}:")
             for path, array in arrays.items():
-                shown = _summary(array)
+                shown = np.array2string(array, threshold=_SHOWN, edgeitems=3, precision=7)
                 lines.append(f"  {path}: {type_text(dtype_name(array.dtype), array.shape)}")
                 lines += [f"    {line}" for line in shown.splitlines()]
         return "\n".join(lines)
@@ -258,10 +248,8 @@ class Trace:
                     raise UsageError(f"{folder} holds no trace that could be replaced", hint="name another folder")
                 shutil.rmtree(folder)
             folder.mkdir(parents=True)
-            said = {key: value for key, value in vars(self).items() if key != "calls"}
-            (folder / _FILE).write_text(
-                json.dumps({"schema": SCHEMA, **said, "calls": len(self.calls)}, indent=2) + "\n"
-            )
+            document = {"schema": SCHEMA, **vars(self), "calls": len(self.calls)}
+            (folder / _FILE).write_text(json.dumps(document, indent=2) + "\n")
             (folder / LOG).write_text(f"{self}\n")
         for number, call in enumerate(self.calls):
             call.save(folder / call_name(number))
@@ -269,31 +257,19 @@ class Trace:
 
     @classmethod
     def load(cls, trace_dir: str | Path) -> Trace:
-        """Read one that :meth:`save` wrote.
-
-        Raises:
-            UsageError: there is none, or it is damaged.
-        """
+        """Read one that :meth:`save` wrote. Raises UsageError: there is none, or it is damaged."""
         folder = Path(trace_dir)
-        said = _read_json(folder / _FILE)
-        if said.pop("schema", None) != SCHEMA:
-            raise UsageError(f"{folder / _FILE} is no trace of this version of hil")
-        count = _typed(said, "calls", int, folder)
+        fields = _read_fields(folder / _FILE, {**dict.fromkeys(_TEXTS, str), "calls": int}, schema=SCHEMA)
+        count = fields.pop("calls")
         if count < 0:
             raise UsageError(f"{folder / _FILE} is no trace of hil: it has {count} calls")
-        texts = {
-            name: _typed(said, name, str, folder)
-            for name in ("module_name", "backend", "name", "source", "ran_by", "error")
-        }
-        return cls(**texts, calls=[ModuleCall.load(folder / call_name(number)) for number in range(count)])
+        return cls(**fields, calls=[ModuleCall.load(folder / call_name(number)) for number in range(count)])
 
     def __str__(self) -> str:
         head = [f"Trace of {self.module_name} on {self.backend}, function {self.name}: {len(self.calls)} calls"]
         head += [f"Ran by {self.ran_by}"] if self.ran_by else []
         calls = [f"\nCall {number}\n{call}" for number, call in enumerate(self.calls)]
-        return "\n".join(
-            [*head, *([self.source] if self.source else []), *calls, *([self.error] if self.error else [])]
-        )
+        return "\n".join([*head, *filter(None, [self.source]), *calls, *filter(None, [self.error])])
 
 
 def call_name(number: int) -> str:
@@ -301,24 +277,20 @@ def call_name(number: int) -> str:
     return f"call_{number}"
 
 
-def _summary(array: Any) -> str:
-    return np.array2string(array, threshold=_SHOWN, edgeitems=3, precision=7)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_fields(path: Path, kinds: Mapping[str, Any], *, schema: int | None = None) -> dict[str, Any]:
+    """Read fields of a JSON object, each of its type."""
     try:
-        said = json.loads(read_text(within(path.parent, path)))
+        found = json.loads(read_text(within(path.parent, path)))
     except FileNotFoundError as error:
         raise UsageError(f"{path.parent} holds no trace: there is no {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(found, dict):
         raise UsageError(f"{path} is no part of a trace")
-    return said
-
-
-def _typed(said: dict[str, Any], name: str, kind: Any, folder: Path) -> Any:
-    value = said.get(name)
-    if name not in said or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UsageError(f"{folder} holds no trace of hil: {name} is {str(value)[:60]!r}")
-    return value
+    if schema is not None and found.get("schema") != schema:
+        raise UsageError(f"{path} is no trace of this version of hil")
+    for name, kind in kinds.items():
+        value = found.get(name)
+        if name not in found or not isinstance(value, kind) or isinstance(value, bool):
+            raise UsageError(f"{path.parent} holds no trace of hil: {name} is {str(value)[:60]!r}")
+    return {name: found[name] for name in kinds}

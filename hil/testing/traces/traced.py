@@ -18,7 +18,7 @@ from hil.compare.tolerance import check_tolerance
 from hil.core.results import Stage
 from hil.core.tensors import Array
 from hil.errors import HilError, RunFailed, UsageError, did_you_mean
-from hil.testing.traces.runners import Program, Runner
+from hil.testing.traces.runners import Answer, Runner
 from hil.testing.traces.trace import ModuleCall, Trace
 
 TraceFunction = Callable[["TracedModule"], Any]
@@ -32,21 +32,19 @@ class TracedModule:
     method nests them.
 
     Args:
-        trace: what calls are added to.
-        programs: what the program of each call is added to, None if a call had none.
+        traced: what calls are added to.
     """
 
-    def __init__(self, runner: Runner, methods: tuple[str, ...], trace: Trace, programs: list[Program | None]) -> None:
+    def __init__(self, runner: Runner, methods: tuple[str, ...], traced: Traced) -> None:
         self._runner = runner
         self._methods = methods
-        self._trace = trace
-        self._programs = programs
+        self._traced = traced
 
     def __getattr__(self, name: str) -> Any:
         if name in self._methods:
             return partial(self._call, name)
         raise AttributeError(
-            f"{self._trace.module_name} exports no {name!r}: {did_you_mean(name, self._methods)}it exports "
+            f"{self._traced.trace.module_name} exports no {name!r}: {did_you_mean(name, self._methods)}it exports "
             f"{', '.join(self._methods)}"
         )
 
@@ -62,9 +60,10 @@ class TracedModule:
         inputs = self._runner.inputs(method, args)
         called = self._runner.call(method, inputs)
         outputs = called.outputs if isinstance(called.outputs, tuple) else (called.outputs,)
-        self._trace.calls.append(ModuleCall(method, inputs, outputs, rtol, atol, called.state, called.assigned))
-        self._trace.ran_by = self._trace.ran_by or called.source
-        self._programs.append(called.program)
+        trace = self._traced.trace
+        trace.calls.append(ModuleCall(method, inputs, outputs, rtol, atol, called.state, called.assigned))
+        trace.ran_by = trace.ran_by or called.source
+        self._traced.answers.append(called.answer)
         return called.outputs
 
 
@@ -73,7 +72,7 @@ class Traced:
     """What a trace function came to on one backend."""
 
     trace: Trace
-    programs: list[Program | None] = field(default_factory=list)  # of each call the program that ran, or None
+    answers: list[Answer | None] = field(default_factory=list)  # of each call its program's, None if it had none
     error: HilError | None = None  # what ended it early, or None
     raised: Exception | None = None  # that, where it was the trace function's own
 
@@ -97,7 +96,7 @@ def run_trace(
         set_random_seed()
         runner.begin()
         set_random_seed()
-        function(TracedModule(runner, methods(), traced.trace, traced.programs))
+        function(TracedModule(runner, methods(), traced))
     except UsageError:
         raise
     except HilError as error:
@@ -115,11 +114,7 @@ def run_trace(
 
 
 def trace_name(function: TraceFunction) -> str:
-    """Return what a trace is called: its function's name.
-
-    Raises:
-        UsageError: it has none.
-    """
+    """Return what a trace is called: its function's name. Raises UsageError: it has none."""
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
         raise UsageError(f"a trace is named after its function, and {function!r} has no name", hint="write it with def")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.sshd import LOOPBACK, Sshd, make_key, running_sshd
 
-from hil.controller.devices.ssh.address import HostKeyRefused
+from hil.controller.devices.ssh.known_hosts import HostKeyRefused
 from hil.errors import EXIT_BOARD, UsageError
 
 

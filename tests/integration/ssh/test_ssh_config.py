@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.sshd import IS_ROOT, LOOPBACK, PASSWORD, PASSWORD_USER, Sshd, make_key, running_sshd
 
-from hil.controller.devices.ssh.address import HostKeyRefused
+from hil.controller.devices.ssh.known_hosts import HostKeyRefused
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.errors import BoardRefused, BoardUnreachable, UsageError

@@ -18,7 +18,6 @@ from hil.controller.analysis.bench.store import (
     bench_document,
     keep_program,
     sample_file,
-    save_document,
     stored_case,
     write_google,
 )
@@ -34,7 +33,7 @@ from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name
+from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name, write_json
 from hil.controller.storage.texts import seconds
 from hil.core.boards import is_file
 from hil.core.results import Outcome, Stage
@@ -221,7 +220,7 @@ class _Bench:
         return self.runner.judge(case)
 
     def _measure(self, run: Run) -> None:
-        save_document(run, self._document(run, finished=False))
+        write_json(run.folder / "bench.json", self._document(run, finished=False))
         title = " and ".join(case.name for case in self.cases)
         order = random.Random(secrets.randbits(64))
 
@@ -269,7 +268,7 @@ class _Bench:
         run.record["finished"] = not interrupted
         if self.recorder.keeps():
             run.save()
-            save_document(run, document)
+            write_json(run.folder / "bench.json", document)
         else:
             document["folder"] = ""
         if self.bench.benchmark_out is not None:

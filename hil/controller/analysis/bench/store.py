@@ -26,19 +26,10 @@ from hil.controller.analysis.bench.measure import Side, compare_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Job
-from hil.controller.storage.runs import Run, storing, write_file, write_json
+from hil.controller.storage.runs import Run, storing, write_file
 from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import EXIT_FAIL, EXIT_OK, UsageError
-
-
-def save_document(run: Run, document: Mapping[str, Any]) -> None:
-    """Write bench.json, atomically.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
-    write_json(run.folder / "bench.json", document)
 
 
 def read_document(run: Run) -> dict[str, Any]:
@@ -165,7 +156,7 @@ def bench_document(
     Args:
         sides: those that came as far as being measured.
         programs: case's name -> what was stored of its program.
-        exit_code: of the command; None is what the outcomes and the comparison come to.
+        exit_code: None is what the outcomes and the comparison come to.
     """
     by_name = {side.case.name: side for side in sides}
     compared = compare_sides(sides, bench)

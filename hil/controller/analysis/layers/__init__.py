@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from hil.controller.analysis.layers import extract
 from hil.controller.analysis.layers.values import (
@@ -25,6 +25,9 @@ from hil.controller.storage.packages import version
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed, ReferenceFailed, StageTimeout, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "GROUPS",
@@ -46,7 +49,18 @@ TIMEOUT_S = 600.0
 # Increase this when the layers of the same model change: older entries of the cache are then not used.
 _VERSION = 3
 _LAYERS = "layers.json"
+_SIDES = ("inputs", "outputs")
 _Extract = Callable[..., dict[str, Any]]
+
+
+class _How(TypedDict):
+    """What calls are cached in and isolated by, and the log that gets what they print."""
+
+    cache: Cache
+    isolated: Isolated
+    log: Path
+
+
 # Number of runs on random inputs that must agree on a dimension that inference cannot find, to take it as fixed.
 _PROBES = 2
 
@@ -54,11 +68,9 @@ _PROBES = 2
 def layers_of(
     model: Model,
     *,
-    cache: Cache,
-    isolated: Isolated,
-    log: Path,
     group: str = "node",
     inputs: Mapping[str, Array] | None = None,
+    **how: Unpack[_How],
 ) -> tuple[Layer, ...]:
     """Return a model's layers in topological order.
 
@@ -79,7 +91,7 @@ def layers_of(
         StageTimeout: it took longer than ten minutes.
         StorageError: the layers cannot be stored.
     """
-    return _Extractor.of(model, cache, isolated, log).layers({"group": group}, extract.extract, inputs)
+    return _extracted(model, {"group": group}, extract.extract, inputs, how)
 
 
 def cut(
@@ -87,11 +99,9 @@ def cut(
     start: str,
     end: str,
     *,
-    cache: Cache,
-    isolated: Isolated,
-    log: Path,
     group: str = "node",
     inputs: Mapping[str, Array] | None = None,
+    **how: Unpack[_How],
 ) -> Layer:
     """Return the part of a model between two of its tensors, nodes or layers, as one layer.
 
@@ -106,8 +116,7 @@ def cut(
         UsageError: no ONNX model; the tensor, node or layer does not exist; ``end`` does not depend on ``start``.
         ImportFailed, StageTimeout, StorageError: as for :func:`layers_of`.
     """
-    extractor = _Extractor.of(model, cache, isolated, log)
-    (layer,) = extractor.layers({"start": start, "end": end, "group": group}, extract.cut_out, inputs)
+    (layer,) = _extracted(model, {"start": start, "end": end, "group": group}, extract.cut_out, inputs, how)
     return layer
 
 
@@ -131,11 +140,21 @@ def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
 def layer_specs(layer: Layer) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Return the specs of a layer's inputs and outputs, in its model's order."""
     (item,) = (item for item in _document(layer.path.parent)["layers"] if item["name"] == layer.name)
-    inputs, outputs = (
-        tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in item[side])
-        for side in ("inputs", "outputs")
-    )
-    return inputs, outputs
+    inputs, outputs = ([TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in item[side]] for side in _SIDES)
+    return tuple(inputs), tuple(outputs)
+
+
+def _extracted(
+    model: Model, request: Mapping[str, Any], function: _Extract, inputs: Mapping[str, Array] | None, how: _How
+) -> tuple[Layer, ...]:
+    if request["group"] not in GROUPS:
+        raise UsageError(f"there is no group {request['group']!r}", hint=f"one of {', '.join(GROUPS)}")
+    model = as_onnx(model, **how)
+    extractor = _Extractor(model if inputs is None else _fixed(model, inputs), function, request, how)
+    folder = extractor.made(None)
+    if inputs is not None and _document(folder)["open"]:
+        folder = extractor.made(inputs)
+    return tuple(_layer(folder, item) for item in _document(folder)["layers"])
 
 
 @dataclass(frozen=True)
@@ -143,32 +162,17 @@ class _Extractor:
     """Takes a model apart; the cache keeps the results."""
 
     model: Model
-    cache: Cache
-    isolated: Isolated
-    log: Path
+    function: _Extract
+    request: Mapping[str, Any]
+    how: _How
 
-    @classmethod
-    def of(cls, model: Model, cache: Cache, isolated: Isolated, log: Path) -> _Extractor:
-        return cls(as_onnx(model, cache=cache, isolated=isolated, log=log), cache, isolated, log)
-
-    def layers(
-        self, request: Mapping[str, Any], function: _Extract, inputs: Mapping[str, Array] | None
-    ) -> tuple[Layer, ...]:
-        if request["group"] not in GROUPS:
-            raise UsageError(f"there is no group {request['group']!r}", hint=f"one of {', '.join(GROUPS)}")
-        fixed = self if inputs is None else replace(self, model=_fixed(self.model, inputs))
-        folder = fixed._made(request, function, None)
-        if inputs is not None and _document(folder)["open"]:
-            folder = fixed._made(request, function, inputs)
-        return tuple(_layer(folder, item) for item in _document(folder)["layers"])
-
-    def _made(self, request: Mapping[str, Any], function: _Extract, inputs: Mapping[str, Array] | None) -> Path:
-        model = self.model
+    def made(self, inputs: Mapping[str, Array] | None) -> Path:
+        model, request = self.model, self.request
         key = Cache.key(
             "layers",
             model=model.digest,
             dims=dict(model.dims),
-            made_by=function.__name__,
+            made_by=self.function.__name__,
             request=dict(request),
             inputs=None if inputs is None else digests_of(inputs),
             tools=[version("onnx"), version("onnxruntime")],
@@ -176,24 +180,19 @@ class _Extractor:
         )
 
         def make(folder: Path) -> None:
-            if self._call(function, request, None, folder)["open"]:
-                self._call(function, request, self._observed(inputs), folder)
+            if self._call(None, folder)["open"]:
+                self._call(self._observed(inputs), folder)
 
-        folder, _ = self.cache.get_or_make(key, {"model": model.name, **request}, make)
+        folder, _ = self.how["cache"].get_or_make(key, {"model": model.name, **request}, make)
         return folder
 
-    def _call(self, function: _Extract, request: Mapping[str, Any], observed: Any, folder: Path) -> Any:
-        model = self.model
-        arguments = {
-            "path": str(model.path.absolute()),
-            "dims": dict(model.dims),
-            "observed": observed,
-            "folder": str(folder),
-            **request,
-        }
-        what = f"taking {model.path.name} apart"
+    def _call(self, observed: Any, folder: Path) -> Any:
+        path, dims = self.model.path, dict(self.model.dims)
+        arguments = {"path": str(path.absolute()), "dims": dims, "observed": observed, "folder": str(folder)}
+        what = f"taking {path.name} apart"
         with naming_errors("import", what, functools.partial(ImportFailed, stage="import"), what):
-            return self.isolated.call(function, arguments, timeout=TIMEOUT_S, log=self.log)
+            arguments |= self.request
+            return self.how["isolated"].call(self.function, arguments, timeout=TIMEOUT_S, log=self.how["log"])
 
     def _observed(self, inputs: Mapping[str, Array] | None) -> dict[str, Any]:
         """Return tensor -> [dtype, shape] as observed in runs; a dimension that differed between them is None."""
@@ -203,28 +202,22 @@ class _Extractor:
         cases = [] if inputs is None else [inputs]
         if model.inputs is not None and all(spec.is_static for spec in model.inputs):
             cases += [make_inputs(model.inputs, {}, seed=seed, ranges=model.ranges) for seed in range(_PROBES)]
-        settings: dict[str, Any] = {"cache": self.cache, "isolated": self.isolated, "log": self.log}
         seen: dict[str, list[TensorSpec]] = {}
         for case in cases:
             try:
-                values = activations(model, case, recompute=False, timeout=TIMEOUT_S, **settings)
+                values = activations(model, case, recompute=False, timeout=TIMEOUT_S, **self.how)
             except (ReferenceFailed, StageTimeout) as error:
-                with self.log.open("a") as file:
+                with self.how["log"].open("a") as file:
                     file.write(f"note: shapes could not be observed: {error.message}\n")
                 continue
             for spec in values.specs():
                 seen.setdefault(spec.name, []).append(spec)
-        return {
-            name: [specs[0].dtype, shape] for name, specs in seen.items() if (shape := _common_shape(specs)) is not None
-        }
-
-
-def _common_shape(specs: Sequence[TensorSpec]) -> list[int | str | None] | None:
-    """Return the common shape of tensors, with None for a dimension that differs; None if their ranks differ."""
-    if len({len(spec.shape) for spec in specs}) > 1:
-        return None
-    by_axis = zip(*(spec.shape for spec in specs), strict=True)
-    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in by_axis]
+        found: dict[str, Any] = {}
+        for name, specs in seen.items():
+            if len({len(spec.shape) for spec in specs}) == 1:  # else the rank is not known
+                by_axis = zip(*(spec.shape for spec in specs), strict=True)
+                found[name] = [specs[0].dtype, [sizes[0] if len(set(sizes)) == 1 else None for sizes in by_axis]]
+        return found
 
 
 def _fixed(model: Model, inputs: Mapping[str, Array]) -> Model:
@@ -248,18 +241,6 @@ def _document(folder: Path) -> dict[str, Any]:
 
 
 def _layer(folder: Path, item: Mapping[str, Any]) -> Layer:
-    def names(specs: Sequence[Sequence[Any]]) -> tuple[str, ...]:
-        return tuple(spec[0] for spec in specs)
-
-    return Layer(
-        name=item["name"],
-        op=item["op"],
-        nodes=tuple(item["nodes"]),
-        path=folder / item["file"],
-        inputs=names(item["inputs"]),
-        outputs=names(item["outputs"]),
-        depth=item["depth"],
-        same_as=item["same_as"],
-        copy_of=item["copy_of"],
-        by_chance=item["by_chance"],
-    )
+    known = {name: item[name] for name in ("name", "op", "depth", "same_as", "copy_of", "by_chance")}
+    inputs, outputs = (tuple(spec[0] for spec in item[side]) for side in _SIDES)
+    return Layer(nodes=tuple(item["nodes"]), path=folder / item["file"], inputs=inputs, outputs=outputs, **known)

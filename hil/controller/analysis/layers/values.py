@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.packages import version
 from hil.controller.storage.runs import storing
-from hil.controller.storage.tensor_files import INDEX, save_tensors
+from hil.controller.storage.tensor_files import INDEX, load_tensors, save_tensors
 from hil.core.digest import digest_of
 from hil.core.npy import load_npy, save_npy
 from hil.core.results import Model
@@ -63,18 +62,13 @@ class Activations(Mapping[str, Array]):
     """Tensor name -> value that the reference computed, read from its file at each access.
 
     The model's inputs and outputs are included; constants and values that are no tensors are not.
-
-    Attributes:
-        source: the reference, with version.
-        outputs: names of the model's outputs, in order.
-        refused: references that were tried before and failed, as [name, reason].
     """
 
     def __init__(self, folder: Path) -> None:
         about = json.loads((folder / _ABOUT).read_text())
-        self.source: str = about["source"]
-        self.outputs = tuple(about["outputs"])
-        self.refused: list[list[str]] = about["refused"]
+        self.source: str = about["source"]  # the reference, with version
+        self.outputs = tuple(about["outputs"])  # names of the model's outputs, in order
+        self.refused: list[list[str]] = about["refused"]  # [name, reason] of those that were tried before and failed
         self._files: dict[str, tuple[Path, TensorSpec]] = {}
         for part in (folder / _INPUTS, folder / _VALUES):
             for item in json.loads((part / INDEX).read_text()):
@@ -134,17 +128,12 @@ def activations(
     def make(folder: Path) -> None:
         save_tensors(folder / _INPUTS, inputs)
         refused: list[list[str]] = []
+        arguments = {"path": str(model.path.absolute()), "dims": dict(model.dims)}
+        arguments |= {"inputs": str(folder / _INPUTS), "outputs": str(folder / _VALUES)}
         for name in _ORACLES:
-            arguments = {
-                "path": str(model.path.absolute()),
-                "dims": dict(model.dims),
-                "oracle": name,
-                "inputs": str(folder / _INPUTS),
-                "outputs": str(folder / _VALUES),
-            }
             try:
                 with naming_errors("refer", f"computing the values inside {model.path.name}", ReferenceFailed, ""):
-                    own = call_isolated(run, arguments, work)
+                    own = call_isolated(run, {**arguments, "oracle": name}, work)
             except ReferenceFailed as error:
                 refused.append([name, error.message])
                 continue
@@ -178,9 +167,7 @@ def layer_inputs(
     if mode not in MODES:
         raise UsageError(f"there is no mode {mode!r}", hint=f"one of {', '.join(MODES)}")
     values = _values(layer, layer.inputs, activations)
-    if mode == "random":
-        return {name: _like(name, value, seed) for name, value in values.items()}
-    return values
+    return {name: _like(name, value, seed) for name, value in values.items()} if mode == "random" else values
 
 
 def layer_outputs(layer: Layer, activations: Mapping[str, Array]) -> dict[str, Array]:
@@ -234,10 +221,7 @@ def _range(value: Array) -> tuple[float, float] | None:
     parts = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64).ravel()
     numbers = parts.view(np.float64)
     finite = numbers[np.isfinite(numbers)]
-    if not finite.size:
-        return None
-    low, high = float(finite.min()), float(finite.max())
-    return None if math.isinf(low) or math.isinf(high) else (low, high)
+    return (float(finite.min()), float(finite.max())) if finite.size else None
 
 
 @dataclass(frozen=True)
@@ -297,7 +281,6 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
         ReferenceFailed: the oracle cannot run the model.
     """
     from hil.controller.analysis.layers.graph import prepared
-    from hil.controller.storage.tensor_files import load_tensors, save_tensors
 
     model = prepared(Path(path), dims)
     own = [value.name for value in model.graph.output]
@@ -329,7 +312,6 @@ def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[st
     import onnxruntime as ort
 
     from hil.controller.backends.references.onnx import ort_words
-    from hil.errors import UsageError
     from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
 
     options = ort.SessionOptions()
@@ -353,13 +335,10 @@ def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[st
 
 
 def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    import numpy as np
     from onnx.external_data_helper import load_external_data_for_model
     from onnx.reference import ReferenceEvaluator
 
     from hil.controller.backends.references.onnx import evaluator_words
-    from hil.core.tensors import dtype_name
-    from hil.errors import UsageError
 
     load_external_data_for_model(model, str(folder))
     try:

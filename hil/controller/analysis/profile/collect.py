@@ -17,7 +17,7 @@ from hil.controller.analysis.profile.sites import Site, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.devices.board_client import ProfilePass
-from hil.controller.models.compiling import IsolatedCall
+from hil.controller.models.compiling import CachedCall, IsolatedCall
 from hil.controller.models.conversions import as_onnx
 from hil.controller.pipeline.capture import PROFILED, Capture
 from hil.controller.pipeline.case import Case
@@ -25,7 +25,6 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core.clock import ClockFit
-from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError, UsageError
@@ -41,12 +40,7 @@ _KNOWN_BY = {"run": (HEAD, TABLE, RAW), "compile": (PASSES, DISPATCHES, EXECUTAB
 
 
 def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: RunContext) -> list[str]:
-    """Write the profile of a case (see :mod:`hil.controller.analysis.profile.store`) and the raw files to a folder.
-
-    What cannot be collected becomes a note: the case keeps its outcome.
-
-    Returns:
-        The notes, one line each.
+    """Write the profile of a case and the raw files to a folder; return the notes on what cannot be collected.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -55,10 +49,15 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: RunCo
     rows: Sequence[OpRow] = ()
     samples: list[Sample] = list(capture.counters)
     with temporary_folder("hil-profile-") as place:
-        _remove_raw(folder / RAW)
+        raw, scratch = folder / RAW, Path(place)
+        with storing(raw):
+            for name in (IREE_FILE, ONNXRUNTIME_FILE):  # those of an older profile
+                (raw / name).unlink(missing_ok=True)
+            for name, content in capture.taken.files.items() if capture.taken else ():
+                raw.mkdir(parents=True, exist_ok=True)
+                (raw / Path(name).name).write_bytes(content)
         if capture.taken is not None:
-            raw, scratch = _save(capture.taken, folder / RAW), Path(place)
-            reader = _Reader(case, capture.taken, raw, scratch, run, capture.board, shop, notes)
+            reader = _Reader(case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, shop, notes)
             with storing(scratch):
                 # Rows may be a million: they stay in a file, which is read at each pass.
                 rows = StoredRows(scratch / TABLE, write_csv(reader.rows(samples), scratch / TABLE))
@@ -87,8 +86,7 @@ class _Reader:
     taken: ProfilePass
     raw: Path
     scratch: Path
-    run: str
-    board: str
+    labels: Mapping[str, str]  # ``run`` and ``board`` of every row
     shop: RunContext
     notes: list[str]
 
@@ -104,50 +102,33 @@ class _Reader:
 
     def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
         """Return the operations; append the counters in the runtime's files to ``samples``."""
-        if IREE_FILE in self.taken.files:
-            return self._iree(samples)
-        if ONNXRUNTIME_FILE in self.taken.files:
-            return self._onnxruntime()
+        for name, read in ((IREE_FILE, self._iree), (ONNXRUNTIME_FILE, self._onnxruntime)):
+            if name in self.taken.files:
+                return self._or_note("no profile of the operations", functools.partial(read, samples)) or iter(())
         names = ", ".join(self.taken.files) or "nothing"
         self.notes.append(f"no profile of the operations: hil cannot read what the runtime wrote ({names})")
         return iter(())
 
     def _iree(self, samples: list[Sample]) -> Iterator[OpRow]:
-        events = self._or_note(
-            "no profile of the operations",
-            lambda: read_ireeprof(self.raw / IREE_FILE, folder=self.scratch, **self.how, **self.passed),
-        )
-        if events is None:
-            return iter(())
+        events = read_ireeprof(self.raw / IREE_FILE, folder=self.scratch, **self.how, **self.passed)
         self.notes.extend(events.notes)
-        sites = self._or_note("the operations are not joined to the model's nodes", self._sites) or Sites((), {})
+        sites, case = Sites((), {}), self.case
+        if case.model is not None and case.artifact is not None:
+            find = functools.partial(dispatch_sites, case.model, case.artifact, cache=self.shop.cache, **self.how)
+            sites = self._or_note("the operations are not joined to the model's nodes", find) or sites
         self.notes.extend(sites.notes)
         samples += events.memory()
-        return iree_rows(events, sites, run=self.run, board=self.board, notes=self.notes)
+        return iree_rows(events, sites, **self.labels, notes=self.notes)
 
-    def _onnxruntime(self) -> Iterator[OpRow]:
+    def _onnxruntime(self, samples: list[Sample]) -> Iterator[OpRow] | None:
         if self.case.model is None:
-            return iter(())
-        shop = self.shop
-        model = as_onnx(self.case.model, cache=shop.cache, isolated=shop.isolated, log=self.how["log"])
-        events = self._or_note(
-            "no profile of the operations",
-            lambda: read_onnxruntime(self.raw / ONNXRUNTIME_FILE, model, **self.how, **self.passed),
-        )
-        if events is None:
-            return iter(())
-        self.notes.extend(events.notes)
-        return onnxruntime_rows(events, self._estimates(model), run=self.run, board=self.board)
-
-    def _sites(self) -> Sites | None:
-        case, shop = self.case, self.shop
-        if case.model is None or case.artifact is None:
             return None
-        return dispatch_sites(case.model, case.artifact, cache=shop.cache, **self.how)
-
-    def _estimates(self, model: Model) -> Estimates:
-        make = functools.partial(estimate, model, cache=self.shop.cache, **self.how)
-        return self._or_note("no estimates", make) or Estimates()
+        cache, isolated = self.shop.cache, self.shop.isolated
+        model = as_onnx(self.case.model, cache=cache, isolated=isolated, log=self.how["log"])
+        events = read_onnxruntime(self.raw / ONNXRUNTIME_FILE, model, **self.how, **self.passed)
+        self.notes.extend(events.notes)
+        make = functools.partial(estimate, model, cache=cache, **self.how)
+        return onnxruntime_rows(events, self._or_note("no estimates", make) or Estimates(), **self.labels)
 
     def _or_note(self, without: str, make: Callable[[], Made]) -> Made | None:
         try:
@@ -155,21 +136,6 @@ class _Reader:
         except HilError as error:
             self.notes.append(f"{without}: {error.message}")
             return None
-
-
-def _remove_raw(folder: Path) -> None:
-    """Remove the raw files of an older profile."""
-    with storing(folder):
-        for name in (IREE_FILE, ONNXRUNTIME_FILE):
-            (folder / name).unlink(missing_ok=True)
-
-
-def _save(taken: ProfilePass, folder: Path) -> Path:
-    with storing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in taken.files.items():
-            (folder / Path(name).name).write_bytes(content)
-    return folder
 
 
 def _uploads(case: Case) -> Iterable[Span]:
@@ -201,10 +167,7 @@ def _clock(capture: Capture, rows: Sequence[OpRow]) -> ClockFit:
 
 
 def check_folder(folder: Path, kind: str) -> None:
-    """Create a profile's folder before anything runs; it may hold an older profile of its kind.
-
-    Args:
-        kind: ``run`` or ``compile``.
+    """Create a profile's folder before anything runs; it may hold an older one of its kind, ``run`` or ``compile``.
 
     Raises:
         UsageError: the folder cannot be created, or holds anything else.
@@ -247,16 +210,10 @@ def write_profiles(
 def _compile(case: Case, folder: Path, run_id: str, shop: RunContext) -> list[str]:
     if case.model is None or case.artifact is None:
         return ["no profile of the compiler: the model was not compiled"]
-    made = profile_compile(
-        case.model,
-        runtime=case.artifact.runtime,
-        flags=case.artifact.flags,
-        folder=folder,
-        cache=shop.cache,
-        isolated=shop.isolated,
-        timeout=COMPILE_TIMEOUT_S,
-        log=case.folder / "logs" / "compile-profile.log",
-    )
+    log = case.folder / "logs" / "compile-profile.log"
+    how: CachedCall = {"cache": shop.cache, "isolated": shop.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
+    artifact = case.artifact
+    made = profile_compile(case.model, runtime=artifact.runtime, flags=artifact.flags, folder=folder, **how)
     write_trace([], folder / TRACE, compilations={folder.name: made.spans})
     return list(made.notes)
 

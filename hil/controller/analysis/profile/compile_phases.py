@@ -26,16 +26,13 @@ PHASES = (
     "start input abi preprocessing global-optimization dispatch-creation flow stream executable-sources "
     "executable-configurations executable-targets hal vm end"
 ).split()
-READ, WRITE = "read", "write"
-_LIBRARY = "libIREECompiler.so"
-_STANDARD_PIPELINE = 0
 
 
 class _Compiler:
     """The library's functions, whose names begin with ``ireeCompiler``; pointers are opaque."""
 
     def __init__(self, flags: Sequence[str]) -> None:
-        self._library = ctypes.CDLL(str(native_compiler().parent / _LIBRARY))
+        self._library = ctypes.CDLL(str(native_compiler().parent / "libIREECompiler.so"))
         self("GlobalInitialize")
         arguments = ["iree-compile", *flags]
         texts = (ctypes.c_char_p * len(arguments))(*(text.encode() for text in arguments))
@@ -44,32 +41,29 @@ class _Compiler:
         self._invocation = self.pointer("InvocationCreate", self._session)
         self("InvocationEnableConsoleDiagnostics", self._invocation)
 
-    def __call__(self, name: str, *arguments: Any) -> None:
-        self._function(name, None)(*arguments)
-
-    def pointer(self, name: str, *arguments: Any) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self._function(name, ctypes.c_void_p)(*arguments))
-
-    def _function(self, name: str, result: Any) -> Any:
+    def __call__(self, name: str, *arguments: Any, result: Any = None) -> Any:
         function = self._library[f"ireeCompiler{name}"]
         function.restype = result
-        return function
+        return function(*arguments)
+
+    def pointer(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self(name, *arguments, result=ctypes.c_void_p))
 
     def _opened(self, name: str, *arguments: Any) -> ctypes.c_void_p:
         opened = ctypes.c_void_p()
         if error := self.pointer(name, *arguments, ctypes.byref(opened)):
-            raise OSError(f"{name} failed: {self._function('ErrorGetMessage', ctypes.c_char_p)(error).decode()}")
+            raise OSError(f"{name} failed: {self('ErrorGetMessage', error, result=ctypes.c_char_p).decode()}")
         return opened
 
     def read(self, path: str) -> bool:
         source = self._opened("SourceOpenFile", self._session, path.encode())
-        return bool(self._function("InvocationParseSource", ctypes.c_bool)(self._invocation, source))
+        return bool(self("InvocationParseSource", self._invocation, source, result=ctypes.c_bool))
 
     def run(self, before: str, phase: str) -> bool:
         self("InvocationSetCompileFromPhase", self._invocation, before.encode())
         self("InvocationSetCompileToPhase", self._invocation, phase.encode())
-        pipeline = ctypes.c_int(_STANDARD_PIPELINE)
-        return bool(self._function("InvocationPipeline", ctypes.c_bool)(self._invocation, pipeline))
+        standard = ctypes.c_int(0)
+        return bool(self("InvocationPipeline", self._invocation, standard, result=ctypes.c_bool))
 
     def write(self, path: str) -> bool:
         out = self._opened("OutputOpenFile", path.encode())
@@ -82,9 +76,9 @@ class _Compiler:
 def main(source: str, out: str, reports: str, flags: Sequence[str]) -> int:
     """Compile a file into a program; return the exit code."""
     compiler = _Compiler([*flags, "--mlir-timing", "--mlir-timing-display=tree", "--mlir-output-format=json"])
-    steps: list[tuple[str, Callable[[], bool]]] = [(READ, functools.partial(compiler.read, source))]
+    steps: list[tuple[str, Callable[[], bool]]] = [("read", functools.partial(compiler.read, source))]
     steps += [(phase, functools.partial(compiler.run, before, phase)) for before, phase in itertools.pairwise(PHASES)]
-    steps.append((WRITE, functools.partial(compiler.write, out)))
+    steps.append(("write", functools.partial(compiler.write, out)))
     for name, step in steps:
         with (Path(reports) / name).open("wb") as report:
             os.dup2(report.fileno(), 2)

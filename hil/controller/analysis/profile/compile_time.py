@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,37 +27,26 @@ from hil.errors import StorageError, UsageError
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_PASSES = ("phase", "depth", "pass", "wall_ms", "cpu_ms", "share_of_phase")
-_DISPATCHES = (
-    "region",
-    "loop",
-    "dispatch",
-    "onnx_nodes",
-    "op_types",
-    "shapes",
-    "source_bytes",
-    "flops_estimate",
-    "bytes_estimate",
-    "flops_per_byte_estimate",
-    "bound_estimate",
-)
-_EXECUTABLES = ("executable", "bytes", "share_of_program")
-
+# The columns of the tables.
+_COLUMNS = {
+    PASSES: "phase depth pass wall_ms cpu_ms share_of_phase",
+    DISPATCHES: "region loop dispatch onnx_nodes op_types shapes source_bytes flops_estimate bytes_estimate "
+    "flops_per_byte_estimate bound_estimate",
+    EXECUTABLES: "executable bytes share_of_program",
+}
 # Lines of the report that are no passes: the rest between passes, and the sum.
 _SUMS = ("Rest", "Total")
 
 
 @dataclass(frozen=True)
 class CompileProfile:
-    """A profile of one compilation.
-    measured; passes are laid end to end within it, since the compiler reports only their durations.
-    notes: on what is not available, a line each.
-    """
+    """A profile of one compilation."""
 
     folder: Path  # holds ``passes.csv``, ``dispatches.csv`` and ``executables.csv``
-    # on the host's clock, enclosing ones first: the whole, its phases, and their passes. A phase's times are
+    # on the host's clock, enclosing ones first: the whole, its phases, and their passes. A phase's times are measured;
+    # passes are laid end to end within it, since the compiler reports only their durations.
     spans: Sequence[Span]
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # on what is not available, a line each
 
 
 def profile_compile(
@@ -97,21 +86,19 @@ def profile_compile(
             found = call_isolated(load_onnxruntime, {"model": str(built.path.absolute())}, how)
         dispatches = _node_rows(estimate(built, **how))
         notes = [f"{runtime} compiles nothing: its phases are those of creating a session on this machine"]
+    tables = {
+        PASSES: _pass_rows(found["phases"]),
+        DISPATCHES: dispatches,
+        EXECUTABLES: _executable_rows(found["binaries"], found["program"]),
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / PASSES, _PASSES, _pass_rows(found["phases"]))
-        _write(folder / DISPATCHES, _DISPATCHES, dispatches)
-        _write(folder / EXECUTABLES, _EXECUTABLES, _executable_rows(found["binaries"], found["program"]))
+        for name, rows in tables.items():
+            with (folder / name).open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([_COLUMNS[name].split(), *rows])
     except OSError as error:
         raise StorageError(f"the compile-time profile cannot be written to {folder}: {error.strerror}") from error
     return CompileProfile(folder, tuple(_spans(model.name, found["phases"])), tuple(notes))
-
-
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(["" if value is None else value for value in row] for row in rows)
 
 
 def _pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
@@ -119,14 +106,11 @@ def _pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
     for phase, begin, end, passes in phases:
         took = (end - begin) / 1e9
         yield phase, 0, phase, f"{took * 1e3:.3f}", None, "1.0000"
-        for depth, name, wall, cpu in _flat(passes, 1):
+        pending = [(1, one) for one in reversed(passes)]
+        while pending:
+            depth, (name, wall, cpu, within) = pending.pop()
             yield phase, depth, name, f"{wall * 1e3:.3f}", f"{cpu * 1e3:.3f}", f"{wall / took if took else 0:.4f}"
-
-
-def _flat(passes: Sequence[Sequence[Any]], depth: int) -> Iterator[tuple[int, str, float, float]]:
-    for name, wall, cpu, within in passes:
-        yield depth, name, wall, cpu
-        yield from _flat(within, depth + 1)
+            pending += [(depth + 1, one) for one in reversed(within)]
 
 
 def _dispatch_rows(sites: Sites, sources: Mapping[str, int]) -> Iterator[Sequence[Any]]:
@@ -217,21 +201,18 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
         reports = [(folders["reports"] / name).read_text(errors="replace") for name, _, _ in timed]
         # If the compiler crashed, the newest report is that of the failed step.
         newest = sorted(folders["reports"].iterdir(), key=lambda file: file.stat().st_mtime_ns)[-1:]
-        output = done.stderr.decode(errors="replace") + "".join(
-            "\n".join(_without_report(text.splitlines()))
-            for text in [*reports[:-1], *(file.read_text(errors="replace") for file in newest)]
-        )
+        texts = [*reports[:-1], *(file.read_text(errors="replace") for file in newest)]
+        output = done.stderr.decode(errors="replace") + "".join(_split(text)[1] for text in texts)
         print(output, flush=True)
         check_target(output)
         if done.returncode:
             fail(done.returncode, output)
-        phases += [[*times, _passes(report)] for times, report in zip(timed, reports, strict=True)]
-        return {
-            "phases": phases,
-            "sources": _sizes(folders["sources"]),
-            "binaries": _sizes(folders["binaries"]),
-            "program": out.stat().st_size,
+        phases += [[*times, _nested(_split(report)[0])] for times, report in zip(timed, reports, strict=True)]
+        sizes = {
+            kind: {file.name: file.stat().st_size for file in sorted(folders[kind].iterdir())}
+            for kind in ("sources", "binaries")
         }
+        return {"phases": phases, **sizes, "program": out.stat().st_size}
 
 
 def load_onnxruntime(model: str) -> dict[str, Any]:
@@ -257,26 +238,13 @@ def load_onnxruntime(model: str) -> dict[str, Any]:
     return {"phases": phases, "sources": {}, "binaries": {}, "program": Path(model).stat().st_size}
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-
-
-def _report_lines(lines: Sequence[str]) -> tuple[int, int]:
-    """Return where the report of passes begins and ends in the compiler's output."""
+def _split(report: str) -> tuple[list[Any], str]:
+    """Split the compiler's output into the report of passes, which is a list in JSON, and the rest."""
+    lines = report.splitlines()
     begin = lines.index("[") if "[" in lines else len(lines)
     end = lines.index("]", begin) + 1 if "]" in lines[begin:] else len(lines)
-    return begin, end
-
-
-def _without_report(lines: Sequence[str]) -> list[str]:
-    begin, end = _report_lines(lines)
-    return [*lines[:begin], *lines[end:]]
-
-
-def _passes(report: str) -> list[list[Any]]:
-    lines = report.splitlines()
-    begin, end = _report_lines(lines)
-    return _nested(json.loads("\n".join(lines[begin:end]))) if begin < end else []
+    passes = json.loads("\n".join(lines[begin:end])) if "]" in lines[begin:end] else []
+    return passes, "\n".join([*lines[:begin], *lines[end:]])
 
 
 def _nested(items: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -109,33 +109,25 @@ class ProfileDiff:
 
     def as_json(self) -> dict[str, Any]:
         """Return a document for ``json.dumps``; operations have a ``change_ns`` if the two are comparable."""
-        timed, *described = (
-            {
-                **dataclasses.asdict(one),
-                "change_ns": None if self.incomparable and one is not self.timed else one.change_ns,
-            }
-            for one in (self.timed, self.total, *self.ops)
+        names = ("a", "b", "confidence", "margin", "verdict", "incomparable")
+        total, *ops = (
+            {**dataclasses.asdict(one), "change_ns": None if self.incomparable else one.change_ns}
+            for one in (self.total, *self.ops)
         )
         return {
-            "a": self.a,
-            "b": self.b,
-            "confidence": self.confidence,
-            "margin": self.margin,
-            "verdict": self.verdict,
+            **{name: getattr(self, name) for name in names},
             "a_overhead": self.a_times.overhead,
             "b_overhead": self.b_times.overhead,
-            "timed": timed,
-            "incomparable": self.incomparable,
-            "total": described[0],
-            "ops": described[1:],
+            "timed": {**dataclasses.asdict(self.timed), "change_ns": self.timed.change_ns},
+            "total": total,
+            "ops": ops,
         }
 
 
 def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, margin: float = MARGIN) -> ProfileDiff:
-    """Compare two profiles operation by operation: by their ONNX nodes, or by name if they have none.
+    """Compare two profiles of one model operation by operation: by their ONNX nodes, or by name if they have none.
 
     Args:
-        a, b: of one model, by any compiler and runtime.
         confidence: of all intervals together, for each profile.
         margin: changes below it are ignored.
     """
@@ -149,8 +141,8 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
     added = max(0.0, *(times.overhead or 0.0 for times in (a_times, b_times)))
     beyond = (1 + margin) * (1 + added) - 1
     judge = functools.partial(_judged, before, after, None if incomparable else doubt, beyond)
-    size = _largest_share if incomparable else (lambda one: abs(one.change_ns))
-    ops = sorted((judge(mine, theirs) for mine, theirs in pairs), key=size, reverse=True)
+    found = [judge(mine, theirs) for mine, theirs in pairs]
+    ops = sorted(found, key=_share if incomparable else lambda one: abs(one.change_ns), reverse=True)
     total = dataclasses.replace(judge(before.keys, after.keys), name="total", kind="total", a_ops=(), b_ops=())
     timed = _timed(timed_runs(a), timed_runs(b), 1 - confidence, margin)
     return ProfileDiff(a.run, b.run, confidence, margin, a_times, b_times, timed, incomparable, total, ops)
@@ -169,7 +161,7 @@ def _incomparable(a: Profile, a_times: RunTimes, b: Profile, b_times: RunTimes) 
     return ""
 
 
-def _largest_share(one: OpDiff) -> float:
+def _share(one: OpDiff) -> float:
     return max(cost.share for cost in (one.a, one.b) if cost is not None)
 
 
@@ -184,17 +176,12 @@ def _timed(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> O
     return _compared(one, before, after, doubt, margin) if mine and theirs else one
 
 
-@dataclass(frozen=True)
-class _Key:
+class _Key(NamedTuple):
     """What identifies an operation in every run: its nodes, or its name if it has none."""
 
     kind: str
     nodes: tuple[str, ...]
     name: str
-
-    @classmethod
-    def of(cls, row: OpRow) -> _Key:
-        return cls(row.kind, row.onnx_nodes, "" if row.onnx_nodes else row.op)
 
 
 _Pair = tuple[list[_Key], list[_Key]]
@@ -212,7 +199,7 @@ class _Side:
     def of(cls, rows: Iterable[OpRow]) -> _Side:
         side = cls()
         for row, own_ns in own_times(rows):
-            key = _Key.of(row)
+            key = _Key(row.kind, row.onnx_nodes, "" if row.onnx_nodes else row.op)
             side.times[key][row.iteration] += own_ns
             side.ops[key][row.op] = None
             side.iterations[row.iteration] += own_ns
@@ -249,13 +236,8 @@ def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
         nodes = {node for key in (*mine, *theirs) for node in key.nodes}
         linked = [group for group in groups if group[0] & nodes]
         groups = [group for group in groups if not group[0] & nodes]
-        groups.append(
-            (
-                nodes.union(*(group[0] for group in linked)),
-                [key for group in linked for key in group[1]] + mine,
-                [key for group in linked for key in group[2]] + theirs,
-            )
-        )
+        of_a, of_b = [key for _, keys, _ in linked for key in keys], [key for _, _, keys in linked for key in keys]
+        groups.append((nodes.union(*(group[0] for group in linked)), of_a + mine, of_b + theirs))
     pairs += [(mine, theirs) for _, mine, theirs in groups if mine and theirs]
     # Operations of one profile that share a node stay separate if the other profile has none of the nodes.
     pairs += [([key], []) for _, mine, theirs in groups if not theirs for key in mine]
@@ -266,12 +248,12 @@ def _pairs(a: Sequence[_Key], b: Sequence[_Key]) -> list[_Pair]:
 def _judged(
     before: _Side, after: _Side, doubt: float | None, margin: float, mine: Sequence[_Key], theirs: Sequence[_Key]
 ) -> OpDiff:
-    keys = mine or theirs
+    first = next(iter((*mine, *theirs)), _Key("", (), ""))
     nodes = dict.fromkeys(node for key in (*mine, *theirs) for node in key.nodes)
     alone = "" if mine and theirs else "only in a" if mine else "only in b" if theirs else ""
     one = OpDiff(
-        name=join_list(tuple(nodes)) if nodes else keys[0].name if keys else "",
-        kind=keys[0].kind if keys else "",
+        name=join_list(tuple(nodes)) or first.name,
+        kind=first.kind,
         a_ops=before.names(mine),
         b_ops=after.names(theirs),
         a=before.cost(before.together(mine)) if mine else None,
@@ -297,17 +279,14 @@ def _compared(one: OpDiff, before: Times, after: Times, doubt: float, margin: fl
 
 def _ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | None, float | None]:
     """Return the median ratio of b's times to a's, and the interval that misses the true one with this probability."""
-    a, b = (np.log(np.maximum(_thinned(times), 1.0)) for times in (a, b))
+    thinned = (times[:: -(-len(times) // _MOST_ITERATIONS)] for times in (a, b))
+    a, b = (np.log(np.maximum(times, 1.0)) for times in thinned)
     ratios = np.sort(np.subtract.outer(b, a), axis=None)
     middle = math.exp(float(np.median(ratios)))
     outside = _outside(len(a), len(b), doubt)
     if outside is None:
         return middle, None, None
     return middle, math.exp(float(ratios[outside])), math.exp(float(ratios[-1 - outside]))
-
-
-def _thinned(times: Times) -> Times:
-    return times[:: -(-len(times) // _MOST_ITERATIONS)]
 
 
 @functools.lru_cache(64)

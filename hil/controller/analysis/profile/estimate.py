@@ -28,85 +28,51 @@ _FILE = "shapes.json"
 # Increase this when `read` returns something else for the same model.
 _VERSION = 1
 
-Shape = Sequence[int]
+Shapes = Sequence[Any]  # each a sequence of sizes, or None if unknown
+Count = Callable[[Shapes, Shapes, Mapping[str, Any]], int]
 
 # Operators whose output shares the memory of an input: nothing is computed or moved.
 VIEWS = frozenset("Reshape Flatten Squeeze Unsqueeze Identity Shape Size Constant".split())
 # Operators that read only as much of their first input as they write.
 PICKING = frozenset("Gather GatherElements GatherND Slice Split".split())
-_MOVING = (
-    VIEWS
-    | PICKING
-    | frozenset(
-        "Transpose Concat Pad Expand Tile Cast CastLike DepthToSpace SpaceToDepth ConstantOfShape Range Scatter "
-        "ScatterElements ScatterND Compress EyeLike ReverseSequence TensorScatter Trilu OneHot".split()
-    )
-)
+_MOVING = frozenset(
+    "Transpose Concat Pad Expand Tile Cast CastLike DepthToSpace SpaceToDepth ConstantOfShape Range Scatter "
+    "ScatterElements ScatterND Compress EyeLike ReverseSequence TensorScatter Trilu OneHot".split()
+).union(VIEWS, PICKING)
+
+
+def _each(*groups: tuple[int, str]) -> dict[str, int]:
+    return {op_type: operations for operations, op_types in groups for op_type in op_types.split()}
+
+
 # Operations per element of the output.
-_EACH_OUTPUT = {
-    **dict.fromkeys(
+_EACH_OUTPUT = _each(
+    (
+        1,
         "Abs Add And Ceil Cos Cosh Div Equal Erf Exp Floor Greater GreaterOrEqual Less LessOrEqual Log Max Min Mod Mul "
         "Neg Not Or Pow Reciprocal Relu Round Sign Sin Sinh Sqrt Sub Sum Mean Tan Tanh Where Xor Atan Acos Asin Asinh "
-        "Acosh Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor IsInf IsNaN".split(),
-        1,
+        "Acosh Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor IsInf IsNaN",
     ),
-    **dict.fromkeys("Clip LeakyRelu PRelu ThresholdedRelu DequantizeLinear Dropout Shrink".split(), 2),
-    **dict.fromkeys("Elu Celu Selu HardSigmoid Softplus Softsign".split(), 3),
-    **dict.fromkeys("Sigmoid QuantizeLinear BatchNormalization LpNormalization".split(), 4),
-    **dict.fromkeys("Softmax LogSoftmax HardSwish Swish Mish RMSNormalization".split(), 5),
-    **dict.fromkeys("Gelu LayerNormalization InstanceNormalization GroupNormalization".split(), 8),
-    "MeanVarianceNormalization": 6,
-    "Hardmax": 2,
-    "Resize": 7,
-    "DynamicQuantizeLinear": 6,
-    "QLinearAdd": 7,
-    "QLinearMul": 7,
-}
+    (2, "Clip LeakyRelu PRelu ThresholdedRelu DequantizeLinear Dropout Shrink Hardmax"),
+    (3, "Elu Celu Selu HardSigmoid Softplus Softsign"),
+    (4, "Sigmoid QuantizeLinear BatchNormalization LpNormalization"),
+    (5, "Softmax LogSoftmax HardSwish Swish Mish RMSNormalization"),
+    (6, "MeanVarianceNormalization DynamicQuantizeLinear"),
+    (7, "Resize QLinearAdd QLinearMul"),
+    (8, "Gelu LayerNormalization InstanceNormalization GroupNormalization"),
+)
 # Operations per element of the first input.
-_EACH_INPUT = {
-    **dict.fromkeys(
-        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ArgMax ArgMin CumSum GlobalAveragePool GlobalMaxPool "
-        "NonZero TopK".split(),
+_EACH_INPUT = _each(
+    (
         1,
+        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ArgMax ArgMin CumSum GlobalAveragePool GlobalMaxPool "
+        "NonZero TopK",
     ),
-    **dict.fromkeys("ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum GlobalLpPool".split(), 2),
-    "ReduceLogSumExp": 3,
-}
-_POOLING = frozenset("AveragePool MaxPool LpPool MaxUnpool".split())
-# Position of the weights among a convolution's inputs, and of both factors among a product's.
-_CONVOLUTION = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "DeformConv": 1}
-_PRODUCT = {"MatMul": (0, 1), "MatMulInteger": (0, 1), "QLinearMatMul": (0, 3)}
-# Scalar operations of a recurrent cell's gates, per state.
-_RECURRENT = {"LSTM": 24, "GRU": 20, "RNN": 4}
-
-# Scalar operations that are not counted: constants, casts, indices.
-_FREE = (
-    "arith.constant",
-    "arith.index_cast",
-    "arith.extf",
-    "arith.truncf",
-    "arith.extsi",
-    "arith.extui",
-    "arith.trunci",
-    "arith.bitcast",
-    "linalg.index",
-    "linalg.yield",
-    "tensor.extract",
+    (2, "ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum GlobalLpPool"),
+    (3, "ReduceLogSumExp"),
 )
-# Structured operations that only move elements.
-_MOVING_STRUCTURED = (
-    "linalg.copy",
-    "linalg.transpose",
-    "linalg.broadcast",
-    "linalg.fill",
-    "linalg.pack",
-    "linalg.unpack",
-)
-_LOAD, _STORE = "iree_tensor_ext.dispatch.tensor.load", "iree_tensor_ext.dispatch.tensor.store"
 # Per element: maximum, subtraction, exponential, sum, division.
-_SOFTMAX = 5
-
-Walk = Callable[[Any, Callable[[Any], bool]], Iterator[Any]]
+SOFTMAX = 5
 
 
 @dataclass(frozen=True)
@@ -165,9 +131,8 @@ class Estimates:
             for name in node.outputs
             if name and (name in self.results or any(user not in inside for user in self._users.get(name, ())))
         ]
-        flops = [node.flops for node in nodes]
         return Estimate(
-            None if None in flops else sum(count for count in flops if count is not None),
+            total_of(node.flops for node in nodes),
             self._bytes(nodes, ins, outs),
             f"{self._shapes(ins)} -> {self._shapes(outs)}" if ins or outs else "",
         )
@@ -220,7 +185,7 @@ def estimate(model: Model, **how: Unpack[CachedCall]) -> Estimates:
 
 
 def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Read a model's nodes and the types of its values; runs in an isolated process.
+    """Read a model's nodes and the types of its values. Runs in an isolated process.
 
     Returns:
         ``nodes``: [name, op_type, inputs, outputs, flops] each, in order, with those of subgraphs; ``values``: name ->
@@ -282,14 +247,12 @@ def _type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | None:
     return text.removeprefix("tensor<").removesuffix(">"), -(-math.prod(shape) * bits // 8)
 
 
-def operations(
-    op_type: str, ins: Sequence[Shape | None], outs: Sequence[Shape | None], given: Mapping[str, Any]
-) -> int | None:
-    """Count the arithmetic operations of a node.
+def operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int | None:
+    """Count the arithmetic operations of a node of ONNX's default domain.
 
     Args:
-        op_type: an operator of ONNX's default domain.
         ins, outs: shapes, in order; None for an unknown shape or an omitted input.
+        given: the attributes.
 
     Returns:
         None if the operator or a shape that is needed is unknown.
@@ -297,74 +260,44 @@ def operations(
     if op_type in _MOVING:
         return 0
     try:
-        return _operations(op_type, ins, outs, given)
-    except (_Unknown, IndexError):
+        if op_type in _EACH_OUTPUT:
+            return _EACH_OUTPUT[op_type] * math.prod(outs[0])
+        if op_type in _EACH_INPUT:
+            return _EACH_INPUT[op_type] * math.prod(ins[0])
+        return int(_COUNTS[op_type](ins, outs, given)) if op_type in _COUNTS else None
+    except (TypeError, ValueError, LookupError):  # a shape is None or has another rank, or an input is missing
         return None
 
 
-class _Unknown(Exception):
-    """A shape that is needed is unknown."""
+def _convolution(weights: int) -> Count:
+    return lambda ins, outs, given: 2 * math.prod(outs[0]) * math.prod(ins[weights][1:])
 
 
-def _known(shapes: Sequence[Shape | None], position: int) -> Shape:
-    shape = shapes[position]
-    if shape is None:
-        raise _Unknown
-    return shape
+def _gemm(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
+    common: int = ins[0][0] if given.get("transA") else ins[0][1]
+    return math.prod(outs[0]) * (2 * common + (1 if len(ins) > 2 else 0))
 
 
-def _operations(
-    op_type: str, ins: Sequence[Shape | None], outs: Sequence[Shape | None], given: Mapping[str, Any]
-) -> int | None:
-    if (each := _EACH_OUTPUT.get(op_type)) is not None:
-        return each * math.prod(_known(outs, 0))
-    if (each := _EACH_INPUT.get(op_type)) is not None:
-        return each * math.prod(_known(ins, 0))
-    if op_type in _POOLING:
-        return int(math.prod(_known(outs, 0)) * math.prod(given.get("kernel_shape", ())))
-    if op_type in _CONVOLUTION:
-        weights = _known(ins, _CONVOLUTION[op_type])
-        return 2 * math.prod(_known(outs, 0)) * math.prod(weights[1:])
-    if op_type == "ConvTranspose":
-        return 2 * math.prod(_known(ins, 0)) * math.prod(_known(ins, 1)[1:])
-    if op_type == "Gemm":
-        left = _known(ins, 0)
-        common = left[0] if given.get("transA") else left[1]
-        return math.prod(_known(outs, 0)) * (2 * common + (1 if len(ins) > 2 else 0))
-    if op_type in _PRODUCT:
-        return 2 * math.prod(_known(outs, 0)) * _known(ins, _PRODUCT[op_type][0])[-1]
-    if op_type == "Einsum":
-        return _einsum(str(given.get("equation", "")), ins)
-    if op_type in _RECURRENT:
-        steps, batch = _known(ins, 0)[:2]
-        weights, recurrent = _known(ins, 1), _known(ins, 2)
-        states = recurrent[0] * recurrent[2]
-        factors = math.prod(weights) + math.prod(recurrent)
-        return int(steps * batch * (2 * factors + _RECURRENT[op_type] * states))
-    if op_type == "Attention":
-        return _attention(ins, given)
-    if op_type == "LRN":
-        return math.prod(_known(outs, 0)) * (2 * int(given.get("size", 1)) + 4)
-    return None
-
-
-def _einsum(equation: str, ins: Sequence[Shape | None]) -> int | None:
-    """Count one multiplication and one addition per tuple of indices; None unless it is a product of two tensors."""
-    operands, _, _ = equation.replace(" ", "").partition("->")
-    indices = operands.split(",")
-    if len(indices) != 2 or "." in equation:
-        return None
-    sizes: dict[str, int] = {}
-    for letters, shape in zip(indices, ins, strict=True):
-        if shape is None or len(shape) != len(letters):
-            return None
-        sizes.update(zip(letters, shape, strict=True))
+def _einsum(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
+    """Count one multiplication and one addition per tuple of indices of a product of two tensors."""
+    operands, _, _ = str(given["equation"]).replace(" ", "").partition("->")
+    left, right = operands.split(",")
+    sizes: dict[str, int] = dict(zip(left, ins[0], strict=True)) | dict(zip(right, ins[1], strict=True))
     return 2 * math.prod(sizes.values())
 
 
-def _attention(ins: Sequence[Shape | None], given: Mapping[str, Any]) -> int:
+def _recurrent(gates: int) -> Count:
+    def count(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
+        (steps, batch), weights, recurrent = ins[0][:2], ins[1], ins[2]
+        factors = math.prod(weights) + math.prod(recurrent)
+        return int(steps * batch * (2 * factors + gates * recurrent[0] * recurrent[2]))
+
+    return count
+
+
+def _attention(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
     """Count the product of queries and keys, the softmax, and its product with the values."""
-    query, key, value = (_known(ins, position) for position in range(3))
+    query, key, value = ins[:3]
     if len(query) == 4:
         batch, heads, rows, size = query
         columns, value_size = key[2], value[3]
@@ -372,77 +305,32 @@ def _attention(ins: Sequence[Shape | None], given: Mapping[str, Any]) -> int:
         heads = int(given["q_num_heads"])
         batch, rows, size = query[0], query[1], query[2] // heads
         columns, value_size = key[1], value[2] // int(given["kv_num_heads"])
-    return int(batch * heads * rows * columns * (2 * size + 2 * value_size + 5))
+    return int(batch * heads * rows * columns * (2 * size + 2 * value_size + SOFTMAX))
 
 
-def dispatch_estimate(dispatch: Any, walk: Walk) -> tuple[int | None, int | None]:
-    """Return operations and bytes of a ``flow.dispatch.workgroups``; None if a shape or an operation is unknown.
+_COUNTS: dict[str, Count] = {
+    **dict.fromkeys(
+        ("AveragePool", "MaxPool", "LpPool", "MaxUnpool"),
+        lambda ins, outs, given: math.prod(outs[0]) * math.prod(given.get("kernel_shape", ())),
+    ),
+    **dict.fromkeys(("Conv", "ConvInteger", "DeformConv"), _convolution(weights=1)),
+    "QLinearConv": _convolution(weights=3),
+    "ConvTranspose": lambda ins, outs, given: 2 * math.prod(ins[0]) * math.prod(ins[1][1:]),
+    "Gemm": _gemm,
+    **dict.fromkeys(
+        ("MatMul", "MatMulInteger", "QLinearMatMul"), lambda ins, outs, given: 2 * math.prod(outs[0]) * ins[0][-1]
+    ),
+    "Einsum": _einsum,
+    # Scalar operations of the cell's gates, per state.
+    "LSTM": _recurrent(gates=24),
+    "GRU": _recurrent(gates=20),
+    "RNN": _recurrent(gates=4),
+    "Attention": _attention,
+    "LRN": lambda ins, outs, given: math.prod(outs[0]) * (2 * int(given.get("size", 1)) + 4),
+}
 
-    Args:
-        walk: yields the operations within one that satisfy a predicate.
-    """
-    moved = _sum(_accessed_bytes(op) for op in walk(dispatch, lambda op: op.name in (_LOAD, _STORE)))
-    structured = walk(dispatch, lambda op: op.name.startswith(("linalg.", "iree_linalg_ext.")))
-    return _sum(_structured_operations(op, walk) for op in structured), moved
 
-
-def _sum(parts: Iterator[int | None]) -> int | None:
+def total_of(parts: Iterable[int | None]) -> int | None:
+    """Sum counts; None if one is unknown."""
     counts = list(parts)
-    return None if None in counts else sum(count for count in counts if count is not None)
-
-
-def _accessed_bytes(operation: Any) -> int | None:
-    """Return the bytes of a load's result or of a store's first operand, which may be a part of a tensor."""
-    kind = operation.results[0].type if operation.name == _LOAD else operation.operands[0].type
-    shape, bits = _static_shape(kind), _bits(kind.element_type)
-    return None if shape is None or bits is None else -(-math.prod(shape) * bits // 8)
-
-
-def _structured_operations(operation: Any, walk: Walk) -> int | None:
-    if operation.name in _MOVING_STRUCTURED:
-        return 0
-    if operation.name == "linalg.softmax":
-        shape = _static_shape(operation.operands[0].type)
-        return None if shape is None else _SOFTMAX * math.prod(shape)
-    sizes = _sizes(operation)
-    if sizes is None:
-        return None
-    scalars = sum(1 for inner in walk(operation, lambda op: not len(op.regions)) if inner.name not in _FREE)
-    return math.prod(sizes) * scalars
-
-
-def _sizes(operation: Any) -> list[int] | None:
-    """Return the trip count of each loop of a structured operation."""
-    from iree.compiler import ir
-
-    if not operation.name.startswith("linalg.") or "indexing_maps" not in operation.attributes:
-        return None
-    maps = [item.value for item in operation.attributes["indexing_maps"]]
-    sizes: dict[int, int] = {}
-    for map_, operand in zip(maps, operation.operands, strict=False):
-        shape = _static_shape(operand.type)
-        if shape is None:
-            return None
-        for expression, size in zip(map_.results, shape, strict=True):
-            if isinstance(expression, ir.AffineDimExpr):
-                sizes[expression.position] = size
-    count = maps[0].n_dims if maps else 0
-    return [sizes[position] for position in range(count)] if len(sizes) == count else None
-
-
-def _static_shape(kind: Any) -> Sequence[int] | None:
-    """Return a tensor's shape, () for a scalar; None if a dimension is dynamic."""
-    from iree.compiler import ir
-
-    if not isinstance(kind, ir.RankedTensorType):
-        return ()
-    return list(kind.shape) if kind.has_static_shape else None
-
-
-def _bits(element: Any) -> int | None:
-    from iree.compiler import ir
-
-    if isinstance(element, ir.ComplexType):
-        part = _bits(element.element_type)
-        return None if part is None else 2 * part
-    return 64 if isinstance(element, ir.IndexType) else getattr(element, "width", None)
+    return None if None in counts else sum(filter(None, counts))

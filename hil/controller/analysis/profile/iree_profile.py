@@ -89,7 +89,20 @@ class IreeEvents:
             batch = self.order[first : first + _BATCH]
             where = (array[batch].tolist() for array in (self.iteration, self.submission, self.ordinal))
             for row, iteration, submission, ordinal in zip(rows[batch].tolist(), *where, strict=True):
-                yield self._event(row, iteration, submission, ordinal, is_dispatch=row[8] == dispatch)
+                start, duration, tile_time, size, _, _, _, tiles, op, key = row
+                begin = by_pairs(start, self.clock)
+                yield IreeEvent(
+                    iteration,
+                    self.names[op],
+                    self.names[key],
+                    begin,
+                    by_pairs(start + duration, self.clock) - begin,
+                    submission,
+                    ordinal if op == dispatch else None,
+                    tiles if op == dispatch and tiles > 0 else None,
+                    tile_time if op == dispatch and tiles > 0 else None,
+                    size,
+                )
 
     def submitted(self) -> tuple[list[list[tuple[str, ...]]], list[int]]:
         """Return the names of the dispatches of each submission of an iteration, in order.
@@ -123,25 +136,6 @@ class IreeEvents:
         order = np.argsort(samples["at"], kind="stable")
         for at, reserved in zip(samples["at"][order], samples["reserved"][order], strict=True):
             yield Sample(by_pairs(int(at), self.clock), "IREE memory reserved", float(reserved), "bytes")
-
-    def _event(
-        self, row: tuple[Any, ...], iteration: int, submission: int, ordinal: int, *, is_dispatch: bool
-    ) -> IreeEvent:
-        start, duration, tile_time, size, _, _, _, tiles, op, key = row
-        begin = by_pairs(start, self.clock)
-        has_tiles = is_dispatch and tiles > 0
-        return IreeEvent(
-            iteration,
-            self.names[op],
-            self.names[key],
-            begin,
-            by_pairs(start + duration, self.clock) - begin,
-            submission,
-            ordinal if is_dispatch else None,
-            tiles if has_tiles else None,
-            tile_time if has_tiles else None,
-            size,
-        )
 
 
 def read_ireeprof(
@@ -204,9 +198,7 @@ def read_ireeprof(
 
 def mapped_rows(path: Path, dtype: Any) -> NDArray[Any]:
     """Return a file's rows as a memory map."""
-    if not path.stat().st_size:
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r")
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
 
 
 def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
@@ -257,11 +249,10 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
     are repetitions of the shortest possible sequence.
 
     Args:
-        kinds: [submissions] of int64: equal numbers for equal submissions, in order.
-        iterations: number of runs, if known.
+        kinds: [submissions]: equal numbers for equal submissions, in order.
 
     Returns:
-        [submissions] of int64, :data:`SETUP` before the first run; and a note on what is uncertain, or "".
+        [submissions], :data:`SETUP` before the first run; and a note on what is uncertain, or "".
     """
     count = len(kinds)
     alike = _alike(kinds[::-1].tolist())
@@ -334,6 +325,13 @@ def _sort_out(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names:
     samples: list[tuple[int, int]] = []
     pools: dict[Any, int] = {}
     lost = 0
+
+    def flush() -> None:
+        events.write(np.array(rows, EVENT).tobytes())
+        memory.write(np.array(samples, MEMORY_SAMPLE).tobytes())
+        rows.clear()
+        samples.clear()
+
     for line in lines:
         # Parsing takes most of the time, and only a third of the lines are needed.
         if b'"host_execution_event"' in line:
@@ -348,28 +346,13 @@ def _sort_out(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names:
                 pools[record["pool_id"]] = record["pool_bytes_reserved"]
                 samples.append((record["host_time_ns"], sum(pools.values())))
         if len(rows) + len(samples) >= _BATCH:
-            _flush(rows, samples, events, memory)
-    _flush(rows, samples, events, memory)
+            flush()
+    flush()
     return lost
 
 
-def _flush(rows: list[tuple[Any, ...]], samples: list[tuple[int, int]], events: BinaryIO, memory: BinaryIO) -> None:
-    events.write(np.array(rows, EVENT).tobytes())
-    memory.write(np.array(samples, MEMORY_SAMPLE).tobytes())
-    rows.clear()
-    samples.clear()
-
-
 def _row(record: Mapping[str, Any], names: dict[str, int]) -> tuple[Any, ...]:
-    return (
-        record["start_host_time_ns"],
-        record["duration_ns"],
-        record["tile_duration_sum_ns"],
-        record["payload_length"],
-        record["submission_id"],
-        record["physical_device_ordinal"] << 16 | record["queue_ordinal"],
-        record["command_index"],
-        record["tile_count"],
-        names.setdefault(record["op"], len(names)),
-        names.setdefault(record["key"] or "", len(names)),
-    )
+    keys = ("start_host_time_ns", "duration_ns", "tile_duration_sum_ns", "payload_length", "submission_id")
+    queue = record["physical_device_ordinal"] << 16 | record["queue_ordinal"]
+    op, key = (names.setdefault(record[name] or "", len(names)) for name in ("op", "key"))
+    return *(record[name] for name in keys), queue, record["command_index"], record["tile_count"], op, key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,6 @@ class KernelEvent:
     iteration: int
     name: str
     op_type: str  # the kernel's operator, possibly a fused one such as ``FusedConv``
-    provider: str
     nodes: tuple[str, ...]  # the model's nodes that it computes, or whose results it copies to another layout
     computes: bool  # whether it computes them
     # start_ns, duration_ns: on the board's clock; ONNX Runtime reports whole microseconds.
@@ -117,8 +117,7 @@ class OnnxRuntimeEvents:
         start, end = (by_pairs(time * 1000, self.clock) for time in (record["ts"], record["ts"] + record["dur"]))
         nodes = self.nodes.of(name, op_type, str(args.get("node_index")))
         ins, outs = (_types(args.get(key, ())) for key in ("input_type_shape", "output_type_shape"))
-        provider = str(args.get("provider", ""))
-        return KernelEvent(run, name, op_type, provider, nodes, bool(nodes), start, end - start, f"{ins} -> {outs}")
+        return KernelEvent(run, name, op_type, nodes, bool(nodes), start, end - start, f"{ins} -> {outs}")
 
     @staticmethod
     def _with_layouts(run: Sequence[KernelEvent]) -> Iterator[KernelEvent]:
@@ -155,17 +154,14 @@ def read_onnxruntime(
     path: Path,
     model: Model,
     *,
-    optimized: Path | None = None,
     warmup: int = 0,
     iterations: int | None = None,
     clock: Sequence[tuple[int, int]] = (),
     **how: Unpack[IsolatedCall],
 ) -> OnnxRuntimeEvents:
-    """Read a profile.
+    """Read a profile; of one that is cut off, the complete runs.
 
     Args:
-        path: the JSON file; of one that is cut off, the complete runs are used.
-        optimized: the optimised model (``SessionOptions.optimized_model_filepath``); None: optimise it on this machine.
         warmup: number of first runs to leave out.
         iterations: number of runs after them; None for all.
         clock: pairs of (profile's time, board's time) in ns, see :func:`hil.core.clock.by_pairs`.
@@ -188,25 +184,19 @@ def read_onnxruntime(
             hint="its run was ended before it was written out, or it is another kind of file",
         )
     notes = []
-    if not _is_whole(path) or (iterations is not None and len(windows) < iterations):
+    with path.open("rb") as file:
+        file.seek(-min(16, path.stat().st_size), os.SEEK_END)
+        is_whole = file.read().rstrip().endswith(b"]")
+    if not is_whole or (iterations is not None and len(windows) < iterations):
         notes.append(f"ONNX Runtime's profile is cut off: {len(windows)} runs of it are whole")
-    nodes = _kernel_nodes(model, optimized, how)
-    notes += [nodes.note] if nodes.note else []
-    return OnnxRuntimeEvents(path, nodes, warmup, len(windows), windows, tuple(clock), tuple(notes))
-
-
-def _kernel_nodes(model: Model, optimized: Path | None, how: IsolatedCall) -> KernelNodes:
-    arguments = {
-        "model": str(model.path.absolute()),
-        "dims": dict(model.dims),
-        "optimized": str(optimized.absolute()) if optimized else None,
-    }
+    arguments = {"model": str(model.path.absolute()), "dims": dict(model.dims)}
     try:
         with naming_errors("", "finding the kernels' nodes", ImportFailed, "the model's nodes cannot be read"):
-            found = call_isolated(kernel_nodes, arguments, how)
+            nodes = KernelNodes(**call_isolated(kernel_nodes, arguments, how))
     except ImportFailed as error:
-        return KernelNodes({}, {}, (), error.message)
-    return KernelNodes(found["kernels"], found["named"], found["top"], found["note"])
+        nodes = KernelNodes({}, {}, (), error.message)
+    notes += [nodes.note] if nodes.note else []
+    return OnnxRuntimeEvents(path, nodes, warmup, len(windows), windows, tuple(clock), tuple(notes))
 
 
 def _records(path: Path, only: str = "") -> Iterator[Mapping[str, Any]]:
@@ -223,25 +213,11 @@ def _records(path: Path, only: str = "") -> Iterator[Mapping[str, Any]]:
                 yield record
 
 
-def _is_whole(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-min(16, path.stat().st_size), 2)
-        return file.read().rstrip().endswith(b"]")
-
-
-def kernel_nodes(model: str, dims: Mapping[str, int], optimized: str | None) -> dict[str, Any]:
-    """Find the nodes of the kernels of a session on this machine.
+def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Find the nodes of the kernels of a session on this machine; the fields of :class:`KernelNodes`.
 
     The optimiser fuses nodes, adds some that change a layout, and renames all. Values of the model that are still there
     delimit the fused nodes. Runs in an isolated process.
-
-    Args:
-        optimized: the optimised model; None: optimise it on this machine.
-
-    Returns:
-        ``kernels``: node of the optimised model -> nodes of the model; ``named``: node or value of the model
-        -> the node that makes it; ``top``: [name, type] of the main graph's nodes, in order; ``note``: why there are no
-        kernels, or "".
     """
     graph = prepared(Path(model), dims).graph
     named = {value: node.name for node in nodes_of(graph.node) for value in node.output if value}
@@ -249,7 +225,7 @@ def kernel_nodes(model: str, dims: Mapping[str, int], optimized: str | None) -> 
     note = ""
     kernels: dict[str, list[str]] = {}
     try:
-        left = _optimized(model, optimized)
+        left = _optimized(model)
     except Exception as error:  # without the optimised model, names still tell some nodes
         note = f"kernels are known by their names alone: {str(error).strip().splitlines()[0][:200]}"
     else:
@@ -258,13 +234,10 @@ def kernel_nodes(model: str, dims: Mapping[str, int], optimized: str | None) -> 
     return {"kernels": kernels, "named": named, "top": top, "note": note}
 
 
-def _optimized(model: str, optimized: str | None) -> Any:
-
+def _optimized(model: str) -> Any:
     import onnx
     import onnxruntime
 
-    if optimized is not None:
-        return onnx.load(optimized, load_external_data=False).graph
     with temporary_folder("hil-ort-") as scratch:
         path = Path(scratch) / "optimized.onnx"
         options = onnxruntime.SessionOptions()
@@ -316,7 +289,8 @@ class _Fusions:
         found = {node.name: set(by_name(node.name, own)) for node in named}
         taken = set().union(*found.values())
         for node in named:
-            if not self._is_as_it_was(node):
+            was = self._nodes.get(node.name)
+            if was is None or was.op_type != node.op_type or list(was.output) != list(node.output):
                 found[node.name] |= {inner for end in self._ends[id(node)] for inner in self._cone(end)} - taken
                 taken |= found[node.name]
         self._share_out(found, taken)
@@ -325,16 +299,11 @@ class _Fusions:
     def _only_moves(self, node: Any) -> bool:
         return node.op_type in LAYOUT and node.name not in self._nodes
 
-    def _is_as_it_was(self, node: Any) -> bool:
-        was = self._nodes.get(node.name)
-        return was is not None and was.op_type == node.op_type and list(was.output) == list(node.output)
-
     def _own(self, value: str) -> str:
         """Return the model's value in the name of an optimised value; "" if there is none."""
-        while value and value not in self._maker:
-            shorter = _ENDING.sub("", value)
-            value = shorter if shorter != value else ""
-        return value
+        while value not in self._maker and (shorter := _ENDING.sub("", value)) != value:
+            value = shorter
+        return value if value in self._maker else ""
 
     def _ends_of(self, node: Any) -> set[str]:
         """Return the model's values that a kernel makes, directly or through changes of layout."""
@@ -366,8 +335,7 @@ class _Fusions:
 
     def _constants(self, graph: Any) -> set[str]:
         """Return the nodes whose results do not depend on inputs: the optimiser computes them."""
-        given = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
-        changing = set(given)
+        changing = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
         for node in graph.node:
             if any(value in changing for value in reads(node)):
                 changing.update(node.output)
@@ -377,19 +345,17 @@ class _Fusions:
         """Give nodes without a kernel, fused without a trace, to the kernel that makes their inputs."""
         kernel_of = {node: kernel for kernel, nodes in found.items() for node in nodes}
         rest = [name for name in self._nodes if name not in taken and name not in self._constant]
-        # A dequantisation is fused into its users: go through these from the end.
-        for name in [*(name for name in rest if not self._undoes(name)), *filter(self._undoes, reversed(rest))]:
+        # A dequantisation is fused into its users: go through these at last, from the end.
+        undoing = [name for name in rest if self._nodes[name].op_type == "DequantizeLinear"]
+        for name in [*(name for name in rest if name not in undoing), *reversed(undoing)]:
             node = self._nodes[name]
             before = [self._maker[value] for value in node.input if value in self._maker]
             after = [user.name for value in node.output for user in self._users.get(value, ())]
-            near = [*after, *before] if self._undoes(name) else [*before, *after]
+            near = [*after, *before] if name in undoing else [*before, *after]
             kernel = next((kernel_of[other] for other in near if other in kernel_of), None)
             if kernel is not None:
                 kernel_of[name] = kernel
                 found[kernel].add(name)
-
-    def _undoes(self, name: str) -> bool:
-        return bool(self._nodes[name].op_type == "DequantizeLinear")
 
 
 def _users(nodes: Iterable[Any]) -> dict[str, list[Any]]:

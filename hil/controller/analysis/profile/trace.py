@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import heapq
 import io
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hil.controller.analysis.profile.rows import join_list
-from hil.controller.analysis.profile.totals import run_times
+from hil.controller.analysis.profile.totals import run_times, type_of
 from hil.controller.analysis.profile.trace_file import Argument, Lanes, Stream, TraceFile
 from hil.core.clock import ClockFit
 from hil.core.files import replacing
-from hil.core.timeline import OpRow, Profile, Span
+from hil.core.timeline import OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError
 
 _MONOTONIC = 3  # Perfetto's BUILTIN_CLOCK_MONOTONIC
@@ -125,13 +126,11 @@ class _Writer:
     def _name(self, part: _Part) -> str:
         """Return the board's name, with the model's and the run's if several profiles are of it."""
         profile = part.profile
-        of_board = [
-            other.profile
-            for other in self._parts
-            if (other.before, other.profile.board) == (part.before, profile.board)
+        here = [other.profile for other in self._parts if other.before == part.before]
+        of_board = [other for other in here if other.board == profile.board]
+        more = [
+            getattr(profile, name) for name in ("model", "run") if len({getattr(other, name) for other in of_board}) > 1
         ]
-        by_model, by_run = ({getattr(other, name) for other in of_board} for name in ("model", "run"))
-        more = [profile.model] * (len(by_model) > 1) + [profile.run] * (len(by_run) > 1)
         return ", ".join([profile.board, *more])
 
     def _controller(self, part: _Part) -> list[int]:
@@ -168,14 +167,8 @@ class _Writer:
         if profile.clock.jumped_ns:
             labels.append(f"the clock jumped by {profile.clock.jumped_ns} ns")
         process = self._trace.process(name, labels)
-        BoardTracks(
-            self._trace,
-            profile,
-            process,
-            stream=Stream(self._trace, clock),
-            clock=BoardClock(self._trace, profile.clock, clock, clock + 1, part.zero),
-            flows=flows,
-        ).write()
+        stream, pairs = Stream(self._trace, clock), BoardClock(self._trace, profile.clock, clock, clock + 1, part.zero)
+        BoardTracks(self._trace, profile, process, stream=stream, clock=pairs, flows=flows).write()
 
     def _slices(self, process: int, name: str, spans: Sequence[tuple[Span, str, list[int]]], zero: int) -> Stream:
         """Write slices of the host's clock on tracks of one name, enclosed ones below the others."""
@@ -197,19 +190,14 @@ def _start(profile: Profile) -> int:
     return min([*host, *map(profile.clock.to_host, board)], default=0)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    with replacing(path) as temporary, temporary.open("wb") as raw:
-        if path.suffix != ".gz":
-            with io.BufferedWriter(raw, _BUFFER) as file:
-                yield file
-            return
-        # Without name and time, so that the same profile makes the same file.
-        with (
-            gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_GZIP_LEVEL, mtime=0) as packed,
-            io.BufferedWriter(packed, _BUFFER) as file,
-        ):
-            yield file
+    with contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(stack.enter_context(replacing(path)).open("wb"))
+        if path.suffix == ".gz":
+            # Without name and time, so that the same profile makes the same file.
+            file = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
+        yield stack.enter_context(io.BufferedWriter(file, _BUFFER))
 
 
 class BoardClock:
@@ -291,51 +279,40 @@ class BoardTracks:
 
     def write(self) -> None:
         """Write everything in order of time: what is known at once, and the rows as they come."""
-        known = sorted([*self._spans(), *self._samples()], key=lambda event: (event[0], -event[1]))
-        waiting = iter(known)
-        event = next(waiting, None)
+        known = deque(sorted([*self._spans(), *self._samples()], key=lambda event: (event[0], -event[1])))
         for row in self._with_iterations(self._profile.rows):
-            while event is not None and event[0] <= row.start_ns:
-                event[2]()
-                event = next(waiting, None)
+            while known and known[0][0] <= row.start_ns:
+                known.popleft()[2]()
             self._row(row)
-        while event is not None:
-            event[2]()
-            event = next(waiting, None)
+        for _, _, write in known:
+            write()
         self._reach(None)
 
     def _spans(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
         """Yield start, end and writer of calls and iterations."""
         counts = {call.kind: itertools.count() for call in self._profile.calls}
         for flow, call in zip(self._flows, self._profile.calls, strict=True):
-            args = {**call.board.args, "kind": call.kind, "clock_error_ns": self._profile.clock.error_ns}
-            board = call.board
-            yield self._span(self._calls, board.name, board.start_ns, board.end_ns, "call", args, [flow])
+            board, kind = call.board, {"kind": call.kind}
+            args = {**board.args, **kind, "clock_error_ns": self._profile.clock.error_ns}
+            yield self._span(self._calls, board, "call", args, [flow])
             if call.warmup_ns > 0:
-                end = call.board.start_ns + call.warmup_ns
-                yield self._span(self._iterations, "warm-up", call.board.start_ns, end, "warm-up", {"kind": call.kind})
+                warmup = Span("warm-up", board.start_ns, board.start_ns + call.warmup_ns)
+                yield self._span(self._iterations, warmup, "warm-up", kind)
             for start, end in call.iterations_ns:
                 number = next(counts[call.kind])
-                args = {"kind": call.kind, "iteration": number}
-                yield self._span(self._iterations, f"iteration {number}", start, end, "iteration", args)
+                span = Span(f"iteration {number}", start, end)
+                yield self._span(self._iterations, span, "iteration", {**kind, "iteration": number})
 
     def _span(
-        self,
-        lanes: Lanes,
-        name: str,
-        start: int,
-        end: int,
-        category: str,
-        args: Mapping[str, Argument],
-        arriving: Sequence[int] = (),
+        self, lanes: Lanes, span: Span, category: str, args: Mapping[str, Argument], arriving: Sequence[int] = ()
     ) -> tuple[int, int, Callable[[], None]]:
         def write() -> None:
-            self._reach(start)
-            track = lanes.place(start, end)
-            self._stream.begin(start, track, name, category=category, args=args, arriving=arriving)
-            self._will_end(max(start, end), track)
+            self._reach(span.start_ns)
+            track = lanes.place(span.start_ns, span.end_ns)
+            self._stream.begin(span.start_ns, track, span.name, category=category, args=args, arriving=arriving)
+            self._will_end(max(span.start_ns, span.end_ns), track)
 
-        return start, end, write
+        return span.start_ns, span.end_ns, write
 
     def _samples(self) -> Iterator[tuple[int, int, Callable[[], None]]]:
         """Yield time and writer of the counters' values."""
@@ -343,19 +320,15 @@ class BoardTracks:
             return
         parent = self._trace.track(self._process, "counters", _COUNTERS)
         tracks: dict[tuple[str, str], int] = {}
-
-        def writer(at: int, track: int, value: float) -> Callable[[], None]:
-            def write() -> None:
-                self._reach(at)
-                self._stream.count(at, track, value)
-
-            return write
-
         for sample in self._profile.counters:
             what = sample.name, sample.unit
             if what not in tracks:
                 tracks[what] = self._trace.counter(parent, sample.name, sample.unit, len(tracks))
-            yield sample.at_ns, sample.at_ns, writer(sample.at_ns, tracks[what], sample.value)
+            yield sample.at_ns, sample.at_ns, functools.partial(self._sample, sample, tracks[what])
+
+    def _sample(self, sample: Sample, track: int) -> None:
+        self._reach(sample.at_ns)
+        self._stream.count(sample.at_ns, track, sample.value)
 
     def _with_iterations(self, rows: Sequence[OpRow]) -> Iterator[OpRow]:
         """Yield the rows; write iterations that are known by their rows only, once they are over."""
@@ -384,7 +357,7 @@ class BoardTracks:
             threads = round(1000 * row.tile_time_ns / row.duration_ns) if row.duration_ns > 0 else 0
         self._operation(row, self._operations.place(start, end), end, of_this, threads)
         if self._by_type is not None:
-            name = _type(row)
+            name = type_of(row)
             if name not in self._types:
                 self._types[name] = self._lanes(self._by_type, name, len(self._types))
             self._operation(row, self._types[name].place(start, end), end, of_this, 0, "by type")
@@ -395,7 +368,7 @@ class BoardTracks:
         of_all = (track, row.op, row.kind, row.onnx_nodes, row.op_types, row.tiles, row.shapes, row.bytes, row.flops)
         event = self._stream.remember(
             (*of_all, row.bound_estimate),
-            lambda: self._stream.slice(track, row.op, category or _type(row), _arguments(row)),
+            lambda: self._stream.slice(track, row.op, category or type_of(row), _arguments(row)),
         )
         self._at_work += threads
         self._stream.put(row.start_ns, event + of_this + (self._now_at_work(self._at_work) if threads else b""))
@@ -424,18 +397,8 @@ class BoardTracks:
         return Lanes(lambda: self._trace.track(parent, name, rank))
 
 
-def _type(row: OpRow) -> str:
-    return "+".join(row.op_types) or row.kind
-
-
 def _arguments(row: OpRow) -> dict[str, Argument]:
     """Return the arguments of an operation that are the same at each execution."""
-    arguments = {
-        "onnx_nodes": join_list(row.onnx_nodes),
-        "shapes": row.shapes,
-        "tiles": row.tiles,
-        "bytes": row.bytes,
-        "flops": row.flops,
-        "bound_estimate": row.bound_estimate,
-    }
+    names = ("shapes", "tiles", "bytes", "flops", "bound_estimate")
+    arguments = {"onnx_nodes": join_list(row.onnx_nodes), **{name: getattr(row, name) for name in names}}
     return {name: value for name, value in arguments.items() if value is not None and value != ""}

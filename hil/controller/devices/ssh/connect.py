@@ -23,7 +23,8 @@ import tenacity
 from paramiko.auth_strategy import AuthFailure
 
 from hil.controller.devices.ssh import address as addresses
-from hil.controller.devices.ssh.address import Address, KnownHosts
+from hil.controller.devices.ssh.address import Address
+from hil.controller.devices.ssh.known_hosts import KnownHosts, user_files
 from hil.controller.devices.ssh.login import PASSWORD_VARIABLE, Login
 from hil.controller.devices.ssh.shell import Shell
 from hil.controller.devices.ssh.transport import END_S, AgentKey, FileKey, Hop, Transport, close_hops
@@ -115,7 +116,7 @@ class _MachineLogin:
         self._is_board = is_board
         self._identity = Path(settings.identity) if is_board and settings.identity else None
         given = [Path(settings.known_hosts)] if settings.known_hosts else []
-        usual = [] if is_board and given else host.known_hosts or addresses.user_files()
+        usual = [] if is_board and given else host.known_hosts or user_files()
         direct = not via and not host.proxy_command
         accept = settings.accept_new_host_key
         self._known_hosts = KnownHosts([*given, *usual], accept_new=accept, board=board, direct=direct)

@@ -2,8 +2,6 @@
 
 A file is there whole and verified, or not at all: what is uploaded goes to a file of this machine first, is checked
 against its digest there, and only then gets its name in the store.
-
-The service ``Artifacts``: files by content, to and from the store.
 """
 
 from __future__ import annotations
@@ -33,15 +31,7 @@ _AT_ONCE = 16
 
 
 class Store:
-    """A content-addressed store. Every method may block: call it in a thread.
-
-    Args:
-        where: a folder's path, or a URL that fsspec knows (``s3://bucket/prefix``).
-
-    Raises:
-        UsageError: the URL, or what it takes to open it, makes no sense.
-        StorageError: the folder cannot be written.
-    """
+    """A content-addressed store in a folder, or at a URL that fsspec knows. Every method may block: use a thread."""
 
     def __init__(self, where: str) -> None:
         from fsspec.core import url_to_fs
@@ -126,12 +116,7 @@ class Store:
 
 
 class Incoming:
-    """A file that is being stored. A context manager: what was not finished leaves nothing.
-
-    Attributes:
-        name: its digest.
-        size: as it was announced.
-    """
+    """A file that is being stored. A context manager: what was not finished leaves nothing."""
 
     def __init__(self, store: Store, name: str, size: int, folder: Path | None) -> None:
         self._store, self.name, self.size = store, name, size

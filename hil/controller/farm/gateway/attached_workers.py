@@ -1,9 +1,4 @@
-"""Which boards are attended at this gateway, and how what is granted to them gets there.
-
-Workers present their boards, are heard of by their beats, and leave: what the database is told of it.
-
-The beats that come within a moment are written down together, in one statement however many boards there are.
-"""
+"""The workers that attend this gateway with their boards: what is told of them, and what they are told."""
 
 from __future__ import annotations
 
@@ -30,32 +25,34 @@ _LOG = logging.getLogger("hil.farm.gateway")
 # Should a notification be lost, boards are looked at again so often.
 _LOOK_S = 2.0
 _AWAY_S = 0.2
+# The beats that come within a moment are written down together, in one statement however many boards there are.
+_GATHER_S = 0.25
 _MOST_HAD = 100
 _WAITED = f"""
     select lease.board, lease.attempt, lease.granted_at, {NAME} as job, job.queued_at, job.kind, submission.priority,
         submission.trace
     from {LEASES} where lease.id = any(%s)
 """
+# Leases that their board's worker should know of by now, and does not.
+_UNHEARD = """
+    select id from hil.leases
+    where ended_at is null and board = any(%s) and worker = any(%s) and not id = any(%s)
+        and granted_at < clock_timestamp() - interval '2 s'
+"""
 
 
 class AttachedWorker:
-    """A board's worker at this gateway: its stream's outgoing side.
-
-    Attributes:
-        owner: whether it owns the board, rather than standing by.
-        leases: those that it says it works on, true or not.
-        beaten: whether a beat of it waits to be written down.
-        heard_at: when it last said something; one that is frozen says nothing, though its stream stays.
-    """
+    """A board's worker at this gateway: its stream's outgoing side."""
 
     def __init__(self, card: BoardCard, worker: str) -> None:
         self.card, self.worker = card, worker
-        self.owner = False
-        self.leases: set[int] = set()
+        self.owner = False  # whether it owns the board, rather than standing by
+        self.leases: set[int] = set()  # those that it says it works on, true or not
         self.sent: set[int] = set()
         # What a job printed last may come after its report, which goes another way.
         self._had: deque[int] = deque(maxlen=_MOST_HAD)
-        self.beaten = False
+        self.beaten = False  # whether a beat of it waits to be written down
+        # When it last said something; one that is frozen says nothing, though its stream stays.
         self.heard_at = time.monotonic()
         self.outgoing: asyncio.Queue[pb.ToBoard] = asyncio.Queue()
 
@@ -94,7 +91,7 @@ class AttachedWorker:
 
 
 class Dispatch:
-    """Brings grants, ends of leases and dials to the workers that attend here."""
+    """The workers that attend here: what the database is told of them, and what they are told."""
 
     def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, metrics: Metrics) -> None:
         self._db, self._engine, self._settings, self._metrics = db, engine, settings, metrics
@@ -117,10 +114,6 @@ class Dispatch:
             del self._here[key]
             self._metrics.attending.set(len(self._here))
         return was
-
-    def everybody(self) -> list[AttachedWorker]:
-        """All who attend here."""
-        return list(self._here.values())
 
     def reported(self, lease: int, worker: str) -> None:
         """A lease's worker says how its job ended: that it is over is no news to it."""
@@ -145,10 +138,7 @@ class Dispatch:
 
     def give(self, grants: Iterable[Grant], *, again: bool = False) -> None:
         """Send grants to whom they are for, of those that attend here; once to each, though the queue brings them too.
-        One that has left gets them when it attends again.
-
-        Args:
-            again: also to one that was sent it, for it has not heard of it.
+        One that has left gets them when it attends again. ``again``: also to one that was sent it and did not hear.
         """
         for grant in grants:
             attending = self.owner(grant.board)
@@ -180,7 +170,7 @@ class Dispatch:
             while True:
                 for change in await drained(queue):
                     if change["kind"] == "ended":
-                        for one in self.everybody():
+                        for one in list(self._here.values()):
                             if one.board == change["board"] and change["lease"] in one.leases | one.sent:
                                 one.end(change["lease"], change["reason"])
                     elif change["kind"] == "dial" and (owner := self.owner(change["board"])) is not None:
@@ -210,35 +200,15 @@ class Dispatch:
             self._fetched.clear()
             self.give(grants)
 
-
-_GATHER_S = 0.25
-# Leases that their board's worker should know of by now, and does not.
-_UNHEARD = """
-    select id from hil.leases
-    where ended_at is null and board = any(%s) and worker = any(%s) and not id = any(%s)
-        and granted_at < clock_timestamp() - interval '2 s'
-"""
-
-
-class Heartbeats:
-    """Which workers there are, of those that attend here."""
-
-    def __init__(self, db: Database, engine: LeaseQueue, dispatch: Dispatch, settings: FarmSettings) -> None:
-        self._db, self._engine, self._dispatch, self._settings = db, engine, dispatch, settings
-
     async def present(self, attending: AttachedWorker, who: Principal | None = None) -> None:
-        """A worker presents its board, and hears whether it owns it and what it is to do.
-
-        Args:
-            who: the bearer, to be written down; None where it only says so again.
-        """
+        """A worker presents its board, and hears what it is to do. ``who`` is noted in the audit."""
         card, worker = attending.card, attending.worker
         async with self._db.transaction() as tx:
             attendance = await boards.attend(tx, self._engine, card, worker, sorted(attending.leases), self._settings)
             if who is not None:
                 said = {"worker": worker, "host": card.host, "site": card.site}
                 await access.note_audit(tx, who, "Hosts.Attend", card.name, True, said)
-        for one in self._dispatch.everybody() if attendance.owner else ():
+        for one in list(self._here.values()) if attendance.owner else ():
             if one is not attending and one.board == attending.board and one.owner:
                 one.stand(False, self._settings)
         attending.stand(attendance.owner, self._settings)
@@ -247,22 +217,22 @@ class Heartbeats:
         attending.keep(attending.leases - attendance.over.keys())
         for grant in attendance.grants:
             attending.grant(grant)
-        self._dispatch.poke()
+        self.poke()
         told = {"board": card.name, "worker": worker, "host": card.host, "owner": attendance.owner}
         _LOG.info("attending", extra=told)
 
-    async def leave(self, attending: AttachedWorker) -> None:
+    async def release(self, attending: AttachedWorker) -> None:
         """A worker takes its leave: its board is offline at once."""
         async with self._db.transaction() as tx:
             await boards.leave(tx, self._engine, attending.board, attending.worker, self._settings)
-        self._dispatch.poke()
+        self.poke()
         _LOG.info("left", extra={"board": attending.board, "worker": attending.worker})
 
-    async def run(self) -> None:
+    async def write_beats(self) -> None:
         """Write beats down, until cancelled. While the database is away none is answered."""
         while True:
             await asyncio.sleep(_GATHER_S)
-            now = [one for one in self._dispatch.everybody() if one.beaten]
+            now = [one for one in list(self._here.values()) if one.beaten]
             try:
                 if now:
                     await self._beats(now)
@@ -277,7 +247,7 @@ class Heartbeats:
             asked = [[one.board for one in now], [one.worker for one in now], known]
             unheard = await fetched(tx, _UNHEARD, asked)
             lost = await leases.grants_of(tx, [row["id"] for row in unheard], self._settings) if unheard else []
-        self._dispatch.give(lost, again=True)
+        self.give(lost, again=True)
         for one, beat in zip(now, beats, strict=True):
             one.beaten = False
             for lease, reason in beat.over.items():

@@ -23,7 +23,6 @@ from hil.controller.farm.store.database import Database, DatabaseAway, end_tasks
 from hil.protocol import wire, wire_errors
 
 _LOG = logging.getLogger("hil.farm.gateway")
-_LEAVING = "this gateway stops; another one, or the next, goes on"
 _RECHECK_S, _BROKEN_S = 2.0, 0.1
 # Of the calls that a gateway serves at a time, one user has so many at most; hosts attend with as many as they have
 # boards. A request that is one message must have come after so long.
@@ -219,38 +218,24 @@ def status_of(error: errors.HilError) -> grpc.StatusCode:
     return grpc.StatusCode.FAILED_PRECONDITION
 
 
-# Call, or call and what it is asked for -> the least role. What is not here nobody may do.
-NEEDED: Mapping[str, Role] = {
-    "Farm.Submit": Role.SUBMITTER,
-    "Farm.Ask": Role.VIEWER,
-    "Farm.Ask jobs": Role.VIEWER,
-    "Farm.Ask job": Role.VIEWER,
-    "Farm.Ask result": Role.VIEWER,
-    "Farm.Ask logs": Role.VIEWER,
-    "Farm.Ask boards": Role.VIEWER,
-    "Farm.Ask events": Role.VIEWER,
-    "Farm.Ask stats": Role.VIEWER,
-    "Farm.Ask audit": Role.ADMIN,
-    "Farm.Ask tokens": Role.ADMIN,
-    "Farm.Do": Role.VIEWER,  # it depends on what
-    "Farm.Do cancel": Role.SUBMITTER,
-    "Farm.Do priority": Role.SUBMITTER,
-    "Farm.Do drain": Role.ADMIN,
-    "Farm.Do resume": Role.ADMIN,
-    "Farm.Do forget": Role.ADMIN,
-    "Farm.Do token": Role.ADMIN,
-    "Farm.Do revoke": Role.ADMIN,
-    "Farm.Do gc": Role.ADMIN,
-    "Farm.Follow": Role.VIEWER,
-    "Farm.Lease": Role.SUBMITTER,
-    "Farm.Dial": Role.SUBMITTER,
-    "Hosts.Attend": Role.HOST,
-    "Hosts.Report": Role.HOST,
-    "Hosts.Accept": Role.HOST,
-    "Artifacts.Lacks": Role.SUBMITTER,
-    "Artifacts.Upload": Role.SUBMITTER,
-    "Artifacts.Download": Role.VIEWER,
+# Role -> the calls that take it at least; after a call's name, what it is asked for. What is not here nobody may do.
+_MAY: Mapping[Role, tuple[str, ...]] = {
+    Role.VIEWER: (
+        *("Farm.Follow", "Artifacts.Download", "Farm.Ask", "Farm.Ask jobs", "Farm.Ask job", "Farm.Ask result"),
+        *("Farm.Ask logs", "Farm.Ask boards", "Farm.Ask events", "Farm.Ask stats"),
+        "Farm.Do",  # it depends on what
+    ),
+    Role.SUBMITTER: (
+        *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Lease", "Farm.Dial"),
+        *("Artifacts.Lacks", "Artifacts.Upload"),
+    ),
+    Role.HOST: ("Hosts.Attend", "Hosts.Report", "Hosts.Accept"),
+    Role.ADMIN: (
+        *("Farm.Ask audit", "Farm.Ask tokens", "Farm.Do drain", "Farm.Do resume", "Farm.Do forget"),
+        *("Farm.Do token", "Farm.Do revoke", "Farm.Do gc"),
+    ),
 }
+NEEDED: Mapping[str, Role] = {call: role for role, calls in _MAY.items() for call in calls}
 # A token that another gateway revoked is good here for so long at most.
 _TRUST_S = 2.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200

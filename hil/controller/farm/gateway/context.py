@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 from hil.controller.farm.gateway.artifacts import Store
-from hil.controller.farm.gateway.attached_workers import Dispatch, Heartbeats
+from hil.controller.farm.gateway.attached_workers import Dispatch
 from hil.controller.farm.gateway.calls import Access
 from hil.controller.farm.gateway.log_buffer import LogBuffer
 from hil.controller.farm.gateway.metrics import Metrics
@@ -19,23 +18,19 @@ from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.notifications import PubSub
 
 
-@dataclass
 class GatewayContext:
     """The parts of one gateway."""
 
-    db: Database
-    engine: LeaseQueue
-    settings: FarmSettings
-    store: Store
-    access: Access
-    pubsub: PubSub
-    dispatch: Dispatch  # the boards that are attended here, and what is sent to them
-    heartbeats: Heartbeats  # what the database is told of their workers
-    log_buffer: LogBuffer  # what jobs print, on its way to the database
-    tunnels: Tunnels  # connections to agents of leased boards
-    metrics: Metrics
-    advertise: str = ""  # where hosts reach this very gateway, "" for where they attend
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # what runs beside the call that began it
+    def __init__(self, db: Database, engine: LeaseQueue, settings: FarmSettings, store: Store) -> None:
+        self.db, self.engine, self.settings, self.store = db, engine, settings, store
+        self.access = Access(db)
+        self.pubsub = PubSub()
+        self.metrics = Metrics()
+        self.dispatch = Dispatch(db, engine, settings, self.metrics)
+        self.log_buffer = LogBuffer(db)  # what jobs print, on its way to the database
+        self.tunnels = Tunnels()  # connections to agents of leased boards
+        self.advertise = ""  # where hosts reach this very gateway, "" for where they attend
+        self.tasks: set[asyncio.Task[None]] = set()  # what runs beside the call that began it
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Let something run on beside the call that began it."""

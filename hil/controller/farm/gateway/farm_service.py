@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -25,6 +25,8 @@ from hil.controller.farm.store.queries import unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetched
 from hil.errors import AccessRefused, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
+
+E = TypeVar("E", Priority, Role)
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_DAYS, _DAY_S = 3660, 86400.0
@@ -48,12 +50,8 @@ class FarmService:
                 done = await submissions.submit(
                     tx, context.engine, call.who, wanted, span.traceparent, context.settings
                 )
-                said = {
-                    "title": wanted.title,
-                    "jobs": len(done.jobs),
-                    "selector": wanted.selector,
-                    "board": wanted.board,
-                }
+                same = {name: getattr(wanted, name) for name in ("title", "selector", "board")}
+                said = {**same, "jobs": len(done.jobs)}
                 await access.note_audit(tx, call.who, call.name, str(done.submission), True, said)
             context.dispatch.poke()
         _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **said})
@@ -140,15 +138,11 @@ class AdminActions:
         return answer
 
     async def _cancel(self, tx: Tx, request: pb.NameQuestion, call: Call) -> Any:
-        context = self._context
-        name = _text(request, "name")
+        name, context = _text(request, "name"), self._context
         return {"cancelled": await submissions.cancel(tx, context.engine, call.who, name, context.settings)}
 
     async def _priority(self, tx: Tx, request: pb.PriorityAction, call: Call) -> Any:
-        try:
-            priority = Priority(request.priority)
-        except ValueError as error:
-            raise UsageError(f"a priority is {', '.join(one.value for one in Priority)}") from error
+        priority = _chosen(Priority, "priority", request.priority)
         return {"jobs": await submissions.prioritise(tx, call.who, _text(request, "name"), priority)}
 
     async def _drain(self, tx: Tx, request: pb.DrainAction, call: Call) -> Any:
@@ -163,11 +157,7 @@ class AdminActions:
         return {"ended": await boards.forget(tx, call.who, _text(request, "name"), self._context.settings)}
 
     async def _token(self, tx: Tx, request: pb.TokenAction, call: Call) -> Any:
-        try:
-            role = Role(request.role)
-        except ValueError as error:
-            roles = ", ".join(one.value for one in Role)
-            raise UsageError(f"there is no role {request.role[:50]!r}", hint=f"one of {roles}") from error
+        role = _chosen(Role, "role", request.role)
         seconds = _number("expires_s", request.expires_s, _MOST_DAYS * _DAY_S)
         until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds) if seconds else None
         project, note = (_text(request, name, optional=True) for name in ("project", "note"))
@@ -195,6 +185,14 @@ class AdminActions:
         if not dry_run:
             await asyncio.to_thread(context.store.sweep, _DAY_S, time.time())
         return {"counts": cleaned.counts, "bytes": cleaned.bytes}
+
+
+def _chosen(kind: type[E], what: str, value: str) -> E:
+    try:
+        return kind(value)
+    except ValueError as error:
+        hint = f"one of {', '.join(one.value for one in kind)}"
+        raise UsageError(f"there is no {what} {value[:50]!r}", hint=hint) from error
 
 
 def _fields(message: Any) -> dict[str, Any]:
@@ -233,11 +231,7 @@ _FINAL = {JobState.DONE.value, JobState.CANCELLED.value}
 
 
 class JobFollower:
-    """One follower of some jobs.
-
-    Args:
-        after: the last line of the logs that it has seen.
-    """
+    """One follower of some jobs, which has seen their logs up to the line ``after``."""
 
     def __init__(self, context: GatewayContext, call: Call, *, logs: bool, after: int) -> None:
         self._context, self._call, self._logs, self._after = context, call, logs, after

@@ -34,8 +34,8 @@ class HostService:
 
     async def attend(self, requests: AsyncIterator[pb.FromBoard], call: Call) -> None:
         """A board's worker, until it leaves (it ends its side) or its link breaks (the board waits for it)."""
-        first = await anext(aiter(requests), None)
-        if first is None or first.WhichOneof("kind") != "hello":
+        first = await anext(aiter(requests), pb.FromBoard())
+        if first.WhichOneof("kind") != "hello":
             raise UsageError("a board's worker says hello first")
         attending = await self._hello(first.hello, call, None)
         writing = asyncio.create_task(self._write(attending, call))
@@ -47,7 +47,7 @@ class HostService:
             hearing.result()
             # Its own end of the stream, not a link that broke: its board waits for nobody.
             if await call.hung_up() and self._context.dispatch.leave(attending):
-                await self._context.heartbeats.leave(attending)
+                await self._context.dispatch.release(attending)
         finally:
             self._context.dispatch.leave(attending)
             await end_tasks(writing, hearing)
@@ -70,7 +70,7 @@ class HostService:
             telemetry.record("record", row["trace"], began, time.time(), lease=request.lease, **said)
         _LOG.info("reported", extra={**said, "lease": request.lease, "reason": reason or result.reason})
         if recorded and not result.infrastructure:
-            context.metrics.recorded(result.outcome)
+            context.metrics.results.labels(result.outcome or "NONE").inc()
         return pb.ReportReply(recorded=recorded, reason=reason)
 
     async def accept(self, requests: AsyncIterator[pb.Piece], call: Call) -> None:
@@ -86,7 +86,7 @@ class HostService:
         if before is None:
             self._context.dispatch.enter(attending)
         try:
-            await self._context.heartbeats.present(attending, call.who if before is None else None)
+            await self._context.dispatch.present(attending, call.who if before is None else None)
         except BaseException:
             self._context.dispatch.leave(attending)
             raise

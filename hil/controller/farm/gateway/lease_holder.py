@@ -43,14 +43,14 @@ class LeaseHolder:
 
     async def run(self, requests: AsyncIterator[pb.LeaseRequest]) -> None:
         """Until the holder ends it, or the lease is over."""
-        first = await anext(aiter(requests), None)
+        first = await anext(aiter(requests), pb.LeaseRequest())
         with self._context.pubsub.subscribed() as queue:
             hearing = asyncio.create_task(self._read(requests, queue))
             try:
-                kind = first.WhichOneof("kind") if first is not None else None
-                if first is not None and kind == "open":
+                kind = first.WhichOneof("kind")
+                if kind == "open":
                     await self._queue(first.open, queue)
-                elif first is not None and kind == "resume":
+                elif kind == "resume":
                     await self._resume(first.resume)
                 else:
                     raise UsageError("who holds a board says first which: open or resume")

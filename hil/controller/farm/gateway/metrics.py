@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import prometheus_client as prometheus
@@ -27,12 +28,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = prometheus.CollectorRegistry()
-        self._calls = self._histogram("rpc_seconds", "How long calls took.", ("call", "code"), _CALLS_S)
-        self._errors = self._counter("rpc_errors", "Calls that failed, by status.", ("call", "code"))
-        self._waits = self._histogram("queue_wait_seconds", "From submitted to granted.", ("priority",), _WAITS_S)
-        self._grants = self._counter("grants", "Boards that were given to jobs.", ("kind",))
-        self._results = self._counter("results", "Final results, by outcome.", ("outcome",))
-        self._expired = self._counter("leases_expired", "Leases whose worker was not heard of any more.")
+        counter = partial(prometheus.Counter, registry=self.registry)
+        histogram = partial(prometheus.Histogram, registry=self.registry)
+        self._calls = histogram("hil_farm_rpc_seconds", "How long calls took.", ("call", "code"), buckets=_CALLS_S)
+        self._errors = counter("hil_farm_rpc_errors", "Calls that failed, by status.", ("call", "code"))
+        self._waits = histogram(
+            "hil_farm_queue_wait_seconds", "From submitted to granted.", ("priority",), buckets=_WAITS_S
+        )
+        self._grants = counter("hil_farm_grants", "Boards that were given to jobs.", ("kind",))
+        self.results = counter("hil_farm_results", "Final results, by outcome.", ("outcome",))
+        self.expired = counter("hil_farm_leases_expired", "Leases whose worker was not heard of any more.")
         self.attending = prometheus.Gauge(
             "hil_farm_attending", "Boards whose workers attend this gateway.", registry=self.registry
         )
@@ -50,23 +55,12 @@ class Metrics:
         self._grants.labels(kind).inc()
         self._waits.labels(priority).observe(waited_s)
 
-    def recorded(self, outcome: str) -> None:
-        """A job has its final result."""
-        self._results.labels(outcome or "NONE").inc()
-
-    def expired(self, count: int) -> None:
-        """Leases were found to be over."""
-        self._expired.inc(count)
-
     def serve(self, listen: str, read: Callable[[], Awaitable[Stats]]) -> str:
-        """Answer ``GET /metrics``; returns the address.
+        """Answer ``GET /metrics``; returns the address, UsageError where it cannot listen there.
 
         Args:
             listen: ``HOST:PORT``; port 0 is any free one, and without a host it is this machine alone.
             read: the farm's ``stats``, called in the running event loop.
-
-        Raises:
-            UsageError: it cannot listen there.
         """
         self.registry.register(_Farm(asyncio.get_running_loop(), read))
         host, port = host_port(listen, what="address at which metrics can be served", hint="--metrics HOST:PORT")
@@ -86,14 +80,6 @@ class Metrics:
             self._thread.join()
             self._server = None
 
-    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> prometheus.Counter:
-        return prometheus.Counter(f"hil_farm_{name}", text, labels, registry=self.registry)
-
-    def _histogram(
-        self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
-    ) -> prometheus.Histogram:
-        return prometheus.Histogram(f"hil_farm_{name}", text, labels, buckets=buckets, registry=self.registry)
-
 
 class _Farm:
     """The farm's state as gauges. Collected in the HTTP server's thread, read in the gateway's loop."""
@@ -107,7 +93,8 @@ class _Farm:
     def collect(self) -> Iterator[GaugeMetricFamily]:
         stats: Stats | None = None
         with contextlib.suppress(HilError, TimeoutError, asyncio.TimeoutError, RuntimeError):
-            stats = asyncio.run_coroutine_threadsafe(self._reading(), self._loop).result(_READ_S)
+            reading = asyncio.wait_for(self._read(), _READ_S)
+            stats = asyncio.run_coroutine_threadsafe(reading, self._loop).result(_READ_S)
         yield GaugeMetricFamily("hil_farm_database_up", "Whether the database answers.", float(stats is not None))
         if stats is None:
             return
@@ -120,9 +107,3 @@ class _Farm:
             for value, count in stats[name].items():
                 gauge.add_metric((value,), count)
             yield gauge
-
-    async def _reading(self) -> Stats:
-        return await asyncio.wait_for(self._ask(), _READ_S)
-
-    async def _ask(self) -> Stats:
-        return await self._read()

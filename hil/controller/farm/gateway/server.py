@@ -1,7 +1,4 @@
-"""A gateway: where it listens, what runs beside its calls, and its life from start to stop.
-
-The farm's clock: once a second whatever has expired is ended, and boards are checked that are due.
-"""
+"""A gateway: where it listens, what runs beside its calls, and its life from start to stop."""
 
 from __future__ import annotations
 
@@ -18,20 +15,14 @@ from typing import Any
 import grpc
 
 from hil.controller.farm.gateway.artifacts import ArtifactService, Store
-from hil.controller.farm.gateway.attached_workers import Dispatch, Heartbeats
-from hil.controller.farm.gateway.calls import Access, Calls
+from hil.controller.farm.gateway.calls import Calls
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.farm_service import FarmService
 from hil.controller.farm.gateway.host_service import HostService
-from hil.controller.farm.gateway.log_buffer import LogBuffer
-from hil.controller.farm.gateway.metrics import Metrics
-from hil.controller.farm.gateway.tunnel import Tunnels
-from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import queries, sweeper
 from hil.controller.farm.store.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
 from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.notifications import PubSub
 from hil.controller.farm.store.records import fetched
 from hil.protocol import wire
 from hil.protocol.listening import (
@@ -48,7 +39,6 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_MESSAGE = 64 << 20
 _MOST_CALLS = 10_000
 _GRACE_S, _AGAIN_S = 1.0, 0.5
-_STATS = Principal(user="farm", role=Role.VIEWER)
 
 
 @dataclass(frozen=True)
@@ -68,12 +58,7 @@ class GatewayConfig:
 
 
 class Gateway:
-    """A gateway that serves. Made by :func:`serving`.
-
-    Attributes:
-        addresses: where it really listens.
-        metrics: where Prometheus asks, "" for nowhere.
-    """
+    """A gateway that serves. Made by :func:`serving`."""
 
     def __init__(self, config: GatewayConfig, context: GatewayContext) -> None:
         self._config, self.context = config, context
@@ -92,8 +77,8 @@ class Gateway:
             "Artifacts": ArtifactService(context.db, context.store),
         }
         self._server.add_generic_rpc_handlers([self._calls.handlers(*item) for item in services.items()])
-        self.addresses: list[str] = []
-        self.metrics = ""
+        self.addresses: list[str] = []  # where it really listens
+        self.metrics = ""  # where Prometheus asks, "" for nowhere
 
     async def start(self) -> None:
         """Listen, and begin what runs beside the calls; UsageError where it cannot listen there."""
@@ -109,11 +94,11 @@ class Gateway:
         beside: dict[str, Callable[[], Any]] = {
             "dispatch": context.dispatch.run,
             "measure": context.dispatch.measure,
-            "queue": lambda: context.engine.listen(self._queued),
+            "queue": lambda: context.engine.listen(context.dispatch.poke),
             "changes": lambda: context.pubsub.run(config.db),
             "ended": lambda: context.dispatch.follow(context.pubsub),
             "tunnels": lambda: context.tunnels.follow(context.pubsub),
-            "beats": context.heartbeats.run,
+            "beats": context.dispatch.write_beats,
             "printing": context.log_buffer.run,
             "clock": SweepTimer(context).run,
         }
@@ -128,9 +113,6 @@ class Gateway:
             await asyncio.wait_for(self.context.log_buffer.flush(), _GRACE_S)
         await end_tasks(*self._tasks, *self.context.tasks)
         await asyncio.to_thread(self.context.metrics.stop)
-
-    async def _queued(self, boards: set[str] | None) -> None:
-        self.context.dispatch.poke(boards)
 
     async def _stats(self) -> Any:
         async with self.context.db.transaction() as tx:
@@ -148,28 +130,16 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
     _check(config)
     take_descriptors()
     store = Store(config.artifacts)
-    db = await _connected(config)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        db = await _connected(config)
+        stack.push_async_callback(db.close)
         engine = LeaseQueue(db)
         await engine.open()
-        try:
-            metrics, pubsub = Metrics(), PubSub()
-            dispatch = Dispatch(db, engine, config.settings, metrics)
-            heartbeats = Heartbeats(db, engine, dispatch, config.settings)
-            access, log_buffer, tunnels = Access(db), LogBuffer(db), Tunnels()
-            context = GatewayContext(
-                db, engine, config.settings, store, access, pubsub, dispatch, heartbeats, log_buffer, tunnels, metrics
-            )
-            gateway = Gateway(config, context)
-            try:
-                await gateway.start()
-                yield gateway
-            finally:
-                await gateway.stop()
-        finally:
-            await engine.close()
-    finally:
-        await db.close()
+        stack.push_async_callback(engine.close)
+        gateway = Gateway(config, GatewayContext(db, engine, config.settings, store))
+        stack.push_async_callback(gateway.stop)
+        await gateway.start()
+        yield gateway
 
 
 async def _connected(config: GatewayConfig) -> Database:
@@ -257,6 +227,6 @@ class SweepTimer:
             expired = await fetched(tx, _EXPIRED) if happened else []
         if happened:
             context.dispatch.poke()
-        context.metrics.expired(len(expired))
+        context.metrics.expired.inc(len(expired))
         for row in expired:
             _LOG.warning("expired", extra=row)

@@ -23,15 +23,10 @@ Pieces = AsyncIterator[pb.Piece]
 
 
 class Tunnel:
-    """One connection: its holder's side serves it, the worker's side joins and waits.
-
-    Attributes:
-        id: what the worker calls Accept with.
-        lease: the connection ends with it.
-    """
+    """One connection, which ends with its lease: its holder's side serves it, the worker's side joins and waits."""
 
     def __init__(self, lease: int) -> None:
-        self.id, self.lease = secrets.token_hex(16), lease
+        self.id, self.lease = secrets.token_hex(16), lease  # the worker calls Accept with the id
         self._moved = self._sending = 0
         loop = asyncio.get_running_loop()
         self._joined: asyncio.Future[tuple[Pieces, Call]] = loop.create_future()

@@ -1,14 +1,11 @@
-"""A worker's way to its board: opened once and kept, mended when it broke; and the board as the farm is shown it.
-
-What selectors can ask of a board: what its config says, and what its agent tells.
-"""
+"""A worker's way to its board: opened once and kept, mended when it broke; and the board as the farm is shown it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
 
@@ -27,7 +24,10 @@ from hil.core.board_config import BoardConfig
 from hil.core.text import Say
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
 
+T = TypeVar("T")
+
 _HOLD_S = 3.0
+_BROKEN = (BoardLost, BoardUnreachable, SessionEnded)
 
 
 @dataclass
@@ -88,18 +88,8 @@ class BoardConnection:
         if self.agentless:
             self._borrow()
             return
-        for mended in (False, True):
-            try:
-                client = self._open()
-                self.info = MessageToDict(client.describe(), preserving_proto_field_name=True)
-            except (BoardLost, BoardUnreachable, SessionEnded):
-                self.close()
-                if mended:
-                    raise
-            else:
-                return self._check_fence()
-
-    def _check_fence(self) -> None:
+        seen = self._mending(lambda: self._open().describe())
+        self.info = MessageToDict(seen, preserving_proto_field_name=True)
         fence = int(self.info.get("fence", 0))
         if fence >= MOST_FENCE:
             raise BoardError(
@@ -108,16 +98,20 @@ class BoardConnection:
                 hint=f"hil board reset-fence {self.post.name} mends it",
             )
 
+    def _mending(self, call: Callable[[], T]) -> T:
+        """What a call to the board returns; a way that broke is opened anew, once."""
+        try:
+            return call()
+        except _BROKEN:
+            self.close()
+        try:
+            return call()
+        except _BROKEN:
+            self.close()
+            raise
+
     def revive(self, failures: int, say: Say) -> None:
-        """Have the board answer: its power is cycled first if checks failed before, and when it stays silent.
-
-        Args:
-            failures: how many checks failed one after another.
-
-        Raises:
-            BoardError: whatever was done, it does not.
-            UsageError: its config is wrong.
-        """
+        """Have the board answer: its power is cycled first if checks failed before, and when it stays silent."""
         power = self.config.power
         if failures and power.can("cycle"):
             say("its last check failed: power cycle")
@@ -128,9 +122,6 @@ class BoardConnection:
     def bring(self, runtime: str, say: Say) -> bool:
         """See to it that the board's agent has a runtime, where we put agents on it: over SSH. To be called when the
         board is ours; whether its agent may be another one now.
-
-        Raises:
-            BoardError: the board cannot be reached, or the runtime cannot be brought there.
         """
         if self._link is None:
             self.look()
@@ -144,23 +135,23 @@ class BoardConnection:
 
     def take(self, grant: Grant) -> None:
         """Take the board with a lease's fence, until :meth:`release`: nobody has it by an older one from now on."""
-        for mended in (False, True):
+
+        def take() -> None:
             if self._link is None:
                 self.look()
-            if self.agentless:
-                return
-            try:
-                purpose = f"farm job {grant.job}"
-                self._open().open_session(purpose, fence=grant.fence, wait_s=_HOLD_S, on_wait=lambda text: None)
-                return
-            except BoardBusy:
-                with contextlib.suppress(HilError):
-                    self.look()
-                raise
-            except (BoardLost, BoardUnreachable, SessionEnded):
-                self.close()
-                if mended:
-                    raise
+            purpose = f"farm job {grant.job}"
+            self._open().open_session(purpose, fence=grant.fence, wait_s=_HOLD_S, on_wait=lambda text: None)
+
+        if self._link is None:
+            self.look()
+        if self.agentless:
+            return
+        try:
+            self._mending(take)
+        except BoardBusy:
+            with contextlib.suppress(HilError):
+                self.look()
+            raise
 
     def release(self) -> None:
         """Give the board back, where we have it."""
@@ -221,10 +212,7 @@ def labels_of(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:
 
     ``arch``, ``cpu`` (its model), ``features`` (of the CPU), ``cores``, ``mem`` (bytes), ``system``, ``kernel``,
     ``libc``, ``runtimes``, the version of each runtime under its name, ``devices`` (of all of them), ``agent`` (its
-    version), ``simulated``, and ``agentless`` where programs are run by command.
-
-    Args:
-        info: what Describe said; empty where nobody answers.
+    version), ``simulated``, and ``agentless`` where programs are run by command. ``info`` is what Describe said.
     """
     machine = info.get("machine", {})
     runtimes = {one["name"]: one for one in info.get("runtimes", ()) if not one.get("error")}

@@ -29,37 +29,22 @@ _GATHER_S = 0.2
 _MOST_LINES = 2000
 
 
-class StreamListener(Protocol):
-    """Who is told what the farm says. Called by a thread of the attendance; none may take long."""
+class _Listener(Protocol):
+    """Who is told what the farm says. Called by a thread of the stream; none may take long."""
 
-    def card(self) -> BoardCard:
-        """The board as it is now."""
-
-    def leases(self) -> list[int]:
-        """Those that are worked on."""
-
-    def granted(self, grant: Grant) -> None:
-        """The board was given to a job; perhaps not for the first time."""
-
-    def ended(self, lease: int, reason: str) -> None:
-        """A lease is over."""
-
-    def dialled(self, dial: pb.DialIn, client: FarmClient) -> None:
-        """The holder of a lease wants a connection to the agent."""
-
-    def say(self, text: str) -> None:
-        """What a person who looks after the host should know."""
+    def card(self) -> BoardCard: ...
+    def leases(self) -> list[int]: ...  # those that are worked on
+    def granted(self, grant: Grant) -> None: ...  # perhaps not for the first time
+    def ended(self, lease: int, reason: str) -> None: ...
+    def dialled(self, dial: pb.DialIn, client: FarmClient) -> None: ...
+    def say(self, text: str) -> None: ...  # what a person who looks after the host should know
 
 
 class GatewayStream:
-    """Presents a board to the farm, beats, and passes on what comes, until it is closed.
+    """Presents a board to the farm, beats, and passes on what comes, until it is closed."""
 
-    Attributes:
-        owner: whether the board is ours, and not another host's for whom we stand by.
-    """
-
-    def __init__(self, farm: FarmAddress, worker: str, attendant: StreamListener) -> None:
-        self._farm, self._worker, self._attendant = farm, worker, attendant
+    def __init__(self, farm: FarmAddress, worker: str, listener: _Listener) -> None:
+        self._farm, self._worker, self._listener = farm, worker, listener
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._outgoing: queue.SimpleQueue[pb.FromBoard | None] | None = None
@@ -72,7 +57,7 @@ class GatewayStream:
         self._is_silent = False
         self._cancel: Callable[[], object] = lambda: None
         self._begun = False
-        self.owner = False
+        self.owner = False  # the board is ours, and not another host's for whom we stand by
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._attend, self._beat)]
 
     def start(self) -> bool:
@@ -141,7 +126,7 @@ class GatewayStream:
                 pause, told = _AGAIN_S[0], ""
             if problem != told and not self._closed.is_set():
                 told = problem
-                self._attendant.say(problem)
+                self._listener.say(problem)
             self._closed.wait(_REFUSED_S if refused else pause)
             pause = min(pause * 2, _AGAIN_S[1])
 
@@ -178,17 +163,17 @@ class GatewayStream:
             self.owner = message.standing.owner
             self._beat_s = message.standing.beat_s or _BEAT_S
         elif kind == "grant":
-            self._attendant.granted(grant_of(message.grant))
+            self._listener.granted(grant_of(message.grant))
         elif kind == "ended":
             with self._lock:
                 self._started.pop(message.ended.lease, None)
-            self._attendant.ended(message.ended.lease, message.ended.reason)
+            self._listener.ended(message.ended.lease, message.ended.reason)
         elif kind == "dial":
-            self._attendant.dialled(message.dial, client)
+            self._listener.dialled(message.dial, client)
 
     def _hello(self) -> pb.FromBoard:
-        card = card_message(self._attendant.card())
-        return pb.FromBoard(hello=pb.Hello(card=card, worker=self._worker, leases=self._attendant.leases()))
+        card = card_message(self._listener.card())
+        return pb.FromBoard(hello=pb.Hello(card=card, worker=self._worker, leases=self._listener.leases()))
 
     def _send(self, message: pb.FromBoard | None) -> bool:
         with self._lock:
@@ -209,7 +194,7 @@ class GatewayStream:
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + self._beat_s
-            sent = self._send(pb.FromBoard(beat=pb.BoardBeat(leases=self._attendant.leases())))
+            sent = self._send(pb.FromBoard(beat=pb.BoardBeat(leases=self._listener.leases())))
             if sent and time.monotonic() - self._heard_at > _SILENT_BEATS * self._beat_s + self._silent_s:
                 self._is_silent, self._silent_s = True, min(2 * self._silent_s, _SLOW_S)
                 self._cancel()

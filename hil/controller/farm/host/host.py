@@ -26,7 +26,7 @@ _PRELOADED = (
     "hil.controller.workloads.board_checks",
     "hil.controller.workloads.run_job",
     "hil.controller.devices.links.agent",
-    "hil.controller.devices.ssh.address",
+    "hil.controller.devices.ssh.known_hosts",
     "hil.controller.backends.compilers.executorch",
     "hil.controller.backends.compilers.tfcompile",
     "hil.controller.backends.references.onnx",
@@ -62,10 +62,6 @@ def serve(
         name: the host's, which no other one of the farm may have; "" is the machine's, with something that tells it
             from others that are called so.
         boards: names or files of configs; none are all here that have an address, unless there are simulators.
-
-    Raises:
-        UsageError: a board cannot be served, or the name is none.
-        FarmError: a host of this name runs here already.
     """
     name = checked(name) if name else _own_name(home)
     folder = home / "hosts" / name

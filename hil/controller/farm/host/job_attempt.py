@@ -1,7 +1,4 @@
-"""One attempt at a job: its files laid out, the library called as the commands call it, what came of it stored.
-
-Files of jobs on a host: fetched once from the farm's store, kept while there is room, laid out for each job.
-"""
+"""One attempt at a job: its files laid out, the library called as the commands call it, what came of it stored."""
 
 from __future__ import annotations
 
@@ -75,20 +72,13 @@ class Told:
 
 @dataclass
 class JobAttempt:
-    """What one grant comes to.
+    """What one grant comes to."""
 
-    Args:
-        grant: what was granted; its ``trace`` is the attempt's span.
-        board: by the lease's fence.
-        folder: an empty folder of its own.
-        isolated: a pool of workers that outlives it.
-    """
-
-    grant: Grant
-    board: BoardChoice
-    folder: Path
+    grant: Grant  # its ``trace`` is the attempt's span
+    board: BoardChoice  # by the lease's fence
+    folder: Path  # an empty one of its own
     print: Callable[[str], None]
-    isolated: Isolated
+    isolated: Isolated  # outlives it
     timings: dict[str, float] = field(default_factory=dict)
 
     def run(self, files: Files, farm: Callable[[], FarmClient]) -> JobResult:
@@ -162,24 +152,14 @@ def failed(error: HilError | Exception) -> JobResult:
 def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
     cases: Sequence[Mapping[str, Any]] = record["cases"]
     code = int(record["exit_code"])
-    worst = next((case for case in cases if _code(case) == code and case["outcome"] != Outcome.SKIP), None)
-    reason = (
-        ""
-        if worst is None or code == 0
-        else f"{worst.get('name') or worst.get('id')}: {worst.get('reason') or worst.get('message')}"
+    worst: Mapping[str, Any] = next(
+        (one for one in cases if Outcome(one["outcome"]).exit_code == code and one["outcome"] != Outcome.SKIP), {}
     )
-    return JobResult(
-        code,
-        str(worst["outcome"]) if worst else "",
-        reason[:_REASON],
-        infrastructure=code == EXIT_BOARD,
-        record=jsonable(record),
-        files=stored,
-    )
-
-
-def _code(case: Mapping[str, Any]) -> int:
-    return Outcome(case["outcome"]).exit_code
+    reason = ""
+    if worst and code:
+        reason = f"{worst.get('name') or worst.get('id')}: {worst.get('reason') or worst.get('message')}"
+    outcome, broken = str(worst.get("outcome", "")), code == EXIT_BOARD
+    return JobResult(code, outcome, reason[:_REASON], infrastructure=broken, record=jsonable(record), files=stored)
 
 
 def _said(error: HilError | Exception) -> str:
@@ -196,9 +176,7 @@ def check_health(
 ) -> JobResult:
     """Do a health job on a board that answers: if hil has a program for its runtime, run it; the answer must be right.
 
-    Args:
-        kept: the host's folder, where the program stays.
-        board: by the lease's fence.
+    The program stays in ``kept``, the host's folder.
     """
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.run_job import run_job
@@ -235,11 +213,7 @@ _TRIES = 3
 
 
 class Files:
-    """What a host fetched from the farm's store; its workers share it.
-
-    Args:
-        most_bytes: those that were used least lately go when there are more.
-    """
+    """What a host fetched from the farm's store, kept while there is room; its workers share it."""
 
     def __init__(self, folder: Path, most_bytes: int = _MOST_BYTES) -> None:
         self._folder = folder

@@ -26,20 +26,13 @@ _LONG_S = 10 * 366 * 86400.0
 
 
 class LeaseRunner:
-    """Does what a board is given; in the main thread.
-
-    Args:
-        workers: how many processes may compile at a time.
-
-    Attributes:
-        serving: the lease that somebody holds now.
-    """
+    """Does what a board is given; in the main thread. ``workers`` processes may compile at a time."""
 
     def __init__(self, way: BoardConnection, farm: Callable[[], FarmClient], workers: int) -> None:
         self.way, self._farm, self._workers = way, farm, workers
         self._files = Files(way.site.files)
         self._isolated: Isolated | None = None
-        self.serving: TunnelEndpoint | None = None
+        self.serving: TunnelEndpoint | None = None  # the lease that somebody holds now
 
     def do(self, grant: Grant, attendance: GatewayStream) -> JobResult:
         """Do a job; what fails is its result."""

@@ -1,7 +1,4 @@
-"""An interactive lease on its board's host: connections of its holder that come through the farm, led to the agent's
-guard.
-
-The agent of a leased board, as the lease's holder may call it: a server on the board's host that passes calls on.
+"""An interactive lease on its board's host: connections of its holder, led to the agent's guard.
 
 A holder is a stranger to the board. One that opened a session with a fence of its own choice would lock out everybody
 after it, the farm first, so sessions are opened with the lease's fence and no other. The agent cannot tell a holder
@@ -35,12 +32,7 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 
 class TunnelEndpoint:
-    """The connections of one lease, until it is over.
-
-    Args:
-        address: where the holder's calls are served: ``unix:PATH``.
-        say: told of connections that could not be made.
-    """
+    """The connections of one lease, until it is over; the holder's calls are served at ``address``, ``unix:PATH``."""
 
     def __init__(self, lease: int, address: str, say: Say) -> None:
         self.lease, self.address, self._say = lease, address, say
@@ -102,14 +94,7 @@ _OPTIONS = (
 
 
 class LeaseGuard(grpc.GenericRpcHandler):
-    """Serves the agent to a lease's holder until it is closed.
-
-    Args:
-        path: the Unix socket to serve on; only this user can open it.
-
-    Raises:
-        UsageError: it cannot listen there, or a TLS file of the target cannot be read.
-    """
+    """Serves the agent to a lease's holder, on a Unix socket that only this user can open, until it is closed."""
 
     def __init__(self, target: Target, fence: int, path: Path) -> None:
         self._fence = fence

@@ -1,10 +1,7 @@
 """A board's worker: a process that attends the farm for one board, and does one job after another on it.
 
-The main thread does the jobs; threads of :class:`.attendance.Attendance` talk with the farm meanwhile.
-
-Work of the main thread that other threads can end, as Ctrl-C would: the library takes that well, wherever it is.
-
-Temporary files of a worker: in a folder of its own, so that whoever is killed leaves none for long.
+The main thread does the jobs, threads of GatewayStream talk with the farm meanwhile. They can end the main thread's
+work as Ctrl-C would: the library takes that well, wherever it is.
 """
 
 from __future__ import annotations
@@ -234,9 +231,7 @@ T = TypeVar("T")
 class CancellableTask:
     """Runs one piece of work after another. To be made, and run, in the main thread.
 
-    Args:
-        patience_s: work that is to end and goes on for so long ...
-        give_up: ... is none that can be ended: this is called then, by another thread.
+    Where work that is to end goes on for ``patience_s``, another thread calls ``give_up``.
     """
 
     def __init__(self, patience_s: float, give_up: Callable[[], None]) -> None:
@@ -256,14 +251,7 @@ class CancellableTask:
         return why if key == self._last else ""
 
     def run(self, key: int, work: Callable[[], T]) -> T | None:
-        """Do some work.
-
-        Args:
-            key: tells it from any other one, before and after.
-
-        Returns:
-            What the work did; None where it was ended, and :attr:`why` says for what reason.
-        """
+        """Do some work, told from any other by its key; None where it was ended, for the reason :attr:`why`."""
         self._last, self._raised = key, False
         try:
             try:

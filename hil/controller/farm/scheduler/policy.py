@@ -95,14 +95,11 @@ class Use:
 def assign(
     waiting: Sequence[Waiting], free: Sequence[Free], use: Mapping[tuple[str, str], Use], aging_s: float
 ) -> list[tuple[int, str]]:
-    """Give free boards to waiting jobs.
+    """Give free boards to waiting jobs: job and board, the most urgent first; no job and no board twice.
 
     Args:
         use: of each user and project that has or had boards.
         aging_s: a job counts as one class higher each time it has waited for so long.
-
-    Returns:
-        Job and board, the most urgent first: no job and no board twice.
     """
     given = _health(waiting, free)
     taken = {board for _, board in given}
@@ -263,7 +260,6 @@ def after_attempt(
     """A job's final result after an attempt; None where it goes back to the queue.
 
     Args:
-        attempts: the attempts so far, this one too.
         held: of a lease: whether its holder had the board already, so that another would be a surprise.
     """
     if not result.infrastructure or kind is Kind.HEALTH or held:
@@ -307,16 +303,9 @@ class BoardRow:
 
 
 def unrunnable(jobs: Iterable[Mapping[str, Any]], boards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Find the queued jobs that no board can run: all that match failed their checks again and again.
+    """Find the queued jobs that no board can run, and why: all that match failed their checks again and again.
 
-    A board that is offline or held back may come back at any moment, so it counts as no reason.
-
-    Args:
-        jobs: with ``name``, ``selector`` and ``pinned`` (the only board that will do, "" for any).
-        boards: with ``name``, ``labels``, ``state``, ``failures`` and ``reason``; neither offline nor held back.
-
-    Returns:
-        Name of the job -> why.
+    A board that is offline or held back may come back at any moment, so it counts as no reason: ``boards`` has none.
     """
 
     @functools.cache

@@ -1,13 +1,9 @@
-"""Boards come, go, change hands, and are held back.
-
-Boards that no host presents any more, and never will: the farm forgets them, and nothing waits for them.
-"""
+"""Boards come, go, change hands, are held back, and are forgotten: then nothing waits for them any more."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, BoardState, Grant, JobResult, Principal
 from hil.controller.farm.scheduler import health
@@ -18,7 +14,16 @@ from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.leases import grants_of, over
-from hil.controller.farm.store.records import active_leases, alone, as_json, board_rows, fetched, job_rows, storable
+from hil.controller.farm.store.records import (
+    Row,
+    active_leases,
+    alone,
+    as_json,
+    board_rows,
+    fetched,
+    job_rows,
+    storable,
+)
 from hil.controller.farm.store.transitions import finish
 from hil.errors import EXIT_BOARD, UsageError, did_you_mean
 
@@ -27,19 +32,14 @@ _NEW = """
     on conflict (name) do update set name = excluded.name
     returning host, worker, fence
 """
-_BOARD = "select host, worker from hil.boards where name = %s"
 # Whoever is just heard of is waited for; and see `.ticking`: when the transaction began.
 _SILENT = "select name from hil.boards where worker <> '' and owned_until < now() order by name for update"
-_CHECKED = """
-    select from hil.boards
-    where name = %(board)s and checked_at > clock_timestamp() - make_interval(secs => %(health_every_s)s)
-"""
 _PRESENT = """
     update hil.boards
     set card = %(card)s, site = %(site)s, host = %(host)s, hw_type = %(hw_type)s, labels = %(labels)s,
         fence = greatest(fence, %(fence)s), worker = %(worker)s, forgotten = false,
         owned_until = clock_timestamp() + make_interval(secs => %(owner_s)s)
-    where name = %(board)s
+    where name = %(name)s
 """
 
 
@@ -71,7 +71,8 @@ async def attend(
         # The worker that a host starts anew follows its former one at once.
         await _lose(tx, queue, card.name, "its host has started another worker for it", settings)
     await _present(tx, card, worker, settings)
-    seen = health.Event(health.EventKind.ATTENDED, checked=await _checked(tx, card.name, settings))
+    [presented] = await board_rows(tx, settings, [card.name])
+    seen = health.Event(health.EventKind.ATTENDED, checked=not presented.unchecked)
     await transitions.change_board(tx, card.name, seen, settings)
     unknown = [one.id for one in await active_leases(tx, "lease.board = %(board)s", {"board": card.name})]
     grants = await grants_of(tx, set(unknown) - set(leases), settings)
@@ -82,8 +83,7 @@ async def attend(
 @alone
 async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: FarmSettings) -> None:
     """A worker takes its leave: its board is offline at once, and what it had to do goes elsewhere."""
-    found = await fetched(tx, _BOARD, [name])
-    if found and found[0]["worker"] == worker:
+    if await fetched(tx, "select from hil.boards where name = %s and worker = %s", [name, worker]):
         await _lose(tx, queue, name, "its worker was stopped", settings)
         await grant(tx, queue, settings)
 
@@ -129,22 +129,10 @@ async def _lose(tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: Far
 
 
 async def _present(tx: Tx, card: BoardCard, worker: str, settings: FarmSettings) -> None:
-    place = {"name": card.name, "site": card.site, "host": card.host, "hw_type": card.hw_type}
-    values: Mapping[str, Any] = {
-        **place,
-        "board": card.name,
-        "card": as_json(card.to_json()),
-        "labels": as_json({**card.to_json()["labels"], **place}),
-        "fence": card.fence,
-        "worker": worker,
-        "owner_s": settings.owner_s,
-    }
-    await tx.execute(_PRESENT, values)
-
-
-async def _checked(tx: Tx, name: str, settings: FarmSettings) -> bool:
-    """Whether a board was seen to be healthy not long ago."""
-    return bool(await fetched(tx, _CHECKED, {"board": name, "health_every_s": settings.health_every_s}))
+    place: Row = {"name": card.name, "site": card.site, "host": card.host, "hw_type": card.hw_type}
+    labels = as_json({**card.to_json()["labels"], **place})
+    values = {**place, "card": as_json(card.to_json()), "labels": labels, "fence": card.fence, "worker": worker}
+    await tx.execute(_PRESENT, {**values, "owner_s": settings.owner_s})
 
 
 async def known_board(tx: Tx, name: str) -> BoardState:

@@ -1,9 +1,7 @@
-"""The connections to the farm's database, and its errors as ours.
+"""The connections to the farm's database, its errors as ours, and its schema, made or brought up to date.
 
-The database's schema, made or brought up to date: procrastinate's own and ours, each from numbered files.
-
-Which files were done is noted in ``hil.migrations``, each in the transaction that does it. So it can be cut off at
-any moment and goes on the next time.
+The schema is procrastinate's own and ours, each from numbered files. Which files were done is noted in
+``hil.migrations``, each in the transaction that does it: it can be cut off at any moment and goes on the next time.
 """
 
 from __future__ import annotations
@@ -59,15 +57,7 @@ class Database:
 
     @classmethod
     async def open(cls, url: str, *, patience_s: float = _CONNECT_S) -> Database:
-        """Connect.
-
-        Args:
-            patience_s: a transaction that waits for a connection gives up where nobody was given one for so long.
-
-        Raises:
-            DatabaseAway: nothing answers there.
-            UsageError: this is no URL of a PostgreSQL.
-        """
+        """Connect; a transaction that waits for a connection gives up where nobody was given one for ``patience_s``."""
         # Its warnings are our errors; who wants them in a log can have them.
         logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
         # After a failure the next one who asks tries again: the pool's own waits would grow to minutes.
@@ -220,9 +210,6 @@ class Part:
 async def migrate(url: str, parts: tuple[Part, ...] | None = None) -> list[str]:
     """Bring a database's schema up to date; returns the names of what was done. One at a time does it.
 
-    Args:
-        parts: what there is to do; None is all that this program knows.
-
     Raises:
         FarmError: the database is newer than this program, or is used for something else.
         DatabaseAway: it does not answer.
@@ -258,9 +245,8 @@ async def _plan(connection: Tx, part: Part) -> list[tuple[list[str], str]]:
             hint="install the hil that its other gateways have: pip install --upgrade 'hil[farm]'",
         )
     if not noted and part.sign:
-        asked = await connection.execute("select to_regclass(%s) is not null as used", [part.sign])
-        row = await asked.fetchone()
-        if row is not None and row["used"]:
+        asked = await connection.execute("select 1 where to_regclass(%s) is not null", [part.sign])
+        if asked.rowcount:
             raise FarmError(
                 f"the database has {part.name}'s tables, but no farm made them", hint="give the farm one of its own"
             )

@@ -40,11 +40,7 @@ _SETTINGS = {"listen_addresses": "", "unix_socket_permissions": "0700", "jit": "
 class Embedded:
     """A PostgreSQL in a folder. A context manager; start and stop may be called again and again.
 
-    Args:
-        folder: where its data are; made where it is not there.
-        binaries: of the PostgreSQL; None is the one that comes with the extra `farm`.
-        settings: more settings of the server.
-        patience_s: for so long another program that has the folder is waited for.
+    Another program that has the folder is waited for, ``patience_s`` at most.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
-"""Every change leaves a row in the events, and is told to whoever listens once the transaction is committed.
-
-What jobs print, kept in the order in which it came.
+"""Every change leaves a row in the events, and is told to whoever listens once the transaction is committed; and what
+jobs print, kept in the order in which it came.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
 import procrastinate
@@ -56,11 +56,7 @@ _LOG = logging.getLogger("hil.farm.queue")
 
 
 class LeaseQueue:
-    """The queue, as a gateway uses it: one of procrastinate's workers. Opened and closed by its owner.
-
-    Args:
-        beat_s: how often the gateway says that it is there.
-    """
+    """The queue, as a gateway uses it: one of procrastinate's workers. Opened and closed by its owner."""
 
     def __init__(self, database: Database, *, beat_s: float = _BEAT_S) -> None:
         self._database = database
@@ -101,9 +97,6 @@ class LeaseQueue:
     async def fetch(self, boards: Collection[str]) -> list[int]:
         """Take what is queued for these boards: leases, each of which one gateway gets once. Only after an outage
         some may come again: what was taken when the database went away was heard by nobody.
-
-        Raises:
-            DatabaseAway: the database does not answer.
         """
         queues = {_queue(board) for board in boards}
         async with self._fetching:
@@ -121,24 +114,22 @@ class LeaseQueue:
         if queue_id is not None:
             await tx.execute(_DONE, [queue_id])
 
-    async def listen(self, callback: Callable[[set[str] | None], Awaitable[None]]) -> None:
+    async def listen(self, callback: Callable[[set[str] | None], object]) -> None:
         """Call with the boards for which something was queued; with None where it may be any (at first, and after an
         outage). Without end: to be cancelled.
         """
         async with contextlib.aclosing(notifications.hear(self._database.url, CHANNEL)) as heard:
             async for board in heard:
-                await callback(None if board is None else {board})
+                callback(None if board is None else {board})
 
     async def tidy(self, tx: Tx) -> int:
         """Forget gateways that are not heard of any more, and delete jobs whose lease is over; returns how many."""
         await tx.execute("select procrastinate_prune_stalled_workers_v1(%s)", [_STALLED_S])
-        gone = await tx.execute(_TIDY, [_TASK])
-        return gone.rowcount
+        return (await tx.execute(_TIDY, [_TASK])).rowcount
 
     async def _taken(self, queues: set[str]) -> list[int]:
         async with self._database.transaction() as tx:
-            asked = await tx.execute(_TAKEN, [_TASK, list(queues)])
-            return [row["lease"] for row in await asked.fetchall()]
+            return [row["lease"] async for row in await tx.execute(_TAKEN, [_TASK, list(queues)])]
 
     async def _fetch(self, queues: set[str]) -> Job | None:
         for _ in range(2):

@@ -24,7 +24,7 @@ from hil.controller.farm.store.records import (
     storable,
     stored,
 )
-from hil.errors import AccessRefused
+from hil.errors import EXIT_OK, AccessRefused
 
 _GRANT = f"""
     select lease.id as lease, lease.job as job_id, lease.board, lease.fence, lease.attempt, {NAME} as job, job.spec,
@@ -183,14 +183,9 @@ async def started(tx: Tx, lease: int, worker: str, direct: str) -> None:
 async def report(
     tx: Tx, queue: LeaseQueue, lease: int, worker: str, result: JobResult, fence: int, settings: FarmSettings
 ) -> tuple[bool, str]:
-    """How a lease's job ended, of its board's worker. What comes late counts for nothing.
+    """How a lease's job ended, of its board's worker; whether that counted, and why not. What comes late does not.
 
-    Args:
-        fence: the highest that the board has seen, so that the next one is above it. One that makes no sense is told
-            and not stored; the result counts all the same.
-
-    Returns:
-        Whether it counted, and why not.
+    A fence (the highest that the board has seen) that makes no sense is told and not stored; the result counts.
     """
     result = stored(result)
     row = await lease_row(tx, lease)
@@ -249,5 +244,5 @@ async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, 
     if row is None or row.job.kind is not Kind.LEASE or not hmac.compare_digest(row.key.encode(), key.encode()):
         raise AccessRefused(f"this key is not that of lease {lease}")
     if row.ended_at is None:
-        await transitions.lease_over(tx, queue, row, storable(reason), settings)
+        await transitions.lease_over(tx, queue, row, JobResult(EXIT_OK, reason=storable(reason)), settings)
         await grant(tx, queue, settings, [row.board])

@@ -1,6 +1,5 @@
-"""What happens in the farm, told to all gateways at once by PostgreSQL's NOTIFY: when the transaction is committed.
-
-What changes in the farm, handed to whoever at this gateway waits for it.
+"""What happens in the farm, told to all gateways at once by PostgreSQL's NOTIFY, when the transaction is committed, and
+handed to whoever at this gateway waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from hil.controller.farm.store import notifications
 from hil.controller.farm.store.database import DatabaseAway, Tx, connect
 
 CHANNEL = "hil_farm"
@@ -91,7 +89,7 @@ class PubSub:
 
     async def run(self, url: str) -> None:
         """Listen until cancelled."""
-        async for change in notifications.listen(url):
+        async for change in listen(url):
             self.tell(change)
 
 

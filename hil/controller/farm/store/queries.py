@@ -1,9 +1,5 @@
 """What can be asked of a farm, as JSON (docs/farm.schema.json says of what form). Lists go from the oldest to the
 newest, and where they are cut it is the oldest that are left out.
-
-The farm in numbers, for people and for metrics.
-
-Jobs that wait for boards which fail check after check: whoever waits for such a job is told, and need not go on.
 """
 
 from __future__ import annotations
@@ -42,14 +38,7 @@ _QUERY = f"""
 
 
 async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings) -> Any:
-    """Answer a question.
-
-    Args:
-        what: the question: a field of ``AskRequest``.
-
-    Raises:
-        UsageError: there is no such job, or an argument is impossible.
-    """
+    """Answer a question, a field of ``AskRequest``; UsageError where there is no such job, or a value is impossible."""
     for name, value in arguments.items():
         if isinstance(value, str) and storable(value) != value:
             raise UsageError(f"there is no {name} {value!r}")

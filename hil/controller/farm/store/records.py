@@ -49,7 +49,8 @@ _LABELS_MOST = 4096
 _labels: dict[str, Mapping[str, Any]] = {}
 
 _BOARDS = """
-    select name, labels_digest, state, hold, warm, worker <> '' and owned_until > clock_timestamp() as attended,
+    select name, labels_digest, state, hold <> '' as held, warm,
+        worker <> '' and owned_until > clock_timestamp() as attended,
         exists (select from hil.leases where board = name and ended_at is null) as busy,
         coalesce(checked_at < clock_timestamp() - make_interval(secs => %(health_every_s)s), true) as unchecked
     from hil.boards where not forgotten
@@ -149,19 +150,11 @@ async def board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None
     values = {"names": list(names or ()), "health_every_s": settings.health_every_s}
     rows = await fetched(tx, f"{_BOARDS}{where} order by name", values)
     await _learn(tx, {row["labels_digest"] for row in rows})
-    return [
-        BoardRow(
-            name=row["name"],
-            labels=_labels[row["labels_digest"]],
-            state=BoardState(row["state"]),
-            held=row["hold"] != "",
-            attended=row["attended"],
-            busy=row["busy"],
-            unchecked=row["unchecked"],
-            warm=frozenset(row["warm"]),
-        )
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        labels, state, warm = _labels[row.pop("labels_digest")], BoardState(row["state"]), frozenset(row["warm"])
+        found.append(BoardRow(**{**row, "labels": labels, "state": state, "warm": warm}))
+    return found
 
 
 async def _learn(tx: Tx, digests: set[str]) -> None:

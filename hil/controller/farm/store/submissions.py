@@ -75,8 +75,8 @@ async def submit(
     Raises:
         NoSuchBoard: no board of the farm can ever match.
         UsageError: the order makes no sense.
-        AccessRefused: the project is not this bearer's.
-        FarmError: too many of this bearer's orders wait already.
+        AccessRefused: the project is not this user's.
+        FarmError: too many of this user's orders wait already.
     """
     _check(order)
     order = replace(order, title=storable(order.title), specs=tuple(stored(spec) for spec in order.specs))
@@ -106,7 +106,7 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
     jobs = await _open_jobs(tx, submission, number)
     for job in jobs:
         if job.id in leases:
-            await transitions.lease_cancelled(tx, queue, leases[job.id], result, settings)
+            await transitions.lease_over(tx, queue, leases[job.id], result, settings, JobState.CANCELLED)
         else:
             await finish(tx, job, result, state=JobState.CANCELLED)
     freed = [leases[job.id].board for job in jobs if job.id in leases]

@@ -9,12 +9,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from hil.controller.farm.messages import JobResult
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import boards, transitions
 from hil.controller.farm.store.allocator import grant
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import ALONE, active_leases, alone, fetched
+from hil.errors import EXIT_OK
 
 _TICK = 0x4_74_69_63_6B  # one gateway's tick is enough at a time
 _FROZEN_S = 5.0
@@ -37,10 +39,8 @@ _THAW = """
 async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
     """Let time pass; returns how much happened.
 
-    Args:
-        heard_since: `time.monotonic()` when this gateway began to hear workers and holders: its start, or the
-            end of the database's last outage. Until all had the time to be heard, and to report what ended
-            meanwhile, nothing expires. `math.inf` where that has not begun.
+    Until all workers and holders had the time to be heard, and to report what ended meanwhile, nothing expires:
+    ``heard_since`` is when this gateway began to hear them, by `time.monotonic()` (`math.inf`: not yet).
     """
     await thaw(tx)
     await tx.execute("set local lock_timeout = '5s'")
@@ -70,9 +70,8 @@ async def _expired(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
         await transitions.lease_lost(tx, queue, lease, reason, settings)
     left = await active_leases(tx, "lease.holder_until < now()")
     for lease in left:
-        await transitions.lease_over(
-            tx, queue, lease, f"its holder was not heard of for {settings.holder_s:g} s", settings
-        )
+        gone = JobResult(EXIT_OK, reason=f"its holder was not heard of for {settings.holder_s:g} s")
+        await transitions.lease_over(tx, queue, lease, gone, settings)
     lost = await boards.lose_silent(tx, queue, settings)
     late = await active_leases(tx, "lease.until < now()")
     for lease in late:
@@ -138,9 +137,8 @@ async def gc(
     """Delete submissions that ended long ago with all that belongs to them, old events, boards that are gone, and
     files that nothing refers to (at most 2000 of them: to be called again).
 
-    Args:
-        delete: takes files from the store. It is called in the transaction: who wants one of them meanwhile waits,
-            and is then told that it is lacking.
+    ``delete``, which takes files from the store, is called in the transaction: who wants one of them meanwhile waits,
+    and is then told that it is lacking.
     """
     async with tx.transaction(force_rollback=dry_run):
         # The files may take their time.
@@ -149,8 +147,8 @@ async def gc(
         values = {"keep_s": keep_s, "old": old, "most": _MOST_FILES}
         counts = {}
         for name, tables in _OF_THEM.items():
-            query = f"select count(*) as n from {tables} where submission = any(%(old)s)"
-            counts[name] = (await fetched(tx, query, values))[0]["n"]
+            [row] = await fetched(tx, f"select count(*) as n from {tables} where submission = any(%(old)s)", values)
+            counts[name] = row["n"]
         for name, query in _DELETED.items():
             counts[name] = (await tx.execute(query, values)).rowcount
         unused = await fetched(tx, _UNUSED, values)

@@ -176,11 +176,7 @@ _WARM_MOST = 64
 async def _end(
     tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings, result: JobResult | None = None
 ) -> None:
-    """The lease is over: its board is free, what it took is counted, and all who have to do with it are told.
-
-    Args:
-        result: what its worker reported, where that is what ended it.
-    """
+    """The lease is over (by its worker's report, if any): its board is free, what it took is counted, all are told."""
     said = None if result is None else as_json(result.to_json())
     await tx.execute(_END, {"lease": lease.id, "reason": reason, "result": said})
     share: Row = {"user": lease.job.user, "project": lease.job.project, "granted_at": lease.granted_at}
@@ -203,7 +199,7 @@ async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, se
 async def lease_timed_out(tx: Tx, queue: LeaseQueue, lease: LeaseRow, settings: FarmSettings) -> None:
     """The lease's own time is over. For a job that is its result; who held a board has had what they asked for."""
     if lease.job.kind is Kind.LEASE:
-        return await lease_over(tx, queue, lease, "its time is over", settings)
+        return await lease_over(tx, queue, lease, JobResult(EXIT_OK, reason="its time is over"), settings)
     reason = "it took longer than its time limit"
     await _end(tx, queue, lease, reason, settings)
     await _decide(tx, lease, JobResult(EXIT_STAGE, "TIMEOUT", reason))
@@ -212,10 +208,17 @@ async def lease_timed_out(tx: Tx, queue: LeaseQueue, lease: LeaseRow, settings: 
     await change_board(tx, lease.board, health.Event(what, doubt), settings)
 
 
-async def lease_over(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings) -> None:
-    """A lease that somebody held has come to its end."""
-    await _end(tx, queue, lease, reason, settings)
-    await finish(tx, lease.job, JobResult(EXIT_OK, reason=reason), lease.id)
+async def lease_over(
+    tx: Tx,
+    queue: LeaseQueue,
+    lease: LeaseRow,
+    result: JobResult,
+    settings: FarmSettings,
+    state: JobState = JobState.DONE,
+) -> None:
+    """A lease, and its job, has come to its end by somebody's will."""
+    await _end(tx, queue, lease, result.reason, settings)
+    await finish(tx, lease.job, result, lease.id, state=state)
 
 
 async def lease_reported(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
@@ -249,11 +252,3 @@ async def _learn(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSetti
         await tx.execute(_WORKED, [lease.board])
     if result.board_ns[1] and job.affinity:
         await tx.execute(_WARM, {"affinity": job.affinity, "most": _WARM_MOST, "board": lease.board})
-
-
-async def lease_cancelled(
-    tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: JobResult, settings: FarmSettings
-) -> None:
-    """Somebody ended the lease's job."""
-    await _end(tx, queue, lease, result.reason, settings)
-    await finish(tx, lease.job, result, lease.id, state=JobState.CANCELLED)

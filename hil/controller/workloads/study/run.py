@@ -138,7 +138,8 @@ def run_study(
 
     Raises:
         UsageError: something cannot be meant, or a package is missing; nothing was run.
-        BoardError: the board cannot be reached, or was lost.
+        BoardError: the board cannot be reached; nothing was run. A board that is lost later ends the row that it was
+            lost in.
     """
     check_tolerance(asked.rtol, asked.atol)
     if asked.steps < 1:
@@ -146,16 +147,19 @@ def run_study(
     for way in asked.ways:
         WAYS[way].compiler()
     needed_version("tensorflow", "tensorflow")
-    with Isolated() as isolated:
-        study = _Study(asked, choice, isolated, screen)
-        return study.run(wait_s), study.rows
+    with Isolated() as isolated, BoardPool("hil study", wait_s=wait_s, say=screen.note) as pool:
+        study = _Study(asked, choice, isolated, pool, screen)
+        return study.run(), study.rows
 
 
 class _Study:
-    def __init__(self, asked: Asked, choice: BoardChoice, isolated: Isolated, screen: Progress) -> None:
+    def __init__(
+        self, asked: Asked, choice: BoardChoice, isolated: Isolated, pool: BoardPool, screen: Progress
+    ) -> None:
         self.asked = asked
         self.choice = choice
         self.isolated = isolated
+        self.pool = pool
         self.screen = screen
         self.cache = Cache()
         self.info: dict[str, Any] = {}
@@ -165,7 +169,7 @@ class _Study:
             for way in asked.ways
         ]
 
-    def run(self, wait_s: float) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         out = self.asked.out
         made_folder = not out.exists()
         with storing(out):
@@ -173,18 +177,12 @@ class _Study:
         if (out / DOCUMENT).exists():
             self._take_over(out / DOCUMENT)
         interrupted = finished = False
-        runtimes = [WAYS[way].runtime for way in self.asked.ways]
         try:
-            # IREE's runtime has to be put on a board; XLA's comes with each program.
-            runtime = "iree" if "iree" in runtimes else runtimes[0]
-            with BoardPool("hil study", wait_s=wait_s, say=self.screen.note) as pool:
-                session = pool.session(self.choice, runtimes=(runtime,))
-                self.info = self._board()
-                for experiment in self.asked.experiments:
-                    self._experiment(experiment, session)
+            self._session()
+            self.info = self._board()
+            for experiment in self.asked.experiments:
+                self._experiment(experiment)
             finished = True
-        except _Stopped:
-            pass
         except (BoardRefused, BoardUnreachable):
             if made_folder and not (out / DOCUMENT).exists():
                 out.rmdir()
@@ -212,7 +210,13 @@ class _Study:
     def _board(self) -> dict[str, Any]:
         return {"name": self.choice.name, "hw_type": self.choice.config.hw_type}
 
-    def _experiment(self, experiment: Experiment, session: BoardSession) -> None:
+    def _session(self) -> BoardSession:
+        """The board, opened anew after it was lost."""
+        runtimes = [WAYS[way].runtime for way in self.asked.ways]
+        # IREE's runtime has to be put on a board; XLA's comes with each program.
+        return self.pool.session(self.choice, runtimes=("iree" if "iree" in runtimes else runtimes[0],))
+
+    def _experiment(self, experiment: Experiment) -> None:
         mine = [row for row in self.rows if row.experiment == experiment and row.outcome is None]
         if not mine:
             return
@@ -230,23 +234,23 @@ class _Study:
             for row in mine:
                 if row.outcome is None:
                     with self._stages(row) as stage:
-                        self._row(row, trained, session, stage)
+                        self._row(row, trained, stage)
                 self._save(finished=False)
         finally:
             self.screen.end(experiment.name)
 
     def _train(self, experiment: Experiment, folder: Path) -> None:
+        self._session()  # nobody trains for a board that is gone
         folder.mkdir(parents=True, exist_ok=True)
         what = {"model": str(experiment.path.absolute()), "seed": self.asked.seed, "steps": self.asked.steps}
         arguments = {**what, "folder": str(folder.absolute())}
         call(self.isolated, train, arguments, folder / "log.txt", failure=ReferenceFailed, crash=ReferenceFailed)
 
-    def _row(
-        self, row: Row, trained: Path, session: BoardSession, stage: Callable[[str, Callable[[], Any]], Any]
-    ) -> None:
+    def _row(self, row: Row, trained: Path, stage: Callable[[str, Callable[[], Any]], Any]) -> None:
         folder = (self.asked.out / row.experiment.name / row.way).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         saved = trained.absolute() / SAVED / "saved_model.pb"
+        session = self._session()
         board, machine = session.board, session.board.info["machine"]
         making = Making(saved, board.config, machine, folder, self.cache, self.isolated, stage)
         row.compiler = WAYS[row.way].compiler()
@@ -314,10 +318,9 @@ class _Study:
         except UsageError:
             raise
         except BoardError as error:
-            row.outcome, row.detail = Outcome(error.outcome or Outcome.BOARD_LOST), error.detail
-            self._save(finished=False)
+            self.pool.reconnect(self.choice, error)
+            row.outcome, row.detail = Outcome(error.outcome or Outcome.BOARD_LOST), error.detail or error.message
             self.screen.note(f"the board was lost: {error.message}")
-            raise _Stopped from error
         except HilError as error:
             row.outcome, row.detail = Outcome(error.outcome or Outcome.RUN_ERROR), error.detail
         else:
@@ -340,7 +343,3 @@ class _Study:
         with storing(self.asked.out):
             write_tables(self.rows, self.asked.out)
         return document
-
-
-class _Stopped(Exception):
-    """The board is gone, and with it what was still to be done."""

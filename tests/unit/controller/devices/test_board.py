@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_agent import RUNTIME, FakeAgent, program
+from support.lying_agent import impatient
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
@@ -207,6 +208,26 @@ def test_a_file_that_was_altered_here_after_it_was_read_is_the_users_doing(lab, 
     artifact.files["p.onnx"].write_bytes(bytes(1000))
     with pytest.raises(UsageError, match="was altered after it was read"):
         board.push(artifact)
+
+
+# ---- silence
+
+
+def test_a_board_that_sends_and_takes_data_is_not_silent(lab, agent, tmp_path):
+    """The session's own answers may be behind that data, on a slow link or a busy machine."""
+    agent.pace_s = 0.15
+    board, x = lab.open(), np.ones(3 << 20, np.float32)
+    with impatient(1.0):
+        result, _ = run(board, program(tmp_path / "p.onnx", 12 << 20), x)
+    assert (result.outputs["y"] == 2).all()
+
+
+def test_a_board_that_sends_no_more_is_silent(lab, agent, tmp_path):
+    board, artifact = lab.open(), program(tmp_path / "p.onnx", 12 << 20)
+    with impatient(1.0), pytest.raises(BoardLost):
+        board.take()
+        agent.pace_s = 30
+        run(board, artifact)
 
 
 # ---- loading

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from hil.controller.devices.board_choice import knows_target, with_target
@@ -30,3 +33,15 @@ def test_a_board_that_was_seen_names_its_family_for_tfcompile():
     assert with_target(config, "xla-aot", {"arch": "x86_64"}) == (config, "")
     simulator = load_board("sim")
     assert with_target(simulator, "xla-aot", {"arch": "x86_64"}) == (simulator, "")
+
+
+def test_a_simulator_is_chosen_without_what_only_ssh_needs():
+    program = (
+        "import sys\n"
+        "from hil.controller.devices import board_resolver\n"
+        "board_resolver.choose('', hw_type='sim')\n"
+        "heavy = {'paramiko', 'fabric', 'cryptography'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -29,10 +29,13 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.board_checks import check_board
 from hil.controller.workloads.bundles.run import run_bundle
 from hil.controller.workloads.run_job import run_job
+from hil.controller.workloads.study import run as study_run
+from hil.controller.workloads.study.record import Asked, Experiment
+from hil.controller.workloads.study.toolchains import Making, Program, Way
 from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Request
 from hil.core.results import Artifact, Model, RunResult
-from hil.errors import BoardUnreachable, HilError, RunFailed, StageTimeout, UsageError
+from hil.errors import EXIT_INTERRUPTED, BoardUnreachable, HilError, RunFailed, StageTimeout, UsageError
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.target import Target
 
@@ -190,6 +193,27 @@ def by_pytest(place: Path) -> dict[str, str]:
     return {record["model"]: record["outcome"] for record in map(json.loads, lines)}
 
 
+def by_study(place: Path) -> dict[str, str]:
+    def make(making: Making) -> Program:
+        artifact = compile_model(import_model(Path(f"{making.folder.parent.name}.onnx")), runtime="onnxruntime")
+        return Program(artifact, ("x",), ("y",), {})
+
+    experiments = [Experiment(name, name, "", place / name) for name in "abc"]
+    settings = {"steps": 1, "seed": 0, "rtol": 1e-5, "atol": None, "allow_blind": (), "no_fallback": False}
+    asked = Asked(experiments, ("fake",), timeout=60.0, out=place / "study", resume=False, **settings)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_run, "WAYS", {"fake": Way(make, lambda: "fake 1", "onnxruntime", ())})
+        patch.setattr(study_run, "needed_version", lambda *_: "1")
+        # TensorFlow's training is asked for in a process of its own; what it leaves is read step by step.
+        patch.setattr(study_run, "call", lambda *_, **__: None)
+        patch.setattr(study_run, "load_tensors", lambda path: {"x": ONE} if "batch" in path.name else {"y": ONE * 2})
+        patch.setattr(study_run, "load_noise", lambda path: {})
+        document, rows = study_run.run_study(asked, fake_choice(), wait_s=0.0, screen=Quiet())
+    if document["exit_code"] == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    return {row.experiment.name: str(row.outcome.value) for row in rows if row.outcome}
+
+
 @dataclass(frozen=True)
 class Workload:
     """How a workload is entered, and what is its own of the contract.
@@ -223,6 +247,7 @@ WORKLOADS = {
     "traces": Workload(by_traces),
     "check": Workload(by_check, case="tiny", usage="not that way"),
     "pytest": Workload(by_pytest, usage="RUN_ERROR"),
+    "study": Workload(by_study),
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 from support.bench_boards import read_samples
 
 from hil.controller.analysis.bench.stats import Batch
-from hil.controller.analysis.bench.store import read_document, sample_file, save_document
-from hil.controller.storage.runs import RunStore
+from hil.controller.analysis.bench.store import read_document, sample_file
+from hil.controller.storage.runs import RunStore, write_json
 from hil.errors import StorageError, UsageError
 
 
@@ -47,7 +47,7 @@ def test_a_run_that_is_no_bench_is_told_as_such(tmp_path):
     run = RunStore(tmp_path).create("plain", {})
     with pytest.raises(UsageError, match="is no bench"):
         read_document(run)
-    save_document(run, {"sides": [], "ratio": float("nan")})
+    write_json(run.folder / "bench.json", {"sides": [], "ratio": float("nan")})
     assert read_document(run) == {"sides": [], "ratio": "nan"}
 
 

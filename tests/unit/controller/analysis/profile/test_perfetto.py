@@ -42,7 +42,7 @@ def test_slices_are_read_as_they_were_written(tmp_path, name):
     path = write_trace_file(tmp_path / name, SLICES)
     table = query(path, "select name, ts, dur from slice order by ts")
     assert table == Table(("name", "ts", "dur"), SLICES)
-    assert table.dicts()[0] == {"name": "conv1", "ts": 1_000, "dur": 50}
+    assert dict(zip(table.columns, table.rows[0], strict=True)) == {"name": "conv1", "ts": 1_000, "dur": 50}
 
 
 @needs_node

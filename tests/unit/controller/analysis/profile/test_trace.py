@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import random
@@ -38,14 +39,13 @@ SLICES = """
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Callable[[Path], Ask]]:
     """Reads a trace, once it is sure that nothing in it was amiss; what it gives answers queries."""
-    processors = []
 
     def read(path: Path) -> Ask:
-        processor = TraceProcessor(path)
-        processors.append(processor)
+        processor = processors.enter_context(TraceProcessor(path))
 
         def ask(sql: str) -> list[dict[str, Any]]:
-            return processor.query(sql).dicts()
+            table = processor.query(sql)
+            return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
         assert ask("SELECT name, value FROM stats WHERE value > 0 AND severity IN ('error', 'data_loss')") == []
         assert ask("SELECT value FROM stats WHERE name = 'clock_sync_failure'") == [{"value": 0}]
@@ -53,9 +53,8 @@ def opened(tmp_path: Path) -> Iterator[Callable[[Path], Ask]]:
         ask(SLICES)
         return ask
 
-    yield read
-    for processor in processors:
-        processor.close()
+    with contextlib.ExitStack() as processors:
+        yield read
 
 
 @pytest.fixture

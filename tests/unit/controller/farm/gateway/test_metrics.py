@@ -41,9 +41,9 @@ def test_prometheus_reads_the_farm_and_what_this_gateway_did() -> None:
     metrics.called("Farm.Submit", "UNAVAILABLE", 5.0)
     metrics.called("Hosts.Attend", "UNAVAILABLE", None)
     metrics.granted("run", "normal", 0.03)
-    metrics.recorded("PASS")
-    metrics.recorded("")
-    metrics.expired(2)
+    metrics.results.labels("PASS").inc()
+    metrics.results.labels("NONE").inc()
+    metrics.expired.inc(2)
     metrics.attending.set(7)
 
     async def read() -> Any:

@@ -138,7 +138,7 @@ def test_boards_may_be_called_anything(farm_db: str, name: str) -> None:
 def test_a_listener_hears_of_each_board_when_it_is_committed(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         heard: asyncio.Queue[set[str] | None] = asyncio.Queue()
-        listening = asyncio.create_task(queue.listen(heard.put))
+        listening = asyncio.create_task(queue.listen(heard.put_nowait))
         assert await asyncio.wait_for(heard.get(), 60) is None  # whatever was before
         async with database.transaction() as tx:
             await queue.bring(tx, "pi", 1)
