@@ -38,10 +38,8 @@ def flows(beside: Path = Path()) -> dict[str, Flow]:
     """Every flow by name.
 
     First hil's own, then those of the entry points ``hil.flows`` (a :class:`Flow`, a list of them, or a function that
-    returns either), which may take the name of hil's own; then those of ``flows.toml`` in a folder, which may not.
-
-    Args:
-        beside: the folder: the one that hil was started in, or that of the models.
+    returns either), which may take the name of hil's own; then those of ``flows.toml`` in a folder, which may not: the
+    folder that hil was started in, or that of the models.
 
     Raises:
         UsageError: an entry point gives no flow, or a file cannot be read.
@@ -120,11 +118,7 @@ _EXAMPLE = '[my-flow] runtime = "iree"'
 
 
 def read_flows(path: Path) -> dict[str, Flow]:
-    """The flows of a file, by name.
-
-    Raises:
-        UsageError: it cannot be read, or says what no flow can be.
-    """
+    """The flows of a file, by name. Raises UsageError: it cannot be read, or says what no flow can be."""
     try:
         data = parse_toml(read_text(path), path)
     except FileNotFoundError as error:
@@ -137,11 +131,7 @@ def read_flows(path: Path) -> dict[str, Flow]:
 
 
 def check_flow(flow: Flow, where: str) -> None:
-    """Refuse a flow that cannot be meant, whoever made it.
-
-    Raises:
-        UsageError: there is no such compiler or recipe, a setting is none of the recipe's, a tolerance cannot fail.
-    """
+    """Raise UsageError for a flow that cannot be meant, whoever made it."""
     try:
         if not flow.runtime:
             raise UsageError("it has no runtime", hint='runtime = "iree" or "onnxruntime"')

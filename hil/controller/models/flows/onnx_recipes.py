@@ -15,9 +15,7 @@ from hil.errors import ImportFailed
 
 
 def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) -> None:
-    """Convert weights and arithmetic to float16; inputs and outputs stay as they are.
-
-    Operators that have no float16 form keep float32 between casts.
+    """Convert weights and arithmetic to float16; inputs and outputs stay, and operators that have no float16 form.
 
     Raises:
         ImportFailed: there is no float32 in the model, or what comes out is no valid model.
@@ -138,11 +136,7 @@ def quantize_static(
 def quantize_dynamic(
     model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool, reduce_range: bool, weights: str
 ) -> None:
-    """Weights to int8; activations when the model runs, each tensor by the range it has then.
-
-    Raises:
-        ImportFailed: there is nothing to quantise, or a setting has no such value.
-    """
+    """Weights to int8; activations when the model runs, each tensor by the range it has then: see the other one."""
     from onnxruntime import quantization as ort
 
     types = {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8}

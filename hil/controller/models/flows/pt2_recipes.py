@@ -21,9 +21,6 @@ def quantize_static(
 ) -> dict[str, Any]:
     """Weights and activations to int8, the activations' ranges learnt from samples.
 
-    Args:
-        external: whether weights are kept beside the file: never.
-
     Returns:
         ``quantise_s``: seconds that it took, without reading and exporting again.
 
@@ -38,8 +35,7 @@ def quantize_dynamic(
 ) -> dict[str, Any]:
     """Weights of linear layers to int8; activations when the model runs, each tensor by the range it has then.
 
-    Args:
-        samples: folders of tensors: the first is what the model is exported with.
+    The model is exported with the first of the samples.
     """
     return _quantise(model, output, samples[:1], per_channel, is_dynamic=True)
 

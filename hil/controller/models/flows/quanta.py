@@ -64,9 +64,7 @@ class _Node:
     inputs: Sequence[str]  # the values, by name, that it takes
     quantises: bool = False
     dequantises: bool = False
-    step: float | None = (
-        None  # of a computed value that is dequantised by a scale that is known beforehand
-    )
+    step: float | None = None  # of a computed value that is dequantised by a scale that is known beforehand
     # whether a computed value is quantised: what a graph's input is quantised to is one division, where both agree.
     rounds: bool = False
 
