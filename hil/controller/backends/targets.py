@@ -75,7 +75,7 @@ def described(flags: Sequence[str]) -> Target:
 
 
 def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> None:
-    """Say in an error's hint where a program of IREE's was compiled, with these flags, for another CPU than the board's."""
+    """Say in an error's hint where a program of IREE's was compiled, with such flags, for another CPU than this."""
     target = described(flags)
     # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
     if not (info.get("simulated") and target.cpu == "host"):

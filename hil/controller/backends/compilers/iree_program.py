@@ -156,7 +156,7 @@ def host_cpu() -> str:
 
 
 def own_declaration(model: Model, function: str) -> str | None:
-    """The signature of an ONNX model, which IREE itself would lose, for a program that calls its function so; or None."""
+    """An ONNX model's signature, which IREE would lose, for a program that calls its function so; None for others."""
     if model.format != "onnx" or model.inputs is None or model.outputs is None:
         return None
     return declaration_of(function, model.inputs, model.outputs)
