@@ -12,8 +12,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.torch_module import exported, is_torch, save_program
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import PATH, SECONDS, TEXT, TEXTS, checked, options_of
 from hil.controller.pipeline.runner import Runner

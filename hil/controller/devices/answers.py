@@ -81,17 +81,21 @@ def broken(what: str) -> ProtocolBroken:
     )
 
 
+def _expect(sane: bool, otherwise: str) -> None:
+    """See that an answer makes sense, or say why it does not."""
+    if not sane:
+        raise broken(otherwise)
+
+
 def given(reply: Any) -> Any:
     """An answer, where there is one: a call may end well without."""
-    if reply is None:
-        raise broken("there is none")
+    _expect(reply is not None, "there is none")
     return reply
 
 
 def check_description(reply: pb.DescribeReply) -> None:
     """Check what an agent says of its board."""
-    if not reply.HasField("machine"):
-        raise broken("it says nothing of the machine")
+    _expect(reply.HasField("machine"), "it says nothing of the machine")
     _few(reply.runtimes, _RUNTIMES_MOST, "runtimes")
     _names([one.name for one in reply.runtimes], "runtimes")
     _readings(reply.readings)
@@ -100,12 +104,9 @@ def check_description(reply: pb.DescribeReply) -> None:
 
 def check_opened(reply: pb.SessionOpened, fence: int) -> None:
     """Check the answer to opening a session with a fence; 0 is none."""
-    if not _TOKEN.fullmatch(reply.token):
-        raise broken("a session's token is a short text without spaces")
-    if not 0 < reply.ttl_s <= _TTL_MOST_S:
-        raise broken(f"a session does not last {reply.ttl_s:g} s")
-    if fence and reply.fence != fence:
-        raise broken(f"the session has the fence {reply.fence}, not {fence}")
+    _expect(bool(_TOKEN.fullmatch(reply.token)), "a session's token is a short text without spaces")
+    _expect(0 < reply.ttl_s <= _TTL_MOST_S, f"a session does not last {reply.ttl_s:g} s")
+    _expect(fence in (0, reply.fence), f"the session has the fence {reply.fence}, not {fence}")
 
 
 def waiting_text(reply: pb.SessionWaiting) -> str:
@@ -118,15 +119,14 @@ def waiting_text(reply: pb.SessionWaiting) -> str:
 def missing_blobs(reply: pb.MissingReply, asked: Collection[str]) -> dict[str, int]:
     """The blobs that a board lacks, each with how many of its bytes are there."""
     missing = {blob.digest: int(blob.have_bytes) for blob in reply.missing}
-    if len(missing) != len(reply.missing) or not missing.keys() <= set(asked):
-        raise broken("it lacks blobs that it was not asked for")
+    sane = len(missing) == len(reply.missing) and missing.keys() <= set(asked)
+    _expect(sane, "it lacks blobs that it was not asked for")
     return missing
 
 
 def check_offset(offset: int, size: int) -> None:
     """Check how much of a blob of that size a board says it has."""
-    if offset > size:
-        raise broken(f"it has {offset} bytes of a blob of {size}")
+    _expect(offset <= size, f"it has {offset} bytes of a blob of {size}")
 
 
 def check_stored(replies: Iterable[pb.PutReply], sent: Sequence[str]) -> None:
@@ -134,25 +134,19 @@ def check_stored(replies: Iterable[pb.PutReply], sent: Sequence[str]) -> None:
     stored = []
     for reply in replies:
         stored.append(reply.digest)
-        if stored != list(sent[: len(stored)]):
-            raise broken("it stored a blob that was not sent")
-    if len(stored) != len(sent):
-        raise broken("it does not say that it stored what was sent")
+        _expect(stored == list(sent[: len(stored)]), "it stored a blob that was not sent")
+    _expect(len(stored) == len(sent), "it does not say that it stored what was sent")
 
 
 def blob_size(reply: Any) -> int:
     """The size of a blob that is going to come."""
-    if not isinstance(reply, pb.GetReply) or reply.WhichOneof("kind") != "start":
-        raise broken("a blob's data comes before its size")
+    is_start = isinstance(reply, pb.GetReply) and reply.WhichOneof("kind") == "start"
+    _expect(is_start, "a blob's data comes before its size")
     return _fitting(int(reply.start.size), most_bytes(), "a blob")
 
 
 def room_for(size: int) -> Array:
-    """Memory for bytes that are announced; it is taken only as they come.
-
-    Raises:
-        ProtocolBroken: this machine has not as much.
-    """
+    """Memory for bytes that are announced, where this machine has as much; it is taken only as they come."""
     try:
         return np.empty(size, np.uint8)
     except (MemoryError, ValueError) as error:
@@ -163,8 +157,7 @@ def data_of(message: Any, room: int) -> memoryview:
     """The bytes of a data message, which have to fit."""
     if not isinstance(message, memoryview):
         raise broken("it sent something else in place of data that it announced")
-    if not 0 < message.nbytes <= room:
-        raise broken("it sent other data than it announced")
+    _expect(0 < message.nbytes <= room, "it sent other data than it announced")
     return message
 
 
@@ -173,37 +166,33 @@ def specs_of(messages: Sequence[pb.TensorSpec], what: str) -> tuple[TensorSpec, 
     _few(messages, _TENSORS_MOST, what)
     specs = tuple(map(wire.spec_from_message, messages))
     _names([spec.name for spec in specs], what, empty=True)
+    size = 0
     for spec in specs:
+        known = [dim if isinstance(dim, int) else 1 for dim in spec.shape]
         _dtype(spec.dtype, known=False)
-        _shape([dim if isinstance(dim, int) else 1 for dim in spec.shape])
-        if not spec.dtype and spec.shape:
-            raise broken(f"{spec.name[:100]!r} has a shape but no dtype")
-        if any(isinstance(dim, str) and len(dim) > _NAME_MOST for dim in spec.shape):
-            raise broken("a dimension's name is too long")
-    sizes = (tensors.nbytes_of(one.dtype, _known(one)) for one in specs if one.dtype not in ("", "string"))
-    _fitting(sum(sizes), most_bytes(), what)
+        _shape(known)
+        _expect(bool(spec.dtype) or not spec.shape, f"{spec.name[:100]!r} has a shape but no dtype")
+        symbols = [dim for dim in spec.shape if isinstance(dim, str)]
+        _expect(max(map(len, symbols), default=0) <= _NAME_MOST, "a dimension's name is too long")
+        if spec.dtype not in ("", "string"):
+            size += tensors.nbytes_of(spec.dtype, known)
+    _fitting(size, most_bytes(), what)
     return specs
 
 
 def check_loaded(reply: pb.LoadReply) -> None:
     """Check what a program is called, now that it is loaded; its tensors are for :func:`specs_of`."""
-    if not 0 < len(reply.program_id) <= _NAME_MOST or len(reply.function) > _NAME_MOST:
-        raise broken("a loaded program has no name")
-    if reply.load_ns < 0 or reply.worker_pid < 0:
-        raise broken("a program was not loaded in negative time")
+    is_named = 0 < len(reply.program_id) <= _NAME_MOST and len(reply.function) <= _NAME_MOST
+    _expect(is_named, "a loaded program has no name")
+    _expect(min(reply.load_ns, reply.worker_pid) >= 0, "a program was not loaded in negative time")
 
 
 def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: int) -> pb.InvokeDone:
-    """The head of a call's answer.
-
-    Args:
-        most: the most bytes that the outputs may take together.
-    """
-    if isinstance(message, memoryview) or message.WhichOneof("kind") != "done":
-        raise broken("data comes before the answer that it belongs to")
+    """The head of a call's answer; its outputs may take ``most`` bytes together."""
+    _expect(_is(message, "done"), "data comes before the answer that it belongs to")
     done: pb.InvokeDone = message.done
-    if not len(done.start_ns) == len(done.end_ns) == iterations:
-        raise broken(f"it tells {len(done.start_ns)} starts and {len(done.end_ns)} ends of {iterations} iterations")
+    starts, ends = len(done.start_ns), len(done.end_ns)
+    _expect(starts == ends == iterations, f"it tells {starts} starts and {ends} ends of {iterations} iterations")
     found = [tensor.name for tensor in done.outputs]
     if names is not None and found != list(names):
         raise broken(f"it gives the outputs {_listed(found)}, and the program has {_listed(names)}")
@@ -227,14 +216,12 @@ def output_of(message: pb.Tensor, streamed: Any = None) -> Array:
 def check_files(names: Iterable[str]) -> None:
     """Check the names of a profile's files: files of these names are going to be written here."""
     for name in names:
-        if not _FILE.fullmatch(name):
-            raise broken(f"a profile's file cannot be called {name[:100]!r}")
+        _expect(bool(_FILE.fullmatch(name)), f"a profile's file cannot be called {name[:100]!r}")
 
 
 def check_digests(message: Any, computed: Sequence[str]) -> None:
     """Check that what came of a call's outputs is what was sent."""
-    if isinstance(message, memoryview) or message.WhichOneof("kind") != "digests":
-        raise broken("it sent more data than it announced")
+    _expect(_is(message, "digests"), "it sent more data than it announced")
     if list(message.digests.digests) != list(computed):
         raise BoardLost("the outputs were damaged on their way from the board")
 
@@ -244,69 +231,58 @@ def check_sample(sample: pb.CounterSample) -> None:
     _readings(sample.readings)
 
 
+def _is(message: Any, kind: str) -> bool:
+    """Whether it is a message of that kind, and no data."""
+    return not isinstance(message, memoryview) and message.WhichOneof("kind") == kind
+
+
 def _size_of(tensor: pb.Tensor) -> int:
     """How many bytes an output takes, which must be those of its dtype and shape."""
     _dtype(tensor.dtype, known=True)
     _shape(tensor.shape)
-    kind = tensor.WhichOneof("payload")
-    if kind not in ("inline", "streamed"):
-        raise broken(f"output {tensor.name[:100]!r} has no data")
+    what, kind = f"output {tensor.name[:100]!r}", tensor.WhichOneof("payload")
+    _expect(kind in ("inline", "streamed"), f"{what} has no data")
     size = len(tensor.inline) if kind == "inline" else int(tensor.streamed)
     if tensor.dtype == "string":
-        needed, least = size, 4 * math.prod(tensor.shape)
-        if size < least:
-            raise broken(f"output {tensor.name[:100]!r} is shorter than its shape")
+        _expect(size >= 4 * math.prod(tensor.shape), f"{what} is shorter than its shape")
     else:
         needed = tensors.nbytes_of(tensor.dtype, tensor.shape)
-    if size != needed:
-        raise broken(f"output {tensor.name[:100]!r} has {size} bytes, and its shape takes {needed}")
+        _expect(size == needed, f"{what} has {size} bytes, and its shape takes {needed}")
     return size
 
 
 def _dtype(name: str, *, known: bool) -> None:
-    if name not in tensors.DTYPES and (known or name):
-        raise broken(f"there is no dtype {name[:100]!r}")
+    _expect(name in tensors.DTYPES or not (known or name), f"there is no dtype {name[:100]!r}")
 
 
 def _shape(dims: Sequence[int]) -> None:
-    if len(dims) > _RANK_MOST:
-        raise broken(f"a tensor has {len(dims)} dimensions")
-    if math.prod(max(dim, 1) for dim in dims) > _ELEMENTS_MOST:
-        raise broken("a tensor is larger than any machine")
-
-
-def _known(spec: TensorSpec) -> list[int]:
-    return [dim if isinstance(dim, int) else 1 for dim in spec.shape]
+    _expect(len(dims) <= _RANK_MOST, f"a tensor has {len(dims)} dimensions")
+    _expect(math.prod(max(dim, 1) for dim in dims) <= _ELEMENTS_MOST, "a tensor is larger than any machine")
 
 
 def _readings(readings: Sequence[pb.Reading]) -> None:
     _few(readings, READINGS_MOST, "readings")
     for reading in readings:
-        if not reading.name:
-            raise broken("a reading has no name")
+        _expect(bool(reading.name), "a reading has no name")
         _finite(reading.value, f"the reading {reading.name[:100]!r}")
 
 
 def _finite(value: float, what: str) -> None:
-    if not math.isfinite(value):
-        raise broken(f"{what} is {value}")
+    _expect(math.isfinite(value), f"{what} is {value}")
 
 
 def _few(items: Sequence[Any], most: int, what: str) -> None:
-    if len(items) > most:
-        raise broken(f"it tells of {len(items)} {what}")
+    _expect(len(items) <= most, f"it tells of {len(items)} {what}")
 
 
 def _names(names: Sequence[str], what: str, *, empty: bool = False) -> None:
-    if len(set(names)) != len(names):
-        raise broken(f"two of the {what} have one name")
-    if any(len(name) > _NAME_MOST or not (name or empty) for name in names):
-        raise broken(f"one of the {what} has no name, or one too long")
+    _expect(len(set(names)) == len(names), f"two of the {what} have one name")
+    named = all(len(name) <= _NAME_MOST and (name or empty) for name in names)
+    _expect(named, f"one of the {what} has no name, or one too long")
 
 
 def _fitting(size: int, most: int, what: str) -> int:
-    if size > most:
-        raise broken(f"{what} of {size >> 20} MiB, where at most {most >> 20} can be")
+    _expect(size <= most, f"{what} of {size >> 20} MiB, where at most {most >> 20} can be")
     return size
 
 

@@ -90,8 +90,8 @@ class Loaded:
 class BoardClient(Protocol):
     """The calls that a board answers: an agent's, over gRPC, or commands in its shell where it has no agent.
 
-    Every call raises BoardError and its kinds where the board or the link fails. What only an agent can do is nothing
-    here.
+    Every call raises BoardError and its kinds where the board or the link fails: BoardLost, or SessionEnded where
+    somebody ended ours, and a run may have happened then. What only an agent can do is nothing here.
     """
 
     payload_bytes_sent: int
@@ -119,10 +119,10 @@ class BoardClient(Protocol):
         """The files (digest -> file on the host) that the board lacks, with the bytes of each that it has already."""
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
-        """Send files: digest -> (file on the host, offset to go on from)."""
+        """Send files: digest -> (file on the host, offset to go on from). Raises LoadFailed: the board has no room."""
 
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
-        """Load a program whose files were sent."""
+        """Load a program whose files were sent. Raises LoadFailed, RunCrashed or StageTimeout."""
 
     def unload(self, program_id: str) -> None:
         """End a program."""
@@ -138,7 +138,16 @@ class BoardClient(Protocol):
         state: bool = False,
         most_bytes: int | None = None,
     ) -> Invocation:
-        """Run a program and fetch the last outputs."""
+        """Run a program and fetch the last outputs.
+
+        Args:
+            state: whether the answer is to say what Describe says of what changes.
+            most_bytes: the most that the outputs can take; None where nothing is known of them.
+
+        Raises:
+            UsageError: the program does not take these inputs.
+            LoadFailed, RunFailed, RunCrashed, StageTimeout: as the board says.
+        """
 
     def profile(
         self,
@@ -150,7 +159,10 @@ class BoardClient(Protocol):
         iterations: int = 1,
         timeout: float = 60.0,
     ) -> ProfilePass:
-        """Run a program under its runtime's profiler."""
+        """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets. Raises as a run.
+
+        ``tool`` is the digest of what the board's runtime lacks (``profile_tool`` in Describe), "" where it has it.
+        """
 
     def logs(self, program_id: str = "") -> list[str]:
         """What programs wrote to stderr so far."""

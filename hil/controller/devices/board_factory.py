@@ -33,8 +33,6 @@ def open_board(
 ) -> Board:
     """Connect to a board. One that does not answer is reset and its power cycled, where its config says how.
 
-    Options take the place of the choice's own.
-
     Raises:
         UsageError: the board cannot be used that way.
         BoardUnreachable, BoardLost: nobody answers, whatever was done.

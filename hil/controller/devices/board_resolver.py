@@ -51,9 +51,7 @@ def is_address(text: str) -> bool:
 def open_link(choice: BoardChoice) -> Link:
     """Open the link to a board, or start the simulator where the config says so; one that is open is taken as it is.
 
-    Raises:
-        UsageError: the address is none that a link takes.
-        BoardError: nobody answers there, it refuses us, or no agent can be put there.
+    Raises UsageError: the address is none that a link takes; BoardError as :func:`open_board`.
     """
     kind = next((kind for kind in KINDS if kind.is_for(choice)), None)
     name = choice.config.name

@@ -18,8 +18,8 @@ from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices import answers
-from hil.controller.devices.board_client import Invocation, Loaded, ProfilePass, Target
-from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream
+from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass, Target
+from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive
 from hil.controller.devices.guard import Guard
 from hil.core import clock, digest, tensors
 from hil.core.digest import StreamHasher
@@ -38,7 +38,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 Progress = Callable[[int], None]
 
 
-class AgentClient(AgentConnection):
+class AgentClient(AgentConnection, BoardClient):
     """The calls that an agent answers."""
 
     def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
@@ -50,10 +50,6 @@ class AgentClient(AgentConnection):
     def info(self) -> dict[str, Any]:
         """What Describe says, as JSON; raises as :meth:`describe`."""
         return MessageToDict(self.describe(), preserving_proto_field_name=True)
-
-    def tools(self) -> dict[str, Path]:
-        """None: an agent has what it needs."""
-        return {}
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
         """Ping the board's clock."""
@@ -69,12 +65,7 @@ class AgentClient(AgentConnection):
             return answers.missing_blobs(answers.given(reply), digests)
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Progress | None = None) -> None:
-        """Send blobs: digest -> (file, offset to go on from). The board verifies each.
-
-        Raises:
-            LoadFailed: the board has no room.
-            BoardLost: the link broke; what came is kept there for the next try.
-        """
+        """Send blobs, which the board verifies; where the link breaks, what came is kept there for the next try."""
 
         sizes = {name: path.stat().st_size for name, (path, _) in blobs.items()}
         # Whole chunks go on, or wait until the board's disk has what came before.
@@ -100,20 +91,11 @@ class AgentClient(AgentConnection):
             for name, (_, offset) in blobs.items():
                 answers.check_offset(offset, sizes[name])
             metadata = self._token()
-            with self._guarded(lambda guard: self._stub.Put(messages(guard), metadata=metadata), stall_s) as (
-                _,
-                replies,
-            ):
-                answers.check_stored(replies, list(blobs))
+            with self._guarded(lambda guard: self._stub.Put(messages(guard), metadata=metadata), stall_s) as put:
+                answers.check_stored(put[1], list(blobs))
 
     def get(self, name: str) -> memoryview:
-        """Read a blob from the board and verify it.
-
-        Raises:
-            BoardLost: what came is not what the digest says, or did not come in time.
-        """
-        hasher = StreamHasher(digest.algorithm_of(name))
-        at = 0
+        """Read a blob from the board and verify it: BoardLost where it is not what the digest says."""
         request, metadata = pb.GetRequest(digest=name), self._token()
         with (
             self._seam(),
@@ -122,36 +104,22 @@ class AgentClient(AgentConnection):
             size = answers.blob_size(next(replies, None))
             deadline = time.monotonic() + STALL_S + size / _SLOWEST_LINK_BYTES_S
             view = memoryview(answers.room_for(size).data)
-            for message in replies:
-                data = answers.data_of(message, size - at)
-                self._heard()
-                view[at : at + data.nbytes] = data
-                hasher.update(view[at : at + data.nbytes])
-                at += data.nbytes
-                guard.within(min(STALL_S, deadline - time.monotonic()))
-        if at != view.nbytes or hasher.digest() != name:
+            found = receive(replies, view, StreamHasher(digest.algorithm_of(name)), guard, deadline, self._heard)
+            if next(replies, None) is not None:
+                raise answers.broken("it sent more data than it announced")
+        if found != name:
             raise errors.BoardLost(f"what the board sent is not {name}", board=self.board)
         return view
 
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
         """Load an artifact whose files the board has; raises as :meth:`load`."""
-        return self.load(
-            artifact.digests,
-            artifact.main,
-            runtime=artifact.runtime,
-            device=device,
-            function=artifact.function,
-            timeout=timeout,
-        )
+        how: dict[str, Any] = {"runtime": artifact.runtime, "device": device, "function": artifact.function}
+        return self.load(artifact.digests, artifact.main, **how, timeout=timeout)
 
     def load(
         self, files: Mapping[str, str], main: str, *, runtime: str, device: str, function: str, timeout: float
     ) -> Loaded:
-        """Load a program whose blobs the board has: name -> digest.
-
-        Raises:
-            LoadFailed, RunCrashed, StageTimeout: as the board says.
-        """
+        """Load a program whose blobs the board has: name -> digest."""
         request = pb.LoadRequest(
             files=[pb.ProgramFile(name=name, digest=value) for name, value in files.items()],
             main=main,
@@ -195,17 +163,7 @@ class AgentClient(AgentConnection):
         state: bool = False,
         most_bytes: int | None = None,
     ) -> Invocation:
-        """Run a program once warm, ``iterations`` times, and fetch the last outputs.
-
-        Args:
-            into: arrays that large outputs are written into (by output name), where they fit.
-            most_bytes: the most that the outputs can take; None where nothing is known of them.
-
-        Raises:
-            UsageError: the program does not take these inputs.
-            RunFailed, RunCrashed, StageTimeout: as the board says.
-            BoardLost, SessionEnded: the board or the session went away; the run may have happened.
-        """
+        """Run a program warm, and fetch the last outputs, large ones ``into`` arrays (by name), where they fit."""
         start = pb.InvokeStart(
             program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout, state=state
         )
@@ -221,16 +179,7 @@ class AgentClient(AgentConnection):
         iterations: int = 1,
         timeout: float = 60.0,
     ) -> ProfilePass:
-        """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets.
-
-        Args:
-            tool: digest of the tool that the board's runtime lacks (``profile_tool`` in Describe); "" where it has it.
-
-        Raises:
-            UsageError: the program does not take these inputs.
-            RunFailed: the runtime cannot profile, or its profiler failed, or what it says of its clock makes no sense.
-            RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`invoke`.
-        """
+        """Run a program under its runtime's profiler."""
         start = pb.InvokeStart(
             program_id=program_id,
             warmup=warmup,

@@ -45,11 +45,7 @@ _SLOWEST_BYTES_S = 10_000
 
 
 class Hold:
-    """The session's stream: opened, kept alive by a thread, ended by close.
-
-    Attributes:
-        over: why the session was ended, "" while it was not.
-    """
+    """The session's stream: opened, kept alive by a thread, ended by close."""
 
     def __init__(
         self,
@@ -59,7 +55,7 @@ class Hold:
         on_wait: Callable[[str], None],
         on_silence: Callable[[], object],
     ) -> None:
-        self.over = self.token = ""
+        self.over = self.token = ""  # ``over``: why the session was ended, "" while it was not
         self._on_silence = on_silence
         self._said: queue.SimpleQueue[pb.HoldRequest | None] = queue.SimpleQueue()
         self._closed = threading.Event()
@@ -172,11 +168,6 @@ class InvokeStream:
             limit_s: seconds from the last byte sent to the answer.
             names: of the program's outputs; None where they are not known.
             most: the most bytes that the outputs may take.
-
-        Raises:
-            ProtocolBroken: the answer makes no sense.
-            BoardLost: the stream ended, what came was damaged, or nothing came in time.
-            grpc.RpcError: as the agent or the link ended it.
         """
         self._limit_s = limit_s
         begin = clock.now_ns()
@@ -240,16 +231,7 @@ class InvokeStream:
         fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
         target = given.reshape(-1).view(np.uint8) if fits and given is not None else answers.room_for(size)
         view = memoryview(target.data)
-        hasher = StreamHasher()
-        at = 0
-        while at < size:
-            self._guard.within(min(STALL_S, deadline - time.monotonic()))
-            data = answers.data_of(next(self._replies), size - at)
-            self._heard()
-            view[at : at + data.nbytes] = data
-            hasher.update(view[at : at + data.nbytes])
-            at += data.nbytes
-        return view, hasher.digest()
+        return view, receive(self._replies, view, StreamHasher(), self._guard, deadline, self._heard)
 
     def _messages(self) -> Iterator[Any]:
         while (asked := self._asked.get()) is not None:
@@ -267,6 +249,28 @@ class InvokeStream:
                 yield pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 
 
+def receive(
+    messages: Iterator[Any],
+    view: memoryview,
+    hasher: StreamHasher,
+    guard: Guard,
+    deadline: float,
+    heard: Callable[[], None],
+) -> str:
+    """Receive as much data as there is room for, until the monotonic clock's ``deadline``; returns its digest."""
+    at = 0
+    while at < view.nbytes:
+        guard.within(min(STALL_S, deadline - time.monotonic()))
+        if (message := next(messages, None)) is None:
+            raise errors.BoardLost("the board ended the call without an answer")
+        data = answers.data_of(message, view.nbytes - at)
+        heard()
+        view[at : at + data.nbytes] = data
+        hasher.update(view[at : at + data.nbytes])
+        at += data.nbytes
+    return hasher.digest()
+
+
 def _placement(message: pb.Placement) -> Placement:
     return tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in message.parts)
 
@@ -280,10 +284,7 @@ _LOOK_S = 5.0
 
 
 class AgentConnection:
-    """A connection to one agent and the session on it.
-
-    over: why the board is ours no more, "" where nothing is known of that; asked when it failed.
-    """
+    """A connection to one agent and the session on it. ``over``: as of a :class:`Link`."""
 
     def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
         self.board = board
@@ -297,11 +298,7 @@ class AgentConnection:
         self._invokes: dict[int, InvokeStream] = {}
 
     def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
-        """Who the board is; waits for the connection at most ``timeout`` seconds.
-
-        Raises:
-            BoardUnreachable: nobody answers there.
-        """
+        """Who the board is; waits for the connection at most ``timeout`` seconds (BoardUnreachable)."""
         try:
             try:
                 reply = self._ask(timeout)
@@ -401,11 +398,7 @@ class AgentConnection:
         ttl_s: float = TTL_S,
         on_wait: Callable[[str], None],
     ) -> int:
-        """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile.
-
-        Raises:
-            BoardBusy: it was not free in time.
-        """
+        """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile (BoardBusy)."""
         opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
         with self._seam():
             # A call that waits for an agent which is heard no more ends with the channel.
@@ -538,8 +531,7 @@ def _was_cut(error: BaseException) -> bool:
 def agent_channel(target: Target) -> grpc.Channel:
     """Open a channel to an agent; nothing is sent before the first call.
 
-    Raises:
-        UsageError: a TLS file cannot be read, half of TLS was given, or the token would go in the clear.
+    Raises UsageError: a TLS file cannot be read, half of TLS was given, or the token would go in the clear.
     """
     check_tls_files(cert=target.cert, key=target.key, ca=target.ca)
     if target.token:

@@ -13,18 +13,12 @@ class Guard:
     """Ends a call when what is expected of its other side does not come in time.
 
     Seconds are counted as this process sees them pass: one that was itself stopped for a while blames nobody.
-
-    Args:
-        cancel: ends the call; it is called at most once, in a thread of the guard's own.
-
-    Attributes:
-        cancel: may be set later, once there is a call.
-        expired: whether the time ran out.
+    ``cancel`` is called at most once, in a thread of its own; it may be set later, once there is a call.
     """
 
     def __init__(self, cancel: Callable[[], object] = lambda: None) -> None:
         self.cancel = cancel
-        self.expired = False
+        self.expired = False  # whether the time ran out
         self._left = self._limit_s = float("inf")
         self._lock = threading.Lock()
         self._closed = threading.Event()

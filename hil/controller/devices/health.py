@@ -15,34 +15,25 @@ from hil.errors import BoardError, UsageError
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
-# What a check ends in. Only FAIL says that models cannot be run there.
+# What a check ends in: models can be run; but times or room are doubtful; cannot be run; it does not apply here.
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found.
-
-    state: ``pass``; ``warn``: models run, but times or room are doubtful; ``fail``: none can run; ``skip``: it does
-        not apply here.
-    mend: what to do; "" where nothing is wrong.
-    """
+    """What one check found."""
 
     name: str
     state: str
     found: str
-    mend: str = ""
+    mend: str = ""  # what to do; "" where nothing is wrong
 
 
 _CONNECT_S = 10.0
 
 
 def check_login(where: str, connection: Connection, *, board: str, base: Path) -> Generator[Check, None, Shell | None]:
-    """Check name, port, host key and login; gives a shell, or None after a check that failed.
-
-    Raises:
-        UsageError: the address, or a file for SSH, is wrong.
-    """
+    """Check name, port, host key and login; gives a shell, or None after a check that failed."""
     from hil.controller.devices.ssh.address import parse_address, read_ssh_config, settings_for
     from hil.controller.devices.ssh.connect import open_shell
     from hil.controller.devices.ssh.known_hosts import HostKeyRefused
@@ -83,12 +74,8 @@ def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        yield Check(
-            "name",
-            FAIL,
-            f"{host} is no host's name: {error}",
-            "see its spelling, /etc/hosts, DNS; or use its IP address",
-        )
+        mend = "see its spelling, /etc/hosts, DNS; or use its IP address"
+        yield Check("name", FAIL, f"{host} is no host's name: {error}", mend)
         return False
     yield Check("name", PASS, f"{host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
     start = time.monotonic()
@@ -102,12 +89,8 @@ def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
         return False
     if not banner.startswith(b"SSH-"):
         said = repr(banner.decode(errors="replace")) if banner else "nothing"
-        yield Check(
-            "port",
-            FAIL,
-            f"what answers at port {port} is no SSH server; it said {said}",
-            "name sshd's port: USER@HOST:PORT",
-        )
+        found_there = f"what answers at port {port} is no SSH server; it said {said}"
+        yield Check("port", FAIL, found_there, "name sshd's port: USER@HOST:PORT")
         return False
     yield Check("port", PASS, f"{port} answers in {took * 1e3:.0f} ms: {banner.decode(errors='replace')}")
     return True

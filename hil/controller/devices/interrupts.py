@@ -19,11 +19,7 @@ import grpc
 
 
 class InterruptibleChannel:
-    """A channel whose calls end by Ctrl-C. It makes what ``grpc.Channel`` makes, and nothing else.
-
-    Args:
-        channel: the channel; whoever opened it closes it.
-    """
+    """A channel whose calls end by Ctrl-C. It makes what ``grpc.Channel`` makes, and nothing else."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel

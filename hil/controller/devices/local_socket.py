@@ -19,9 +19,8 @@ class NotCarried(Exception):
 class LocalSocket:
     """Listens, and has each connection carried in a thread of its own, until it is closed.
 
-    Args:
-        carry: carries one connection until either side ends it; it may raise :class:`NotCarried` or OSError.
-            Whoever closes this socket closes its connections, which wakes a thread that waits in one.
+    ``carry`` carries one until either side ends it; it may raise :class:`NotCarried` or OSError. Whoever closes this
+    socket closes its connections, which wakes a thread that waits in one.
     """
 
     def __init__(self, path: Path, carry: Callable[[socket.socket], None], name: str) -> None:

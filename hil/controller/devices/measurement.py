@@ -51,11 +51,7 @@ _END_S = 2.0
 
 
 class CounterWatch:
-    """Collects a board's counters in a thread of its own, from entering to leaving. It never fails what runs beside it.
-
-    Attributes:
-        problem: why there are no more samples; "" where nothing went wrong.
-    """
+    """Collects a board's counters in a thread, from entering to leaving. It never fails what runs beside it."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
@@ -64,7 +60,7 @@ class CounterWatch:
         self._looks: list[Any] = []
         self._every = 1
         self._leaving = False
-        self.problem = ""
+        self.problem = ""  # why there are no more samples; "" where nothing went wrong
 
     @property
     def samples(self) -> list[Sample]:

@@ -106,10 +106,9 @@ def is_silent(error: BoardError) -> bool:
 
 
 def answering(connect: Callable[[], T], boot_s: float) -> T:
-    """Connect as soon as a board is up again. Only connecting is tried again; nothing has run there yet.
+    """Connect as soon as a board is up again, within so many seconds; raises what ``connect`` raised last.
 
-    Raises:
-        BoardError: what ``connect`` raised last, where it does not answer in so many seconds, or refuses us.
+    Only connecting is tried again; nothing has run there yet.
     """
     deadline = time.monotonic() + boot_s
     while True:

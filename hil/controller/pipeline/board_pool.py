@@ -1,4 +1,5 @@
-"""The boards of a workload: the one place where boards are opened, found again and given back."""
+"""The boards of a workload, with the programs that stay loaded on them: the one place where boards are opened, found
+again and given back."""
 
 from __future__ import annotations
 
@@ -6,15 +7,87 @@ import contextlib
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from typing import Any
 
-from hil.controller.devices.board import Board
+from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice, pinned
 from hil.controller.devices.board_factory import open_board, reconnect
-from hil.controller.pipeline.board_session import BoardSession
-from hil.errors import BoardError, BoardLost
+from hil.core.results import Artifact
+from hil.core.text import Say
+from hil.errors import BoardError, BoardLost, HilError
 
-Say = Callable[[str], None]
+
+class BoardSession:
+    """A board, and programs that are loaded on it: ``most_loaded`` between runs; 0 unloads each after its run."""
+
+    def __init__(self, board: Board, most_loaded: int = 0) -> None:
+        self.board = board
+        self._most_loaded = most_loaded
+        self._loaded: dict[Hashable, LoadedProgram] = {}
+        # What made loading a program fail would for its next run too.
+        self._failed: tuple[Hashable, HilError] | None = None
+
+    def load(
+        self,
+        artifact: Artifact,
+        *,
+        timeout: float,
+        no_fallback: bool = False,
+        check: Callable[[LoadedProgram], None] = lambda program: None,
+    ) -> tuple[LoadedProgram, bool]:
+        """Load a pushed program (see :meth:`Board.load`), or take one that stayed loaded; whether it was loaded now.
+
+        ``check`` looks at what was loaded; what it raises counts as an error of loading.
+        """
+        key = _key(artifact)
+        if self._failed is not None and self._failed[0] == key:
+            raise self._failed[1]
+        if key in self._loaded:
+            return self._loaded[key], False
+        while self._loaded and len(self._loaded) >= max(self._most_loaded, 1):
+            self._loaded.pop(next(iter(self._loaded))).unload()
+        try:
+            program = self.board.load(artifact, timeout=timeout, no_fallback=no_fallback)
+            self._loaded[key] = program
+            check(program)
+        except BoardError:
+            raise
+        except HilError as error:
+            if self._most_loaded:
+                self._failed = key, error
+            raise
+        return program, True
+
+    def has(self, artifact: Artifact) -> bool:
+        """Whether a program is loaded."""
+        return _key(artifact) in self._loaded
+
+    def after_run(self, artifact: Artifact, *, broken: bool) -> None:
+        """Unload a program that has run, unless it may stay loaded; one that crashed or hung is ``broken``."""
+        if broken:
+            self._failed = None
+        elif self._most_loaded:
+            return
+        if (program := self._loaded.pop(_key(artifact), None)) is not None:
+            program.unload()
+
+    def close(self) -> None:
+        """Unload everything and give the board back."""
+        loaded, self._loaded = list(self._loaded.values()), {}
+        try:
+            for program in loaded:
+                program.unload()
+        finally:
+            self.board.close()
+
+    def forget(self) -> None:
+        """The board is lost, and what was loaded with it."""
+        self._loaded.clear()
+
+
+def _key(artifact: Artifact) -> Hashable:
+    # By all files, for weights may lie beside the main one.
+    return (*sorted(artifact.digests.items()), artifact.function)
 
 
 @dataclass
@@ -83,13 +156,6 @@ class BoardPool:
 
         Nothing is run again. Only a board that is reached over SSH is looked for: another's link says all there is to
         know, and whoever asks for its session next opens it anew.
-
-        Args:
-            choice, faults: the board's, as its session was asked for.
-            error: how it was lost.
-
-        Returns:
-            The board for whatever comes next, or None.
         """
         entry = self._entry(choice, ("",), faults)
         with entry.mutex:
@@ -159,14 +225,8 @@ class BoardPool:
         return board
 
     def _connect(self, entry: _Entry, runtime: str) -> Board:
-        return open_board(
-            entry.choice,
-            runtime=runtime,
-            purpose=self._purpose,
-            faults=entry.faults,
-            wait_s=self._wait_s,
-            say=self._say,
-        )
+        how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "say": self._say}
+        return open_board(entry.choice, runtime=runtime, faults=entry.faults, **how)
 
     def _adopt(self, entry: _Entry, board: Board) -> None:
         with self._mutex:
@@ -179,7 +239,7 @@ class BoardPool:
     def __enter__(self) -> BoardPool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -6,35 +6,16 @@ import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hil.controller.devices.board_client import Invocation, ProfilePass
-from hil.controller.devices.measurement import CounterWatch
 from hil.core.clock import ClockFit, now_ns
 from hil.core.tensors import Array
 from hil.core.timeline import Call, Sample, Span
 from hil.errors import HilError
 
-
-class _Program(Protocol):
-    """What is profiled: a program on a board."""
-
-    def profile(self, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float) -> ProfilePass: ...
-
-
-class _Board(Protocol):
-    """What is looked at meanwhile: a board."""
-
-    @property
-    def name(self) -> str: ...
-
-    def ping(self) -> None: ...
-
-    def clock_fit(self, since_ns: int) -> ClockFit | None: ...
-
-    def watch_counters(self, period_s: float) -> CounterWatch: ...
-
+if TYPE_CHECKING:
+    from hil.controller.devices.board import Board, LoadedProgram
 
 # Often enough to see a clock being throttled; 1 % of a slow core's time.
 PERIOD_S = 0.05
@@ -47,38 +28,24 @@ _MOST_ITERATIONS, _MOST_NS = 1000, 1_000_000_000
 
 
 def bounded(asked: int, typical_ns: float) -> int:
-    """How many of the iterations that were asked for are profiled.
-
-    Args:
-        typical_ns: how long one takes; 0 where that is not known.
-    """
+    """How many of the iterations that were asked for are profiled; each takes ``typical_ns``, 0 where nobody knows."""
     in_time = round(_MOST_NS / typical_ns) if typical_ns > 0 else _MOST_ITERATIONS
     return min(asked, _MOST_ITERATIONS, max(in_time, PROFILED_ITERATIONS))
 
 
 class Capture:
-    """The board's half of a profile, collected beside a run. A context manager around the run; it never fails it.
+    """The board's half of a profile, collected beside a run. A context manager around the run; it never fails it."""
 
-    Args:
-        board: the board, ours alone.
-
-    Attributes:
-        calls: the timed run and the profiled one, as far as they took place and the board has a clock to tell.
-        transfers: what went over the link for them, host clock.
-        taken: what the profiled pass brought; None where there was none.
-        clock: the board's clock beside the host's; None where it has none that can be asked.
-        notes: what went wrong, a line each.
-    """
-
-    def __init__(self, board: _Board) -> None:
+    def __init__(self, board: Board) -> None:
         self.board = board.name
         self._board = board
         self._watch = board.watch_counters(PERIOD_S)
+        # The timed run and the profiled one, as far as they took place and the board has a clock to tell.
         self.calls: list[Call] = []
-        self.transfers: list[Span] = []
-        self.taken: ProfilePass | None = None
-        self.clock: ClockFit | None = None
-        self.notes: list[str] = []
+        self.transfers: list[Span] = []  # what went over the link for them, host clock
+        self.taken: ProfilePass | None = None  # what the profiled pass brought; None where there was none
+        self.clock: ClockFit | None = None  # the board's beside the host's; None where it has none that can be asked
+        self.notes: list[str] = []  # what went wrong, a line each
         self._began_ns = 0
 
     @property
@@ -94,7 +61,7 @@ class Capture:
             self.calls.append(Call(TIMED, host, Span("run", *call.board_ns), call.warmup_ns, call.iterations_ns))
 
     def profile(
-        self, program: _Program, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
+        self, program: LoadedProgram, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
     ) -> None:
         """Run once more, under the profiler: as often as asked for, to the bound of :func:`bounded`.
 
@@ -125,10 +92,9 @@ class Capture:
         self._watch.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._watch.__exit__(kind, error, at)
-        if self._watch.problem:
-            self.notes.append(self._watch.problem)
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        self._watch.__exit__()
+        self.notes += filter(None, [self._watch.problem])
         if error is None:
             self._read_clock()
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hil.compare.tolerance import blindness, scale_of
 from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references.expected import expected_result
@@ -32,11 +34,7 @@ _TYPED = re.compile(r"(?:\d+x)*([a-z]+\w*(?:<f\d+>)?)(?:=|$)")
 
 
 def element_type(text: str) -> str:
-    """The element type of a tensor in the tools' words: ``si64`` of ``2xsi64=1 2``; "" of what has none.
-
-    Raises:
-        UsageError: its .npy file cannot be read.
-    """
+    """The element type of a tensor in the tools' words: ``si64`` of ``2xsi64=1 2``; "" of what has none."""
     if text.startswith("@") and text.endswith(".npy"):
         dtype = load_npy(Path(text[1:]), mmap=True).dtype
         if dtype.kind in "bc":
@@ -52,7 +50,6 @@ def tool_differs(result: RunResult, reference: RunResult, wanted: Sequence[str],
 
     Args:
         result: what the program gave, as it is :func:`comparable`.
-        reference: what is expected.
         wanted: of each output what :func:`element_type` says of the expected tensor; none are none that is looked at.
         inputs: what the program was given: an output that is equal to one may be that one, with the sign it came with.
     """
@@ -67,7 +64,8 @@ def tool_differs(result: RunResult, reference: RunResult, wanted: Sequence[str],
             continue
         own = "i1" if array.dtype.kind == "b" else f"i{8 * array.dtype.itemsize}"
         signed = array.dtype.kind in "iu" and kind in (f"s{own}", f"u{own}")
-        if kind not in ("", own) and not (signed and any(_same(array, one) for one in inputs.values())):
+        same = (one for one in inputs.values() if array.dtype == one.dtype and np.array_equal(array, one))
+        if kind not in ("", own) and not (signed and next(same, None) is not None):
             return (
                 f"output {name}: the values agree, but the elements expected are {kind} and the program's are {own}, "
                 f"which iree-run-module calls different: write --expected_output=SHAPEx{own}=..."
@@ -91,10 +89,6 @@ def comparable(result: RunResult, reference: RunResult, model: Model | None) -> 
     return replace(result, outputs=outputs)
 
 
-def _same(one: Array, other: Array) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and bool((one == other).all())
-
-
 # What the tools take where no flag says otherwise. They compare all other dtypes bit by bit.
 RTOL = 1e-5
 ATOLS: Mapping[str, float] = MappingProxyType({"float16": 1e-3, "float32": 1e-4, "float64": 1e-4, "bfloat16": 1e-2})
@@ -105,16 +99,11 @@ _EXACT = 0.25
 def tool_tolerance(
     rtol: float | None, atols: Mapping[str, float], expected: Sequence[Array]
 ) -> tuple[float | None, float | None]:
-    """rtol and atol with which hil calls different whatever the tools do.
+    """rtol and atol, from what flags say of them, with which hil calls different whatever the tools do.
 
     Of outputs of one dtype these are the tools' own. hil has one pair for all outputs: of several dtypes they are the
     strictest. Where the tools' own atol, which no flag gave, could not tell an output from a wrong one, it is None:
     hil's default.
-
-    Args:
-        rtol: what a flag says; None is nothing.
-        atols: dtype -> what its flag says.
-        expected: the outputs that are expected.
     """
     dtypes = [dtype_name(array.dtype) for array in expected]
     if not set(dtypes) - EXACT_DTYPES:
@@ -149,10 +138,7 @@ _HOW = {
 }
 # Of such flags whole families.
 _HOW_OF = {
-    "task_": "the board's runtime does",
-    "cuda_": "the board's runtime does",
-    "hip_": "the board's runtime does",
-    "vulkan_": "the board's runtime does",
+    **dict.fromkeys(("task_", "cuda_", "hip_", "vulkan_"), "the board's runtime does"),
     "device_profiling_": "--profile DIR",
 }
 # The tools' name of a dtype, in the flags of their absolute tolerances.
@@ -190,12 +176,7 @@ class FlagFile:
 
 
 def write_flagfile(path: Path, flags: FlagFile) -> None:
-    """Write a flag file.
-
-    Raises:
-        StorageError: it cannot be written.
-        UsageError: a value would be more than one line.
-    """
+    """Write a flag file (StorageError); UsageError where a value would be more than one line."""
     lines = flags.lines()
     for line in lines:
         if len(line.splitlines()) != 1:
@@ -206,11 +187,7 @@ def write_flagfile(path: Path, flags: FlagFile) -> None:
 
 
 def parse_flagfile(path: Path) -> FlagFile:
-    """Read a flag file. Of a flag that is given twice the later one counts; inputs and the like add up.
-
-    Raises:
-        UsageError: the file is missing, or a flag is none that hil can honour.
-    """
+    """Read a flag file; UsageError where it is missing, or a flag is none that hil can honour."""
     try:
         lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -221,15 +198,12 @@ def parse_flagfile(path: Path) -> FlagFile:
 
 
 def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool = False) -> FlagFile:
-    """What flags of the tools say.
+    """What flags of the tools say. Of one that is given twice the later counts; inputs and the like add up.
 
     Args:
         flags: where each stands, for messages, and its text ``--flag=value``.
         folder: files are relative to it.
-        strict: refuse flags that only say how to run too.
-
-    Raises:
-        UsageError: one is no such flag.
+        strict: refuse (UsageError) flags that only say how to run too.
     """
     found: dict[str, list[str]] = {}
     for where, text in flags:
@@ -264,17 +238,10 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
 
 
 def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
-    """The job with what its flag file says; what the command line says stands.
+    """The job with what its flag file says; what the command line says stands, and so do ``later`` flags of the tools.
 
     ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances are taken (files relative to the
-    flag file), flags that only say how to run are left to the board's config.
-
-    Args:
-        job: with a flag file.
-        later: flags of IREE's tools after it: each takes the place of the file's.
-
-    Raises:
-        UsageError: the file is missing, or a flag is none that hil can honour.
+    flag file), flags that only say how to run are left to the board's config. Raises as :func:`parse_flagfile`.
     """
     assert job.flagfile is not None
     flags = parse_flagfile(job.flagfile)

@@ -31,11 +31,7 @@ Kind = tuple[str, Callable[[Any], Any]]
 
 
 def checked(name: str, value: Any, kind: Kind, hint: str = "") -> Any:
-    """A value as hil has it.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """A value as hil has it; UsageError where it is something else."""
     wanted, make = kind
     try:
         return make(value)
@@ -121,11 +117,7 @@ _TENSORS: Kind = ("arrays by name, or a sequence of texts as the command line ta
 
 
 def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int]:
-    """``N=4`` -> {"N": 4}.
-
-    Raises:
-        UsageError: it is not a name and a number of at least 0, or a name has two sizes.
-    """
+    """``N=4`` -> {"N": 4}. Raises UsageError: not a name and a number of at least 0, or a name has two sizes."""
     dims: dict[str, int] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -137,29 +129,17 @@ def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int]:
 
 
 def parse_range(text: str, option: str = "--input-range") -> tuple[float, float] | None:
-    """``-1:1`` -> (-1.0, 1.0); "" -> None.
-
-    Raises:
-        UsageError: it is not two finite numbers, the lower one first.
-    """
+    """``-1:1`` -> (-1.0, 1.0); "" -> None. Raises UsageError: not two finite numbers, the lower one first."""
     if not text:
         return None
-    low, _, high = text.partition(":")
     try:
-        found = (float(low), float(high))
+        return _range([float(part) for part in text.split(":")])
     except ValueError:
-        found = (1.0, 0.0)
-    if not (float("-inf") < found[0] <= found[1] < float("inf")):
-        raise UsageError(f"{option} {text!r} is not LOW:HIGH", hint="for example --input-range -1:1")
-    return found
+        raise UsageError(f"{option} {text!r} is not LOW:HIGH", hint="for example --input-range -1:1") from None
 
 
 def parse_seconds(value: float, option: str = "--timeout") -> float:
-    """Seconds that somebody may wait.
-
-    Raises:
-        UsageError: it is negative, infinite or no number.
-    """
+    """Seconds that somebody may wait; UsageError where it is negative, infinite or no number."""
     return float(checked(option, value, SECONDS))
 
 
@@ -338,18 +318,12 @@ def flag_of(name: str, spec: Spec) -> str:
 
 
 def options_of(given: Mapping[str, Any]) -> Options:
-    """The options that :func:`hil.run` was called with.
-
-    Raises:
-        UsageError: there is no such option, or one is of the wrong kind.
-    """
+    """The options that :func:`hil.run` was called with; UsageError where there is no such option, or it is wrong."""
     known = specs_of(Options)
     for name in given:
         if name not in known:
-            raise UsageError(
-                f"hil.run has no option {name!r}",
-                hint=f"{did_you_mean(name, known)}it takes {', '.join(known)}",
-            )
+            hint = f"{did_you_mean(name, known)}it takes {', '.join(known)}"
+            raise UsageError(f"hil.run has no option {name!r}", hint=hint)
     return Options(**{name: checked(name, value, known[name].kind, known[name].hint) for name, value in given.items()})
 
 
@@ -371,7 +345,7 @@ def _restored(declared: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Where:
-    """Which models, on which board: the first part of a job."""
+    """Which models, on which board (see :func:`hil.controller.devices.board_resolver.choose`)."""
 
     models: tuple[Path, ...] = ()
     board: str = ""
@@ -383,12 +357,7 @@ class _Where:
 
 @dataclass(frozen=True)
 class Job(RunSettings, _Where):
-    """What `hil run` was asked to do; every field has the option of its name. Stored with the run, so it can resume.
-
-    Attributes:
-        board, hw_type, identity, known_hosts, accept_new_host_key: as
-            :func:`hil.controller.devices.board_resolver.choose` takes them.
-    """
+    """What `hil run` was asked to do; every field has the option of its name. Stored with the run, so it can resume."""
 
     wait_s: float = 60.0
     faults: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 
 _SAMPLES_KEPT = 10_000
@@ -54,12 +54,8 @@ def device_statistics(result: RunResult) -> dict[str, Any]:
 
 
 def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
-    """A case as run.json holds it.
-
-    Args:
-        tensors: what was stored of it so far: ``inputs``, ``outputs``, ``references`` -> entries with files.
-    """
-    artifact, model, error = case.artifact, case.model, case.error
+    """A case as run.json holds it; of its tensors what was stored so far: ``inputs``, ... -> entries with files."""
+    artifact, model, error, result = case.artifact, case.model, case.error, case.result
     stored_references = tensors.get("references") or [[] for _ in case.references]
     return {
         "name": case.name,
@@ -67,33 +63,25 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         "outcome": case.outcome.value if case.outcome else None,
         "stage": case.stage,
         "reason": case.reason,
-        "error": error
-        and {"kind": type(error).__name__, "hint": error.hint, "board": error.board, "detail": error.detail},
+        "error": error and {"kind": type(error).__name__, **_fields(error, "hint", "board", "detail")},
         "model": model
         and {
-            "format": model.format,
-            "digest": model.digest,
-            "function": model.function,
+            **_fields(model, "format", "digest", "function"),
             "inputs": _specs(model.inputs),
             "outputs": _specs(model.outputs),
         },
         "artifact": artifact
         and {
-            "runtime": artifact.runtime,
-            "compiler": artifact.compiler,
-            "flags": list(artifact.flags),
-            "function": artifact.function,
-            "digests": dict(artifact.digests),
+            **_fields(artifact, "runtime", "compiler", "flags", "function", "digests"),
             "bytes": sum(path.stat().st_size for path in artifact.files.values() if path.exists()),
-            "cached": artifact.cached,
-            "notes": dict(artifact.notes),
+            **_fields(artifact, "cached", "notes"),
         },
         "timings": asdict(case.timings),
         "cached": cached_stages(case),
         "pushed_bytes": case.pushed_bytes,
-        "device": device_statistics(case.result) if case.result else None,
-        "peak_memory_bytes": case.result.peak_memory_bytes if case.result else None,
-        "provenance": dict(case.result.provenance) if case.result else {},
+        "device": result and device_statistics(result),
+        "peak_memory_bytes": result and result.peak_memory_bytes,
+        "provenance": dict(result.provenance) if result else {},
         "inputs": tensors.get("inputs", []),
         "outputs": tensors.get("outputs", []),
         "references": [
@@ -124,12 +112,11 @@ def cached_stages(case: Case) -> list[str]:
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
     """A verdict with all its statistics."""
     outputs = [{**output.record(), "mismatch_share": output.mismatch_share} for output in verdict.outputs]
-    return {
-        "outcome": verdict.outcome.value,
-        "against": verdict.against,
-        "reason": verdict.reason,
-        "outputs": outputs,
-    }
+    return {"outcome": verdict.outcome.value, **_fields(verdict, "against", "reason"), "outputs": outputs}
+
+
+def _fields(value: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _specs(specs: Sequence[TensorSpec] | None) -> list[dict[str, Any]] | None:
@@ -137,11 +124,7 @@ def _specs(specs: Sequence[TensorSpec] | None) -> list[dict[str, Any]] | None:
 
 
 def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> None:
-    """A case's final screen: outcome, statistics of each output, device time, stages, and where it is stored.
-
-    Args:
-        where: the run's folder; "" says nothing of it.
-    """
+    """A case's final screen: outcome, statistics of each output, device time, stages, and the run's folder."""
     outcome = case["outcome"] or "UNFINISHED"
     colour = {"PASS": "green", "FAIL": "red"}.get(outcome, "magenta")
     console.print(f"[bold {colour}]{outcome}[/]  [bold]{_escape(case['name'])}[/]  {_escape(_how(case))}")
@@ -159,13 +142,14 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
             say(console, "note", f"the reference {name} could not answer: {why}")
     for one in () if is_told else case.get("unanswered", ()):
         say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
-    for note in (*case["provenance"].get("notes", ()), *filter(None, [case["provenance"].get("elsewhere")])):
+    provenance = case["provenance"]
+    for note in (*provenance.get("notes", ()), *filter(None, [provenance.get("elsewhere")])):
         say(console, "note", note)
-    if (placement := case["provenance"].get("placement")) is not None:
+    if (placement := provenance.get("placement")) is not None:
         say(console, "ran on", placement_text(placement) or "nothing: it has no nodes")
     if case["artifact"] and (text := case["artifact"].get("notes", {}).get("text")):
         say(console, "compiled", text)
-    if command := case["provenance"].get("command"):
+    if command := provenance.get("command"):
         said = [command.get("why", ""), f"not measured: {', '.join(command['not_measured'])}"]
         say(console, "no agent", "; ".join(filter(None, said)))
     if case["device"] and case["device"]["iterations"]:
@@ -186,6 +170,7 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
 
 def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
     """A verdict's outputs as a table that 80 columns hold, and below it why outputs do not agree."""
+    from rich.padding import Padding
     from rich.text import Text
 
     say(console, "against", verdict["against"] + _tolerance(verdict["outputs"]))
@@ -205,7 +190,8 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
         for output, (name, *rest) in zip(verdict["outputs"], rows[1:], strict=True)
     ]
     if shown:
-        console.print(_indented(table(rows[0], shown, numbers=rows[0][2:], whole=rows[0], gap=gap)))
+        drawn = table(rows[0], shown, numbers=rows[0][2:], whole=rows[0], gap=gap)
+        console.print(Padding(drawn, (0, 0, 0, 2), expand=False))
     failed = [output for output in verdict["outputs"] if not output["passed"]]
     for output in failed[:_REASONS_SHOWN]:
         say(console, "", f"{output['name']}: {output['reason']}", style="red")
@@ -290,12 +276,6 @@ def _print_error(console: Console, case: dict[str, Any]) -> None:
         say(console, "hint", error["hint"], whole=True)
 
 
-def _indented(what: RenderableType, by: int = 2) -> RenderableType:
-    from rich.padding import Padding
-
-    return Padding(what, (0, 0, 0, by), expand=False)
-
-
 def _escape(text: str) -> str:
     from rich.markup import escape
 
@@ -313,10 +293,7 @@ def _number(value: Any) -> str:
 class Recorder:
     """Keeps a run's record up to date; may be called from several threads.
 
-    Args:
-        run: the run; cases that its record holds already, under other names, stay as they are.
-        order: the names of all the run's cases.
-        cases: those that are run now.
+    ``order`` names all the run's cases, ``cases`` are run now; others that the record holds already stay as they are.
     """
 
     def __init__(self, run: Run, order: Sequence[str], cases: Sequence[Case]) -> None:
@@ -335,14 +312,7 @@ class Recorder:
         self._gather(cases)
 
     def write(self, case: Case | None = None) -> None:
-        """Write the record as things stand.
-
-        Args:
-            case: one that has changed, as it is now; None writes all again.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Write the record as things stand; of one case that has changed, or of all. May raise StorageError."""
         with self._lock:
             if case is not None:
                 self._cases[case.name] = case

@@ -17,8 +17,7 @@ from hil import errors
 from hil.controller.backends.references import default_references
 from hil.controller.backends.targets import explain
 from hil.controller.devices.board_choice import BoardChoice, knows_target
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs
@@ -34,11 +33,7 @@ _ON_BOARD = (Stage.PUSH, Stage.LOAD, Stage.RUN)
 
 
 def bad_usage_is_raised(error: errors.UsageError, stage: Stage) -> errors.HilError:
-    """What was typed wrongly is the user's to mend: no case ends by it.
-
-    Raises:
-        UsageError: always.
-    """
+    """Raise it always: what was typed wrongly is the user's to mend, and no case ends by it."""
     raise error
 
 
@@ -52,11 +47,8 @@ class Runner(Tools):
     def begin(self, path: Path, options: Options, folder: Path, *, name: str = "", want_inputs: bool = True) -> Case:
         """Import a model and check the user's inputs against it: the stage that may still say "you typed it wrongly".
 
-        A model that cannot be read is an outcome of its case; bad usage is raised.
-
-        Args:
-            name: the case's; "" is the file's.
-            want_inputs: whether the case is to run and be compared, so that it needs inputs and a reference.
+        A model that cannot be read is an outcome of its case; bad usage is raised. With ``want_inputs`` the case is to
+        run and be compared, so that it needs inputs and a reference.
 
         Raises:
             UsageError: missing file, unknown function, inputs that the model does not take.
@@ -80,11 +72,9 @@ class Runner(Tools):
         return replace(self, config=config)._advance(case, Stage.COMPILE)
 
     def refer_early(self, case: Case) -> Case | None:
-        """Ask the references while the case waits for its board.
+        """Ask the references while the case waits for its board; another state of the case, for :meth:`judge`.
 
-        Returns:
-            Another state of the case, for :meth:`judge`; None where it has its outcome or its references already, or
-            its inputs are not known yet.
+        None where it has its outcome or its references already, or its inputs are not known yet.
         """
         if case.outcome or case.inputs is None or case.references:
             return None
@@ -142,12 +132,7 @@ class Runner(Tools):
 
         Compiling and referring go on in threads; the board is opened when the first program is there, or before that
         when only the board can tell what to compile for. A board that is lost ends its case, and is looked for again
-        for the next one; one that cannot be had ends all that are left.
-
-        Args:
-            cases: from :meth:`begin`; those that have an outcome already pass through.
-            pool: opens the board and, at its own end, gives it back.
-            runtime: what is going to be used on it; "" is its config's own.
+        for the next one; one that cannot be had ends all that are left. Cases that have an outcome pass through.
         """
         lost: errors.BoardError | None = None
         config = choice.config

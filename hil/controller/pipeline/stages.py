@@ -25,7 +25,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
@@ -54,11 +54,7 @@ class Tools:
 
 
 def check_options(options: Options, choice: BoardChoice) -> None:
-    """Refuse what cannot be meant, before anything is done.
-
-    Raises:
-        UsageError: a tolerance that cannot fail, a count or limit out of range.
-    """
+    """Refuse (UsageError), before anything is done, what cannot be meant."""
     check_tolerance(options.rtol, options.atol)
     if options.iterations < 1 or options.warmup < 0:
         raise errors.UsageError("--iterations must be at least 1 and --warmup at least 0")
@@ -72,11 +68,7 @@ def check_options(options: Options, choice: BoardChoice) -> None:
 
 
 def choice_of(job: Job) -> BoardChoice:
-    """The board that a job is for.
-
-    Raises:
-        UsageError: there is none, or it cannot do what is asked for.
-    """
+    """The board that a job is for; UsageError where there is none, or it cannot do what is asked for."""
     keys = {name: getattr(job, name) for name in ("identity", "known_hosts", "accept_new_host_key")}
     choice = choose(job.board, job.hw_type, **keys)
     check_options(job.options(), choice)
@@ -169,11 +161,7 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
         with Capture(session.board) if options.profile else nullcontext() as capture:
             if capture is not None:
                 yield (case := replace(case, capture=capture))
-            counts: dict[str, Any] = {
-                "warmup": options.warmup,
-                "iterations": options.iterations,
-                "timeout": options.timeout,
-            }
+            counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
             start = time.monotonic()
             result, call = program.run(inputs, names=tuple(spec.name for spec in artifact.outputs or ()), **counts)
             spent = time.monotonic() - start
@@ -303,18 +291,13 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
 def _verdicts(
     case: Case, result: RunResult, references: Sequence[RunResult], tolerance: Mapping[str, Any]
 ) -> tuple[Verdict, ...]:
+    """The verdicts; those that are a pass also say what they say nothing about."""
     unseen = case.model.unseen if case.model is not None else ""
+    verdicts = [compare(comparable(result, one, case.model), one, **tolerance) for one in references]
     return tuple(
-        _noting(compare(comparable(result, reference, case.model), reference, **tolerance), unseen)
-        for reference in references
+        replace(one, reason="; ".join(filter(None, (one.reason, unseen)))) if one.outcome is Outcome.PASS else one
+        for one in verdicts
     )
-
-
-def _noting(verdict: Verdict, note: str) -> Verdict:
-    """A verdict that, where it is a pass, also says what it says nothing about."""
-    if not note or verdict.outcome is not Outcome.PASS:
-        return verdict
-    return replace(verdict, reason="; ".join(filter(None, (verdict.reason, note))))
 
 
 def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], context: RunContext) -> Case:
@@ -339,11 +322,7 @@ def _judged(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
 
 
 def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """A case's inputs for these specs: what the user gave, the rest seeded random.
-
-    Raises:
-        UsageError: the model does not take what was given.
-    """
+    """A case's inputs for these specs: what the user gave (UsageError: it does not fit), the rest seeded random."""
     options = case.options
     ranges = case.model.ranges if case.model else {}
     return make_inputs(

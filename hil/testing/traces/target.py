@@ -12,8 +12,7 @@ from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.backends.targets import explain
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.models.compiling import native_compiler
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing, write_file

@@ -23,8 +23,7 @@ from hil.controller.analysis.bench.store import (
 )
 from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.devices.board_resolver import is_address
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
@@ -73,7 +72,7 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
     """Measure one program, or two in turns, storing everything as it comes.
 
     Returns:
-        The bench's document (``bench`` in docs/commands.schema.json); after Ctrl-C, of what was measured until then.
+        ``bench`` of docs/commands.schema.json; after Ctrl-C, of what was measured until then.
 
     Raises:
         UsageError: something was asked for that cannot be; nothing was run.

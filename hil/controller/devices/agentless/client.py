@@ -99,9 +99,7 @@ class CommandClient(BoardClient):
     def info(self) -> dict[str, Any]:
         """Make hil's folder on the board and read what it shows of itself, with the keys of an agent's Describe.
 
-        Raises:
-            UsageError: the runtime has no command.
-            BoardError: the folder cannot be used, or the shell is not POSIX.
+        Raises UsageError where the runtime has no command.
         """
         if not self._command.runs(self._runtime):
             raise errors.UsageError(
@@ -147,12 +145,7 @@ class CommandClient(BoardClient):
     # ---- files
 
     def tools(self) -> dict[str, Path]:
-        """The command's program and, beside IREE's own, the tool that times programs: digest -> file on the host.
-
-        Raises:
-            UsageError: the config names a file that is not there.
-            LoadFailed: there is no such tool for the board.
-        """
+        """The command's program and, beside IREE's own, the tool that times programs."""
         return dict(self._tools)
 
     def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
@@ -161,12 +154,7 @@ class CommandClient(BoardClient):
             return {item.digest: 0 for item in self.store.missing(self._items(files))}
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
-        """Send files, digest -> (file, 0), whole and verified.
-
-        Raises:
-            LoadFailed: the board has no room.
-            BoardLost: the link broke, or what arrived is not what was sent.
-        """
+        """Send files, digest -> (file, 0), whole and verified."""
 
         def count(size: int) -> None:
             self.payload_bytes_sent += size
@@ -212,11 +200,7 @@ class CommandClient(BoardClient):
     # ---- programs
 
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
-        """Take a pushed program: its signature is read here; that the board can load it shows when it is run.
-
-        Raises:
-            LoadFailed: it is damaged, or takes or gives what a command cannot pass, or the command is not there.
-        """
+        """Take a pushed program: its signature is read here; that the board can load it shows when it is run."""
         with self._seam("load"), temporary_folder("hil-command-") as place:
             log = Path(place) / "read.log"
             taken = signature.signature_of(artifact, self._isolated, log, needs_own=self._command.is_ours)
@@ -231,11 +215,7 @@ class CommandClient(BoardClient):
         return Loaded(program_id, taken.function, taken.inputs, taken.outputs, device=device, version=self._version)
 
     def find(self) -> str:
-        """Where the program that the config names lies on the board; "" where hil puts one there.
-
-        Raises:
-            LoadFailed: it is not there.
-        """
+        """Where the program that the config names lies on the board (LoadFailed); "" where hil puts one there."""
         return self.store.find(self._command.program) if self._command.program else ""
 
     def unload(self, program_id: str) -> None:
@@ -262,10 +242,6 @@ class CommandClient(BoardClient):
         The outputs are of a command of its own; IREE's timing tool, where the board has it, then makes the warm-ups
         and iterations. Without that tool each of them is a command, and how long it took on the device is not known.
         ``timeout`` is in whole seconds on the board. Each output is bounded by its own shape, not by ``most_bytes``.
-
-        Raises:
-            UsageError: the program does not take these inputs.
-            LoadFailed, RunFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as it ends.
         """
         program, command = self._programs[program_id], self._command
         files = signature.output_files(program.signature, command)
@@ -332,16 +308,7 @@ class CommandClient(BoardClient):
         iterations: int = 1,
         timeout: float = 60.0,
     ) -> ProfilePass:
-        """Run once more under IREE's profiling tool, which tells the times of its own clock.
-
-        Args:
-            tool: digest of the tool, which was sent; "" where the board's own command cannot profile.
-
-        Raises:
-            UsageError: the program does not take these inputs.
-            RunFailed: the board's command is its own and cannot profile, or the tool wrote nothing.
-            LoadFailed, RunCrashed, StageTimeout, BoardBusy, BoardLost: as of :meth:`invoke`.
-        """
+        """Run once more under IREE's profiling tool, which tells the times of its own clock."""
         if not tool:
             raise errors.RunFailed(
                 f"this board's own command {posixpath.basename(self._title)} cannot profile",

@@ -93,11 +93,9 @@ _START_S, _END_S = 30.0, 10.0
 
 
 def start_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: Say = lambda text: None) -> Link:
-    """Start a simulator for a board config and wait until it serves.
+    """Start a simulator for a board config and wait until it serves (BoardUnreachable).
 
-    Raises:
-        UsageError: a fault is written wrongly.
-        BoardUnreachable: it did not start.
+    Raises UsageError where a fault is written wrongly.
     """
     # Unix socket paths are short by law (104 bytes on macOS), so not below the user's own deep folders.
     folder = new_folder("hil-sim-", for_sockets=True)

@@ -71,11 +71,7 @@ class BoardLoan(Protocol):
         """The board's config, once there is one; its address leads to the agent."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a board, at most so long; whether there is one. The place in the queue stays.
-
-        Raises:
-            FarmError: no board will ever do.
-        """
+        """Wait for a board, at most so long; whether there is one. FarmError where none will ever do."""
 
     def queue_text(self) -> str:
         """How many go first, in words; "" while that is not known."""
@@ -113,11 +109,7 @@ class BoardProvider(Protocol):
 
 
 def provider_of(address: str) -> tuple[BoardProvider, str]:
-    """Who lends the boards of an address, and the selector in it.
-
-    Raises:
-        UsageError: nobody does, or what is registered cannot be loaded.
-    """
+    """Who lends the boards of an address, and the selector in it; UsageError where nobody can."""
     prefix, _, selector = address.partition(":")
     for point in points(PROVIDERS):
         if point.name == prefix:

@@ -112,11 +112,7 @@ class Transport(paramiko.Transport):
             threading.Thread(target=work, daemon=True, name="hil-ssh-alive").start()
 
     def open_streamlocal(self, path: str, timeout: float) -> paramiko.Channel:
-        """A channel to a Unix socket on the far side.
-
-        Raises:
-            paramiko.SSHException: there is none, or it is not let through.
-        """
+        """A channel to a Unix socket on the far side; paramiko.SSHException where there is none, or none is allowed."""
         with self._opening:
             self._path = path
             return self.open_channel(_STREAMLOCAL, timeout=timeout)
@@ -166,14 +162,11 @@ class AgentKey(InMemoryPrivateKey):
 
 
 class FileKey(OnDiskPrivateKey):
-    """A key in a file.
-
-    Attributes:
-        plain: whether ssh's own client takes it as it is: without a passphrase, and nobody else can read it.
-    """
+    """A key in a file."""
 
     def __init__(self, username: str, path: Path, pkey: paramiko.PKey, *, plain: bool) -> None:
         super().__init__(username, "python-config", path, pkey)
+        # Whether ssh's own client takes it as it is: without a passphrase, and nobody else can read it.
         self.plain = plain
 
     def __str__(self) -> str:
