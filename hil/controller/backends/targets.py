@@ -32,14 +32,7 @@ class Target:
 
 
 def iree_target(machine: Mapping[str, Any]) -> Target:
-    """What to compile for on a machine.
-
-    Args:
-        machine: as Describe has it: ``arch``, ``system``, ``cpu_model``, ``cpu_features`` and ``cpu_parts``.
-
-    Raises:
-        UsageError: hil knows no target for such a machine.
-    """
+    """What to compile for on a machine, as Describe has it. Raises UsageError: hil knows no target for it."""
     arch = str(machine.get("arch", ""))
     family = _FAMILY.get(arch.lower())
     if family is None:
@@ -82,12 +75,7 @@ def described(flags: Sequence[str]) -> Target:
 
 
 def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> None:
-    """Say in an error's hint where a program of IREE's was compiled for another CPU than its board has.
-
-    Args:
-        flags: of the program.
-        info: what the board says of itself.
-    """
+    """Say in an error's hint where a program of IREE's was compiled, with such flags, for another CPU than this."""
     target = described(flags)
     # A simulated board is this machine: what was compiled for "host" fits it, whatever it plays.
     if not (info.get("simulated") and target.cpu == "host"):
@@ -95,11 +83,7 @@ def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> N
 
 
 def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) -> str:
-    """A hint where a program failed because it was compiled for another CPU than the board's; else "".
-
-    Args:
-        target: what was compiled for (see :func:`iree_target` and :func:`described`).
-    """
+    """A hint where a program failed because its target is another CPU than the board's; else ""."""
     said = f"{error.message}\n{error.detail}"
     incompatible = isinstance(error, LoadFailed) and "INCOMPATIBLE" in said
     illegal = isinstance(error, RunCrashed) and "SIGILL" in said

@@ -47,11 +47,7 @@ def description(
 
 
 def check_dims(file: str, dims: Mapping[str, int], symbols: Collection[str]) -> None:
-    """Refuse sizes of dimensions that a model does not have.
-
-    Raises:
-        UsageError: one of ``dims`` is none of ``symbols``.
-    """
+    """Raise UsageError where a size is given to a dimension that a model does not have."""
     if unknown := sorted(set(dims) - set(symbols)):
         have = ", ".join(sorted(symbols)) or "none: every dimension is fixed"
         raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"its symbolic dimensions: {have}")

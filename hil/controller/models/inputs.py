@@ -121,10 +121,7 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
 
 
 def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
-    """What the user gave, as numpy has it.
-
-    Args:
-        spec: the tensor that it is for: raw bytes, as a .npz holds a bfloat16 tensor, are taken for its dtype.
+    """What the user gave, as numpy has it: raw bytes, as a .npz holds bfloat16, are taken for the spec's dtype.
 
     Raises:
         UsageError: it is none, or of a dtype that hil does not know.
@@ -172,11 +169,7 @@ def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None
 
 
 def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
-    """Say of every dimension at once that nobody knows its size.
-
-    Raises:
-        UsageError: there is one.
-    """
+    """Say of every dimension at once that nobody knows its size. Raises UsageError: there is one."""
     told: list[str] = []
     options: dict[str, None] = {}
     for spec in specs:
@@ -332,10 +325,7 @@ def random_tensor(
     """A random tensor that suits the dtype: no NaN, no infinity, the same on every machine.
 
     Floats are normal (cut off at 4 standard deviations) or uniform within ``bounds``; integers uniform over all values
-    up to 8 bits, else between -100 and 100, or within ``bounds``.
-
-    Raises:
-        UsageError: the dtype has no value within the bounds.
+    up to 8 bits, else between -100 and 100, or within ``bounds``. Raises UsageError: no value is within the bounds.
     """
     digest = hashlib.blake2b(f"{seed}\0{spec.name}".encode(), digest_size=16).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
@@ -400,10 +390,7 @@ def _within(spec: TensorSpec, bounds: tuple[float, float], low: float, high: flo
 
 
 def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], count: int) -> list[dict[str, Array]]:
-    """The samples to calibrate with, each every input by name.
-
-    Args:
-        given: the caller's; empty takes the file beside the model, or else random ones.
+    """The samples to calibrate with, every input by name: those given, or of the file beside the model, or random.
 
     Raises:
         UsageError: the model does not take them, or the file is not as it must be.

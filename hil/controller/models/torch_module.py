@@ -82,11 +82,7 @@ def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[An
 
 
 def save_program(program: Any, path: Path) -> None:
-    """Write a program as ``torch.export.save`` does.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write a program as ``torch.export.save`` does. Raises UsageError: the file cannot be written."""
     import torch
 
     try:

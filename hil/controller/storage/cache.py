@@ -89,11 +89,7 @@ class Cache:
         return path
 
     def put(self, key: str, meta: Mapping[str, Any], fill: Callable[[Path], None]) -> Path:
-        """Make an entry: ``fill`` writes files into an empty folder, which then takes the place of any older entry.
-
-        Raises:
-            StorageError: the cache's folder is full or cannot be written.
-        """
+        """Make an entry: ``fill`` writes files into an empty folder, which then takes the place of any older entry."""
         path = self._path(key)
         self._uses.add(key)
         with self._storage():
@@ -186,10 +182,8 @@ class Cache:
     def gc(self, max_bytes: int | None = None, max_age: float | None = None) -> list[Entry]:
         """Evict entries unused for ``max_age`` seconds, then the least recently used until ``max_bytes`` are left.
 
-        An entry that somebody is making (:meth:`lock`), or that another user has in use (:meth:`in_use`), stays.
-
-        Raises:
-            StorageError: the cache's folder cannot be written.
+        An entry that somebody is making (:meth:`lock`), or that another user has in use (:meth:`in_use`), stays. Raises
+        StorageError: the cache's folder cannot be written.
         """
         import filelock
 
@@ -221,11 +215,7 @@ class Cache:
         return evicted
 
     def making(self) -> Path:
-        """This process's own folder on the cache's file system, for what is being made or removed.
-
-        Raises:
-            StorageError: it cannot be made.
-        """
+        """This process's own folder on the cache's file system, for what is being made or removed."""
         return scratch.place_below(self.root / f"making-{os.geteuid()}")
 
     def _path(self, key: str) -> Path:

@@ -36,11 +36,7 @@ IsolatedFunction = Callable[..., Any] | str
 
 
 def function_name(function: IsolatedFunction) -> str:
-    """Return ``module:function``, by which a worker finds a function.
-
-    Args:
-        function: of an importable module. A package may give that text itself, so that the controller imports nothing
-            of it.
+    """Return ``module:function``, by which a worker finds a function; a package may give that text itself.
 
     Raises:
         ValueError: no worker can find it: it is a lambda, local, a method, or of ``__main__``.
@@ -314,11 +310,7 @@ def _tail(log: Path, start: int) -> str:
 
 
 def _reply(line: bytes) -> dict[str, Any]:
-    """What a process answered, which may be anything: a compiler runs in it on a model that may be anything.
-
-    Raises:
-        IsolatedCrash: it is no answer.
-    """
+    """What a process answered, which may be anything: a compiler runs in it on a model that may be anything."""
     try:
         reply = json.loads(line)
     except (ValueError, RecursionError):

@@ -32,12 +32,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure, as what the path's suffix says.
-
-    Raises:
-        UsageError: the suffix is unknown.
-        StorageError: the file cannot be written.
-    """
+    """Write a figure, as what the path's suffix says. Raises UsageError, StorageError: it cannot be written."""
     try:
         figure.savefig(path, dpi=120)
     except ValueError as error:

@@ -23,11 +23,7 @@ _interrupts = 0
 
 @contextlib.contextmanager
 def pausing(pause: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Have something that uses the terminal step aside whenever somebody is asked.
-
-    Args:
-        pause: gives a context in which the terminal is free.
-    """
+    """Have something that uses the terminal step aside, in the context that it gives, whenever somebody is asked."""
     _displays.append(pause)
     try:
         yield

@@ -58,14 +58,7 @@ class Run:
         return str(self.record["id"])
 
     def save(self, cases: Sequence[str] | None = None) -> None:
-        """Write run.json, atomically.
-
-        Args:
-            cases: the record's cases as JSON, where they are at hand.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
+        """Write run.json, atomically, with the record's cases as JSON where they are at hand."""
         # Laid out for people once it is whole: until then it is written often, and that is slow.
         layout = 1 if self.record["finished"] else None
         head = self.record if cases is None else {key: self.record[key] for key in self.record if key != "cases"}
@@ -89,11 +82,7 @@ class Run:
         return folder
 
     def save_tensors(self, case: str, kind: str, tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
-        """Write a case's tensors as .npy; returns name, dtype, shape and file of each, for the record.
-
-        Args:
-            kind: subfolder: ``inputs``, ``outputs``, ``reference-...``.
-        """
+        """Write a case's tensors as .npy; returns name, dtype, shape and file of each, for the record."""
         from hil.core.tensors import dtype_name
 
         folder = self.folder / case / kind
@@ -236,11 +225,7 @@ class RunStore:
 
 @contextlib.contextmanager
 def storing(folder: Path, option: str = "--out") -> Iterator[None]:
-    """Turn a failed write into an error that says where and what to do.
-
-    Args:
-        option: the option that names another place; "" where none does.
-    """
+    """Raise StorageError for a failed write: where, and what to do; ``option``, if any, names another place."""
     try:
         yield
     except OSError as error:
@@ -252,11 +237,7 @@ def storing(folder: Path, option: str = "--out") -> Iterator[None]:
 
 
 def write_file(path: Path, data: str | bytes, *, option: str = "--out", make_folder: bool = False) -> None:
-    """Write a file so that whoever opens it finds the old one or the whole new one.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
+    """Write a file so that whoever opens it finds the old one or the whole new one. Raises StorageError: it cannot."""
     with storing(path.parent, option):
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,21 +260,13 @@ _KEY = "begun.key"
 
 
 def seal(folder: Path, request: Mapping[str, Any]) -> None:
-    """Note in a run's folder that the user began it. Without a home to keep a key in it cannot be gone on with.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Note in a run's folder that the user began it. Without a home to keep a key in it cannot be gone on with."""
     if key := _key(make=True):
         (folder / _SEAL).write_text(_mark(key, folder, request) + "\n")
 
 
 def check_seal(folder: Path, request: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that the user has not begun.
-
-    Raises:
-        UsageError: somebody else began it, or altered or moved it.
-    """
+    """Raise UsageError for a run that the user has not begun, or that somebody altered or moved."""
     if not is_sealed(folder, request):
         raise UsageError(
             f"{folder} was not begun by you here: what it says it was asked to do may be anybody's",

@@ -21,14 +21,7 @@ _ELEMENTS_PER_BYTE = 4
 
 
 def load_npz(path: Path, dtypes: Mapping[str, str] | None = None) -> dict[str, Array]:
-    """The arrays in an .npz file, by key.
-
-    Args:
-        dtypes: key -> dtype, where numpy's format forgot it.
-
-    Raises:
-        UsageError: the file is missing, is no such archive, or an array takes far more than the archive does.
-    """
+    """The arrays in an .npz file, by key, with the dtypes that numpy's format forgot. Raises UsageError: it is none."""
     with Npz(path) as archive:
         return {key: typed(archive.read(key), (dtypes or {}).get(key, "")) for key in archive.keys}
 
@@ -46,11 +39,7 @@ def load_pb(path: Path) -> Array:
 
 
 def parse_pb(data: bytes) -> Array:
-    """The tensor in the bytes of an ONNX TensorProto.
-
-    Raises:
-        ValueError: there is none; so do protobuf and onnx, with errors of their own.
-    """
+    """The tensor in the bytes of an ONNX TensorProto. Raises ValueError, as protobuf and onnx do: there is none."""
     import onnx
     from onnx import numpy_helper
 

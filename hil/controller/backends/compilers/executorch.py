@@ -115,7 +115,7 @@ _NO_WORK = ("executorch_call_delegate", "getitem")
 
 
 def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[str, Any]:
-    """Lower a program and write it.
+    """Lower a program and write it; called in an isolated process.
 
     Args:
         backend: ``xnnpack``, which takes what it can, or ``portable``.
@@ -124,10 +124,6 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
     Returns:
         ``lower_s``: seconds that lowering took; ``program_bytes``; ``delegation``: ``backends``, ``delegated`` and
         ``undelegated``, each operator -> how many nodes.
-
-    Raises:
-        ImportFailed: the file cannot be read.
-        CompileFailed: ExecuTorch cannot lower it.
     """
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower

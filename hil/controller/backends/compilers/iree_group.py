@@ -96,8 +96,7 @@ def compile_together(
 ) -> Together:
     """Compile small models so that :func:`compile_iree`, given the same cache object, finds each of them there.
 
-    Nothing that is wrong with a model, or with the flags, is told here: the model is left for compile_iree, which then
-    says it as ever.
+    What is wrong with a model, or with the flags, is not told here: the model is left for compile_iree, which tells it.
 
     Args:
         models: any; of the same content only one is compiled.
@@ -172,12 +171,7 @@ def _groups(members: Sequence[_Member], workers: int) -> list[list[_Member]]:
 
 
 def _compile(group: Sequence[_Member], work: Work) -> list[list[_Member]]:
-    """Compile a group and keep what comes of it: the members of each program.
-
-    Raises:
-        UsageError, CompileFailed: the flags are wrong, for whatever model.
-        StorageError: the programs cannot be kept.
-    """
+    """Compile a group and keep what comes of it: the members of each program."""
     by_name = {member.function: member for member in group}
     open_groups = [list(group)]
     stored = []
@@ -249,11 +243,6 @@ def build_group(
     Returns:
         The programs, mostly one: its ``file`` in the folder, its ``functions``, and what the compiler ``said``. A
         member that is in none of them broke every program it was in, or was left over.
-
-    Raises:
-        UsageError: the compiler knows no such flag.
-        StorageError: the disk is full.
-        CompileFailed: the target names a CPU or a feature that there is not.
     """
     from iree.compiler import ir
 

@@ -156,14 +156,7 @@ def host_cpu() -> str:
 
 
 def own_declaration(model: Model, function: str) -> str | None:
-    """The signature that IREE's own ONNX path would lose; None for models of other formats.
-
-    Args:
-        function: what the program calls the model's function.
-
-    Raises:
-        CompileFailed: MLIR has no type for a value of the model.
-    """
+    """An ONNX model's signature, which IREE would lose, for a program that calls its function so; None for others."""
     if model.format != "onnx" or model.inputs is None or model.outputs is None:
         return None
     return declaration_of(function, model.inputs, model.outputs)
@@ -197,18 +190,12 @@ def build(
     debug_ir: str | None,
     log: str,
 ) -> None:
-    """Write main.vmfb, and params.irpa for large weights, into a folder.
+    """Write main.vmfb, and params.irpa for large weights, into a folder; called in an isolated process.
 
     Args:
         declaration: the function's signature to store in the program (ONNX), or None.
         parameters: an archive of large weights that came with the model (MLIR), or None.
         debug_ir: where the imported module is written as text, or None.
-
-    Raises:
-        UsageError: the compiler knows no such flag.
-        CompileFailed: the model cannot be imported or was refused, or the target names a CPU or a feature that there is
-            not.
-        CompileCrashed: iree-compile died.
     """
     with temporary_folder("hil-compile-") as scratch:
         source = Path(model)
@@ -234,11 +221,7 @@ def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, lo
 
 
 def check_target(said: str) -> None:
-    """Refuse a target that iree-compile did not know: it warns, leaves that part out and compiles for another CPU.
-
-    Raises:
-        CompileFailed: there was such a warning.
-    """
+    """Raise CompileFailed where iree-compile warned of a target: it leaves that part out, compiling for another CPU."""
     found = {match["what"] or match["host"]: match["name"] for match in _IGNORED.finditer(said)}
     if not found:
         return
@@ -257,8 +240,7 @@ def fail(code: int, said: str) -> None:
     Raises:
         StorageError: the disk is full.
         UsageError: it knows no such flag.
-        CompileFailed: it refused the model.
-        CompileCrashed: it died.
+        CompileFailed, CompileCrashed: it refused the model, or died.
     """
     lines = [line[:400] for line in said.splitlines()]
     tail = "\n".join(lines[-40:])

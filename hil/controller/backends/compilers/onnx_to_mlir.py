@@ -21,16 +21,13 @@ _OPSET = 17
 def convert(
     path: Path, dims: Mapping[str, int], declaration: str | None, out: Path, parameters: Path, text: Path | None
 ) -> None:
-    """Write a model as MLIR bytecode.
+    """Write a model as MLIR bytecode. Raises CompileFailed: it uses what IREE's importer does not know.
 
     Args:
         path: the ONNX file, its external data beside it.
         declaration: stored as the function's ``iree.abi.declaration``, which IREE itself leaves out for ONNX.
         parameters: where large weights go, if the model has any; scope ``model``.
         text: also write the module as text here.
-
-    Raises:
-        CompileFailed: the model uses what IREE's importer does not know.
     """
     from iree.compiler import ir
 
@@ -47,17 +44,13 @@ def convert(
 
 
 def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, declaration: str | None) -> None:
-    """Add a model to a module, as a function beside those of others.
+    """Add a model, weights and all, to an ``ir.Module`` as a function beside others, of a name that is unique there.
 
     The locations of its nodes read ``function/node``, and nothing else in the module has its names.
 
-    Args:
-        module: an ``ir.Module``; unchanged where an error is raised.
-        path: the ONNX file; its weights go into the module.
-        function: what to call it; unique in the module.
-
     Raises:
-        CompileFailed: the model uses what IREE's importer does not know, or its weights are too large for a module.
+        CompileFailed: the model uses what IREE's importer does not know, or its weights are too large for a module; the
+            module is unchanged.
     """
     from iree.compiler import ir
 
@@ -82,10 +75,7 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
 
 
 def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Path, Path] | None) -> Any:
-    """The importer of a prepared model, its work done in a module of its own.
-
-    ``heavy``: the folder of the model's external data, and the file for its large weights.
-    """
+    """The importer of a model, its work done; ``heavy``: the folder of external data, the file for large weights."""
     from iree.compiler import ir
     from iree.compiler.extras import onnx_importer
 

@@ -229,10 +229,7 @@ def target_of(flags: Sequence[str]) -> Target:
 
 
 def tfcompile_target(machine: Mapping[str, Any]) -> BoardTarget:
-    """Return what to compile for on a machine as a board shows it (``arch``).
-
-    Compiling refuses a machine that there are no programs for.
-    """
+    """What to compile for on a machine as a board shows it (``arch``); compiling refuses one that has no programs."""
     arch = str(machine.get("arch", "")).lower()
     triple = f"{_FAMILY.get(arch, arch)}-unknown-linux-gnu"
     return BoardTarget((f"{_TRIPLE}={triple}",), triple) if arch else BoardTarget((), "")

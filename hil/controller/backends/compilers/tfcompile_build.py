@@ -97,15 +97,7 @@ def compile_source(source: str, target: str, folder: str, log: str) -> None:
 
 
 def link(program: str, signature: str, objects: Sequence[str], target: str, library: str, log: str) -> None:
-    """Link a program's glue, its objects and the runtime's into a shared library.
-
-    Args:
-        program: the folder that :func:`compile_graph` wrote.
-        target: as Zig calls it.
-
-    Raises:
-        CompileFailed: the compiler or the linker refused it.
-    """
+    """Link a program's glue, its objects and the runtime's into a shared library, for a target as Zig calls it."""
     with temporary_folder("hil-link-") as scratch:
         glue = Path(scratch) / GLUE
         glue.write_text(glue_of(signature))
@@ -115,11 +107,7 @@ def link(program: str, signature: str, objects: Sequence[str], target: str, libr
 
 
 def glue_of(signature: str) -> str:
-    """The C++ source of a program's functions.
-
-    Args:
-        signature: what the library says of itself, in printable ASCII; what it names may come from anybody's file.
-    """
+    """The C++ source of a program's functions; its signature, in printable ASCII, may name what anybody's file says."""
     # Of such text JSON's string is C++'s as well.
     return _GLUE.format(header=HEADER, name=CLASS, signature=json.dumps(signature))
 

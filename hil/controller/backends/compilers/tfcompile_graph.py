@@ -27,9 +27,6 @@ _SCOPE = "function"
 def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> None:
     """Write the graph, the config (as tfcompile reads it, and as JSON) and the variables' values into a folder.
 
-    Args:
-        path: the model's file: a SavedModel's saved_model.pb, or a .keras file.
-
     Raises:
         UsageError: there is no such function, or a dimension is open.
         CompileFailed: the model cannot be traced, or has what tfcompile takes no config for.

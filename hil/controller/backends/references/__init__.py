@@ -126,10 +126,7 @@ def default_references(model: Model) -> list[str]:
 
 
 def refer(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[Work]) -> RunResult:
-    """What one reference makes of a model and its inputs, computed or from the cache.
-
-    Args:
-        work: how it is done; the cache keeps results by model, inputs and the reference's version.
+    """What one reference makes of a model and its inputs; the cache keeps that by model, inputs and its version.
 
     Raises:
         UsageError: no such reference, or one that does not take this format.
@@ -185,9 +182,7 @@ def refer_each(
         The answers, in order; and name -> error of the references that could not answer.
 
     Raises:
-        UsageError: as :func:`refer`.
-        ReferenceFailed: none could; where there is only one, what that one raises.
-        StageTimeout: there is only one, and it took too long.
+        ReferenceFailed: none could. Where there is only one: what :func:`refer` raises.
     """
     answers: list[RunResult] = []
     failed: dict[str, StageError] = {}
@@ -208,8 +203,7 @@ def refer_each(
 def refer_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: Any) -> RunResult:
     """What the first reference that can answer makes of a model: see :func:`refer` for the arguments.
 
-    ONNX Runtime is asked first, then ONNX's own evaluator, then IREE on this CPU. Where it was not the first,
-    ``provenance["fallback"]`` tells why, as a list of [name, reason].
+    Where it was not the first of :data:`_ORDER`, ``provenance["fallback"]`` tells why, as a list of [name, reason].
 
     Raises:
         ReferenceFailed: none could.

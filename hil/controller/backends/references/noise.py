@@ -47,10 +47,9 @@ def perturbed(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
 
 
 def noise_between(outputs: Mapping[str, Array], runs: list[Mapping[str, Array]]) -> dict[str, Noise]:
-    """The noise of every float output, from what the same reference computed on inputs that were moved.
+    """The noise of every float output, from what the same reference computed (``runs``) on inputs that were moved.
 
-    Args:
-        runs: on moved ones. An output whose shape depends on its inputs' values has no noise there.
+    An output whose shape depends on its inputs' values has none.
     """
     found: dict[str, Noise] = {}
     for name, array in outputs.items():

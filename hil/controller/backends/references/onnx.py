@@ -21,11 +21,7 @@ def runtime_source() -> str:
 
 
 def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a model; called in the isolated process.
-
-    Raises:
-        ReferenceFailed: ONNX Runtime refuses the model, has no CPU kernel for an operator with these dtypes, or fails.
-    """
+    """Run a model; called in the isolated process. Raises ReferenceFailed: ONNX Runtime refuses it, or fails."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -59,11 +55,7 @@ def evaluator_source() -> str:
 
 
 def run_evaluator(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a model; called in the isolated process.
-
-    Raises:
-        ReferenceFailed: the evaluator refuses the model, does not implement an operator, or fails.
-    """
+    """Run a model; called in the isolated process. Raises ReferenceFailed: the evaluator refuses it, or fails."""
     import numpy as np
     import onnx
     from onnx.reference import ReferenceEvaluator

@@ -22,13 +22,10 @@ def source() -> str:
 
 
 def run(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a program; called in the isolated process.
+    """Run a program; called in the isolated process. Raises ReferenceFailed: torch cannot run it on a CPU.
 
     Its state (buffers that it changes) is as it was saved, and what it makes of it comes after the outputs. The random
     numbers that it draws are seeded with 0.
-
-    Raises:
-        ReferenceFailed: torch cannot run it on a CPU, or not with these inputs.
     """
     from functools import reduce
 

@@ -117,8 +117,7 @@ def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Mod
     """The model as ONNX, in which it can be taken apart and looked into; a PyTorch program's nodes bear module paths.
 
     Raises:
-        UsageError: there is no way to make it one.
-        CompileFailed, CompileCrashed, StageTimeout: it did not work.
+        UsageError, CompileFailed, CompileCrashed, StageTimeout: as of :func:`convert`.
     """
     if model.format != "onnx" and not can_convert(model.format, "onnx"):
         raise UsageError(

@@ -26,10 +26,6 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     """Write a function of a model as StableHLO, in MLIR's bytecode: every call finds its variables as they were saved.
 
     It returns the new values of those that it assigns after its outputs.
-
-    Raises:
-        UsageError: a dimension is open.
-        CompileFailed: the function uses what XLA has no translation for.
     """
     source = open_model(path, function, dims)
 
@@ -41,11 +37,7 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
 
 
 def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
-    """Write a function of a model as TFLite, with one signature of its name; dimensions may stay open.
-
-    Raises:
-        CompileFailed: it assigns variables, or TFLite has no such operators.
-    """
+    """Write a function of a model as TFLite, with one signature of its name; dimensions may stay open."""
     import tensorflow as tf
 
     source = open_model(path, function, dims)

@@ -46,10 +46,9 @@ def _overloads(name: str) -> list[Any]:
 
 
 def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any], str]) -> Any:
-    """The module of a decomposed and marked program.
+    """The module of a decomposed and marked program; large weights go into ``params.irpa`` in the folder.
 
     Args:
-        folder: where ``params.irpa`` goes, if there are weights for it.
         name_of: what a node is called, "" where that is not known.
     """
     weights = [*program.state_dict.values(), *(value for value in program.constants.values() if _is_tensor(value))]

@@ -30,14 +30,7 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     """Write a program as MLIR bytecode, each operator at a location that names its module.
 
     What a call would change (buffers, inputs) stays as it was saved, and its new value is returned after the outputs.
-    Large weights go into ``params.irpa`` beside it.
-
-    Args:
-        dims: sizes of symbolic dimensions; where they settle all of them, the result has none.
-
-    Raises:
-        ImportFailed: it cannot be read.
-        CompileFailed: torch-mlir's importer does not know something that the program does.
+    Large weights go into ``params.irpa`` beside it. Where ``dims`` settle all symbolic dimensions, the result has none.
     """
     from hil.controller.models.conversions.torch_mlir import decomposed, imported
 
@@ -59,13 +52,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     """Write a program as ONNX, each node named by its module; weights of 256 MB and more go into a file beside it.
 
     Inputs, outputs and symbolic dimensions have the names that :mod:`hil.controller.models.importers.pt2` gives them.
-
-    Args:
-        dims: sizes of symbolic dimensions; where they settle all of them, the result has none.
-
-    Raises:
-        ImportFailed: it cannot be read.
-        CompileFailed: torch's exporter has no translation for an operator.
+    Where ``dims`` settle all symbolic dimensions, the result has none.
     """
     import onnx
     import torch

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hil.compare.tolerance import check_tolerance
-from hil.controller.models.flows.flow import Flow
 from hil.controller.models.flows.quanta import quantum_atol
-from hil.controller.models.flows.recipe import Recipe, apply_recipe, check_settings, recipes
+from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check_settings, recipes
 from hil.controller.storage.packages import pick, points, registered
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_file
@@ -40,10 +38,8 @@ def flows(beside: Path = Path()) -> dict[str, Flow]:
     """Every flow by name.
 
     First hil's own, then those of the entry points ``hil.flows`` (a :class:`Flow`, a list of them, or a function that
-    returns either), which may take the name of hil's own; then those of ``flows.toml`` in a folder, which may not.
-
-    Args:
-        beside: the folder: the one that hil was started in, or that of the models.
+    returns either), which may take the name of hil's own; then those of ``flows.toml`` in a folder, which may not: the
+    folder that hil was started in, or that of the models.
 
     Raises:
         UsageError: an entry point gives no flow, or a file cannot be read.
@@ -109,18 +105,20 @@ def _of_entry_point(name: str, thing: Any) -> list[Flow]:
     return list(listed)
 
 
-_KEYS = tuple(one.name for one in fields(Flow) if one.name != "name")
 _TEXTS = ("runtime", "compiler", "recipe", "description")
 _NUMBERS = ("rtol", "atol", "quanta", "min_sqnr_db")
+# What a key of a flow's table takes, and the types of that.
+_KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {
+    **dict.fromkeys(_TEXTS, ("a text", str)),
+    **dict.fromkeys(_NUMBERS, ("a number", (int, float))),
+    "compile_flags": ("a list of texts", list),
+    "settings": ("a table", dict),
+}
 _EXAMPLE = '[my-flow] runtime = "iree"'
 
 
 def read_flows(path: Path) -> dict[str, Flow]:
-    """The flows of a file, by name.
-
-    Raises:
-        UsageError: it cannot be read, or says what no flow can be.
-    """
+    """The flows of a file, by name. Raises UsageError: it cannot be read, or says what no flow can be."""
     try:
         data = parse_toml(read_text(path), path)
     except FileNotFoundError as error:
@@ -133,11 +131,7 @@ def read_flows(path: Path) -> dict[str, Flow]:
 
 
 def check_flow(flow: Flow, where: str) -> None:
-    """Refuse a flow that cannot be meant, whoever made it.
-
-    Raises:
-        UsageError: there is no such compiler or recipe, a setting is none of the recipe's, a tolerance cannot fail.
-    """
+    """Raise UsageError for a flow that cannot be meant, whoever made it."""
     try:
         if not flow.runtime:
             raise UsageError("it has no runtime", hint='runtime = "iree" or "onnxruntime"')
@@ -166,26 +160,16 @@ def _compilers() -> list[str]:
 def _flow(name: str, table: Any, where: str) -> Flow:
     if not isinstance(table, dict):
         raise UsageError(f"{where} must be a table", hint=f"a flow is a table, such as {_EXAMPLE}")
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"runtime": ""}
     for key, value in table.items():
-        if key not in _KEYS:
-            raise UsageError(f"{where} has no {key!r}", hint=f"{did_you_mean(key, _KEYS)}it takes {', '.join(_KEYS)}")
-        values[key] = _typed(key, value, where)
-    flow = Flow(name, **{"runtime": "", **values})
+        if key not in _KINDS:
+            raise UsageError(f"{where} has no {key!r}", hint=f"{did_you_mean(key, _KINDS)}it takes {', '.join(_KINDS)}")
+        wanted, kinds = _KINDS[key]
+        texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        plain = all(isinstance(one, str) and "\0" not in one for one in texts)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not plain:
+            raise UsageError(f"{where} {key} must be {wanted}, not {value!r:.80}")
+        values[key] = tuple(value) if isinstance(value, list) else value
+    flow = Flow(name, **values)
     check_flow(flow, where)
     return flow
-
-
-def _typed(key: str, value: Any, where: str) -> Any:
-    if key in _TEXTS:
-        wanted, fits = "a text", isinstance(value, str) and "\0" not in value
-    elif key in _NUMBERS:
-        wanted, fits = "a number", isinstance(value, int | float) and not isinstance(value, bool)
-    elif key == "settings":
-        wanted, fits = "a table", isinstance(value, dict)
-    else:
-        wanted = "a list of texts"
-        fits = isinstance(value, list) and all(isinstance(one, str) and "\0" not in one for one in value)
-    if not fits:
-        raise UsageError(f"{where} {key} must be {wanted}, not {value!r:.80}")
-    return tuple(value) if isinstance(value, list) else value

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.importers.onnx import graphs_of, nodes_of
+from hil.controller.storage.tensor_files import load_tensors
+from hil.controller.storage.texts import line
 from hil.core.scratch import temporary_folder
 from hil.errors import ImportFailed
 
 
 def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) -> None:
-    """Convert weights and arithmetic to float16; inputs and outputs stay as they are.
-
-    Operators that have no float16 form keep float32 between casts.
+    """Convert weights and arithmetic to float16; inputs and outputs stay, and operators that have no float16 form.
 
     Raises:
         ImportFailed: there is no float32 in the model, or what comes out is no valid model.
@@ -23,19 +24,23 @@ def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) 
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     plain = _with_shapes(Path(model))
-    before = [item.SerializeToString(deterministic=True) for item in (*plain.graph.node, *plain.graph.initializer)]
+    before = _contents(plain.graph)
     converted = convert_float_to_float16(plain, keep_io_types=True, disable_shape_infer=True)
     graph = converted.graph
     _put_in_order(graph)
-    if before == [item.SerializeToString(deterministic=True) for item in (*graph.node, *graph.initializer)]:
+    if before == _contents(graph):
         raise ImportFailed("there is no float32 in it that could be float16")
     name = f"{Path(output).name}.data"
     onnx.save_model(converted, output, save_as_external_data=external, location=name)
     try:
         onnx.checker.check_model(output, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ImportFailed(f"its float16 form is no valid model: {' '.join(lines)[:400]}", detail=str(error)) from error
+        said = line(str(error), 400)
+        raise ImportFailed(f"its float16 form is no valid model: {said}", detail=str(error)) from error
+
+
+def _contents(graph: Any) -> list[bytes]:
+    return [item.SerializeToString(deterministic=True) for item in (*graph.node, *graph.initializer)]
 
 
 def _with_shapes(path: Path) -> Any:
@@ -64,12 +69,11 @@ def _put_in_order(graph: Any) -> None:
 def _names_taken(node: Any) -> Iterator[str]:
     """What a node reads: its inputs, and what its subgraphs take from outside."""
     yield from node.input
-    for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            made = {name for inner in graph.node for name in inner.output}
-            own = made | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-            names = {name for inner in graph.node for name in _names_taken(inner)}
-            yield from sorted((names | {value.name for value in graph.output}) - own)
+    for graph in graphs_of(node):
+        made = {name for inner in graph.node for name in inner.output}
+        own = made | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+        names = {name for inner in graph.node for name in _names_taken(inner)}
+        yield from sorted((names | {value.name for value in graph.output}) - own)
 
 
 _QUANTISED = {
@@ -108,76 +112,56 @@ def quantize_static(
             self.folders = iter(samples)
 
         def get_next(self) -> Any:
-            from hil.controller.storage.tensor_files import load_tensors
-
             folder = next(self.folders, None)
             return None if folder is None else load_tensors(Path(folder))
 
     # Entropy is left out: quantize_static gives it as many bins as steps, so that it does the same as min and max.
-    methods = {
-        "minmax": ort.CalibrationMethod.MinMax,
-        "percentile": ort.CalibrationMethod.Percentile,
-    }
-    chosen = _one_of("method", method, methods)
-    activation_type = _one_of("activations", activations, {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8})
-
-    def quantise(prepared: Path) -> None:
-        ort.quantize_static(
-            prepared,
-            output,
-            Reader(),
-            quant_format=ort.QuantFormat.QDQ,
-            per_channel=per_channel,
-            reduce_range=reduce_range,
-            activation_type=activation_type,
-            weight_type=ort.QuantType.QInt8,
-            calibrate_method=chosen,
-            use_external_data_format=external,
-        )
-
-    _quantise(model, output, external, quantise)
+    methods = {"minmax": ort.CalibrationMethod.MinMax, "percentile": ort.CalibrationMethod.Percentile}
+    types = {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8}
+    _quantise(
+        model,
+        output,
+        external,
+        ort.quantize_static,
+        calibration_data_reader=Reader(),
+        quant_format=ort.QuantFormat.QDQ,
+        per_channel=per_channel,
+        reduce_range=reduce_range,
+        activation_type=_one_of("activations", activations, types),
+        weight_type=ort.QuantType.QInt8,
+        calibrate_method=_one_of("method", method, methods),
+    )
 
 
 def quantize_dynamic(
     model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool, reduce_range: bool, weights: str
 ) -> None:
-    """Weights to int8; activations when the model runs, each tensor by the range it has then.
-
-    Raises:
-        ImportFailed: there is nothing to quantise, or a setting has no such value.
-    """
+    """Weights to int8; activations when the model runs, each tensor by the range it has then: see the other one."""
     from onnxruntime import quantization as ort
 
-    weight_type = _one_of("weights", weights, {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8})
-
-    def quantise(prepared: Path) -> None:
-        ort.quantize_dynamic(
-            prepared,
-            output,
-            per_channel=per_channel,
-            reduce_range=reduce_range,
-            weight_type=weight_type,
-            use_external_data_format=external,
-        )
-
-    _quantise(model, output, external, quantise)
+    types = {"int8": ort.QuantType.QInt8, "uint8": ort.QuantType.QUInt8}
+    _quantise(
+        model,
+        output,
+        external,
+        ort.quantize_dynamic,
+        per_channel=per_channel,
+        reduce_range=reduce_range,
+        weight_type=_one_of("weights", weights, types),
+    )
 
 
-def _quantise(model: str, output: str, external: bool, quantise: Callable[[Path], None]) -> None:
-    from hil.controller.models.importers.onnx import nodes_of
-
+def _quantise(model: str, output: str, external: bool, quantise: Callable[..., None], **settings: Any) -> None:
     if before := _quantised(model):
         raise ImportFailed(f"it is quantised already: it has {', '.join(sorted(before))}")
     with temporary_folder("hil-quantise-") as folder:
         prepared = Path(folder) / "prepared.onnx"
         _prepare(model, prepared, external)
-        quantise(prepared)
+        quantise(prepared, output, use_external_data_format=external, **settings)
     _drop_stale_shapes(output)
     if not _quantised(output):
-        import onnx
-
-        operators = sorted({node.op_type for node in nodes_of(onnx.load(model, load_external_data=False).graph.node)})
-        raise ImportFailed(f"there is nothing in it that can be quantised; its operators: {', '.join(operators)}")
+        operators = ", ".join(sorted(_operators(model)))
+        raise ImportFailed(f"there is nothing in it that can be quantised; its operators: {operators}")
 
 
 def _prepare(model: str, prepared: Path, external: bool) -> None:
@@ -216,12 +200,13 @@ def _drop_stale_shapes(path: str) -> None:
 
 def _quantised(path: str) -> set[str]:
     """The operators of a model that only a quantised one has."""
+    return _operators(path) & _QUANTISED
+
+
+def _operators(path: str) -> set[str]:
     import onnx
 
-    from hil.controller.models.importers.onnx import nodes_of
-
-    nodes = nodes_of(onnx.load(path, load_external_data=False).graph.node)
-    return {node.op_type for node in nodes} & _QUANTISED
+    return {node.op_type for node in nodes_of(onnx.load(path, load_external_data=False).graph.node)}
 
 
 def _one_of(setting: str, value: str, known: dict[str, Any]) -> Any:

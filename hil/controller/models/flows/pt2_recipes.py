@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.pt2 import is_tensor, user_inputs
+from hil.controller.models.importers.pt2 import call_of, is_tensor, user_inputs
 from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.tensor_files import load_tensors
 from hil.errors import ImportFailed
@@ -20,9 +20,6 @@ def quantize_static(
     model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool
 ) -> dict[str, Any]:
     """Weights and activations to int8, the activations' ranges learnt from samples.
-
-    Args:
-        external: whether weights are kept beside the file: never.
 
     Returns:
         ``quantise_s``: seconds that it took, without reading and exporting again.
@@ -38,8 +35,7 @@ def quantize_dynamic(
 ) -> dict[str, Any]:
     """Weights of linear layers to int8; activations when the model runs, each tensor by the range it has then.
 
-    Args:
-        samples: folders of tensors: the first is what the model is exported with.
+    The model is exported with the first of the samples.
     """
     return _quantise(model, output, samples[:1], per_channel, is_dynamic=True)
 
@@ -56,7 +52,8 @@ def _quantise(model: str, output: str, samples: Sequence[str], per_channel: bool
     program = load_program(model)
     if _quantised(program):
         raise ImportFailed(f"it is quantised already: it has {', '.join(_quantised(program))}")
-    calls = [_arguments(program, Path(folder)) for folder in samples]
+    given = ({name: to_torch(array) for name, array in load_tensors(Path(folder)).items()} for folder in samples)
+    calls = [call_of(program, tensors) for tensors in given]
     config = get_symmetric_quantization_config(is_per_channel=per_channel, is_dynamic=is_dynamic)
     start = time.monotonic()
     with torch.no_grad():
@@ -79,16 +76,6 @@ def _quantised(program: Any) -> list[str]:
     """The operators of a program that only a quantised one has."""
     targets = (str(node.target) for node in program.graph.nodes if node.op == "call_function")
     return sorted({target for target in targets if target.startswith(_NAMESPACE)})
-
-
-def _arguments(program: Any, folder: Path) -> tuple[Any, Any]:
-    """A sample as a call's arguments and keywords."""
-    from torch.utils._pytree import tree_unflatten
-
-    given = load_tensors(folder)
-    flat = [to_torch(given[name]) if is_tensor(spec.arg) else spec.arg.value for name, spec in user_inputs(program)]
-    found: tuple[Any, Any] = tree_unflatten(flat, program.call_spec.in_spec)
-    return found
 
 
 def _dynamic_shapes(program: Any) -> Any:

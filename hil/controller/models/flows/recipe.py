@@ -1,4 +1,4 @@
-"""Recipes: what a flow does with a model before it is compiled, such as quantising it."""
+"""What a flow is, and recipes: what it does with a model before that is compiled, such as quantising it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.models.flows import onnx_recipes as onnx_int8
-from hil.controller.models.flows import pt2_recipes
-from hil.controller.models.flows.flow import Flow
-from hil.controller.models.flows.onnx_recipes import to_float16
+from hil.controller.models.flows import onnx_recipes, pt2_recipes
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import calibration_samples, digest_of_samples
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import IsolatedFunction, function_name, naming_errors
-from hil.controller.storage.packages import pick, registered, version
+from hil.controller.storage.packages import needed_version, pick, registered
 from hil.controller.storage.tensor_files import save_tensors
-from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.errors import ImportFailed, UsageError, did_you_mean
@@ -35,6 +30,29 @@ RECIPE_TIMEOUT_S = 1800.0
 _SAMPLES = "samples"
 # What a recipe tells of its work, beside the model that it made.
 _NOTES = "hil-recipe.json"
+
+
+@dataclass(frozen=True)
+class Flow:
+    """How a suite's models are made into programs and judged."""
+
+    name: str
+    runtime: str
+    compiler: str = ""  # makes it; "" is the runtime's own
+    compile_flags: tuple[str, ...] = ()
+    # what is done with a model first: a name of :func:`hil.controller.models.flows.recipes`; "" is nothing.
+    recipe: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    # rtol, atol: tolerance beside the flow's own reference (that of the model as the recipe made it); None is the
+    # case's own or the dtype's default.
+    rtol: float | None = None
+    atol: float | None = None
+    # how many steps of its quantisation an output may be off beside that reference: see
+    # :func:`hil.controller.models.flows.quantum_atol`; None where ``atol`` or the case's own is meant.
+    quanta: float | None = None
+    # what the answer must reach beside the model as it was before the recipe; None asks for nothing.
+    min_sqnr_db: float | None = None
+    description: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,34 +80,26 @@ class Recipe:
         return {**self.settings, **({_SAMPLES: 16} if self.calibrated else {})}
 
 
-_PT2E_PACKAGES = ("torch", "torchao", "executorch")
+def _pt2e(apply: IsolatedFunction) -> Recipe:
+    packages = ("torch", "torchao", "executorch")
+    return Recipe(apply, {"per_channel": True}, calibrated=True, packages=packages, formats=("pt2",))
+
+
 _BUILT_IN = MappingProxyType(
     {
-        "float16": Recipe(to_float16),
+        "float16": Recipe(onnx_recipes.to_float16),
         "static-int8": Recipe(
-            onnx_int8.quantize_static,
+            onnx_recipes.quantize_static,
             {"per_channel": False, "reduce_range": False, "activations": "int8", "method": "minmax"},
             calibrated=True,
         ),
         # uint8: older releases of ONNX Runtime have no ConvInteger for int8 weights.
         "dynamic-int8": Recipe(
-            onnx_int8.quantize_dynamic, {"per_channel": False, "reduce_range": False, "weights": "uint8"}
+            onnx_recipes.quantize_dynamic, {"per_channel": False, "reduce_range": False, "weights": "uint8"}
         ),
         # PyTorch's own way, for what XNNPACK computes in int8.
-        "pt2e-static-int8": Recipe(
-            pt2_recipes.quantize_static,
-            {"per_channel": True},
-            calibrated=True,
-            packages=_PT2E_PACKAGES,
-            formats=("pt2",),
-        ),
-        "pt2e-dynamic-int8": Recipe(
-            pt2_recipes.quantize_dynamic,
-            {"per_channel": True},
-            calibrated=True,
-            packages=_PT2E_PACKAGES,
-            formats=("pt2",),
-        ),
+        "pt2e-static-int8": _pt2e(pt2_recipes.quantize_static),
+        "pt2e-dynamic-int8": _pt2e(pt2_recipes.quantize_dynamic),
     }
 )
 
@@ -173,7 +183,7 @@ def apply_recipe(
         recipe=flow.recipe,
         settings=settings,
         apply=function_name(recipe.apply),
-        versions={package: _version(package) for package in recipe.packages},
+        versions={package: needed_version(package) for package in recipe.packages},
         version=recipe.version,
     )
 
@@ -189,31 +199,21 @@ def apply_recipe(
                 "samples": [str(one) for one in folders],
                 **settings,
             }
-            notes = _call(recipe, flow.recipe, model, arguments, shop, log)
+            what = f"the recipe {flow.recipe} cannot be applied to {path.name}"
+            failure = partial(ImportFailed, stage="import")
+            with naming_errors("import", f"the recipe {flow.recipe}", failure, what):
+                try:
+                    notes = shop.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
+                except ImportFailed as error:
+                    error.args = (f"{what}: {error.message}",)
+                    error.located(stage="import")
+                    raise
             if notes:
                 (folder / _NOTES).write_text(json.dumps(notes))
 
     meta = {"model": model.name, "recipe": flow.recipe, "settings": settings}
     entry, _ = shop.cache.get_or_make(key, meta, make)
     return entry / path.name
-
-
-def _call(recipe: Recipe, name: str, model: Model, arguments: dict[str, Any], shop: RunContext, log: Path) -> Any:
-    what = f"the recipe {name} cannot be applied to {model.path.name}"
-    with naming_errors("import", f"the recipe {name}", partial(ImportFailed, stage="import"), what):
-        try:
-            return shop.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
-        except ImportFailed as error:
-            error.args = (f"{what}: {error.message}",)
-            error.located(stage="import")
-            raise
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError as error:
-        raise UsageError(f"a recipe needs the package {package}", hint=f"pip install {package}") from error
 
 
 def recipe_notes(model: Path) -> dict[str, Any]:

@@ -161,10 +161,7 @@ def _texts(message: Any) -> Iterator[Any]:
 
 
 def _external(file: Path, model: Any) -> list[str]:
-    """The files of external tensors, within which these must lie wholly.
-
-    One that is missing, or lies elsewhere, is told by the caller.
-    """
+    """The files of external tensors, within which these must lie; one that is not there is told by the caller."""
     found: set[str] = set()
     for tensor in tensors_of(model):
         if tensor.data_location != tensor.EXTERNAL:
@@ -341,13 +338,10 @@ _TRANSPARENT = {"Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpos
 
 
 def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """The (low, high) of inputs that go straight into an operator which bounds them.
+    """The (low, high) of inputs that go straight into an operator which bounds them, by a graph with inferred shapes.
 
     Indices of Gather and its kin lie within the gathered axis, of OneHot within its depth; what is quantised lies
     within what its scale and zero point can say; what is clipped lies within the clip's limits.
-
-    Args:
-        graph: a GraphProto with inferred shapes.
     """
     look = _Look(graph)
     ranges: dict[str, tuple[float, float]] = {}

@@ -38,8 +38,7 @@ def load_program(path: str) -> Any:
     """The ``torch.export.ExportedProgram`` that a file holds. For isolated processes: it imports torch.
 
     Raises:
-        ImportFailed: it is no such archive, is damaged, was written for another torch, or holds what only running code
-            from the file could read.
+        ImportFailed: it is damaged, for another torch, or holds what only running code from the file could read.
     """
     name = Path(path).name
     try:

@@ -44,8 +44,7 @@ def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mappin
             of its dtype and shape; any other value (a Python number too) is compiled in.
 
     Raises:
-        CompileFailed: it cannot be traced with such arguments, uses what XLA has no translation for, or takes or
-            returns what is no tensor.
+        CompileFailed: it cannot be traced or translated, or takes or returns what is no tensor.
     """
     import tensorflow as tf
 

@@ -252,11 +252,7 @@ def spec_of(name: str, spec: Any) -> TensorSpec:
 
 
 def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, Any]]:
-    """What a function returned, without None, each tensor with its name.
-
-    Args:
-        names: what tensors are called that have no name of their own in the structure.
-    """
+    """What a function returned, without None, each tensor with its name: its own in the structure, or of ``names``."""
     found = [(path, leaf) for path, leaf in leaves(returned) if leaf is not None]
     if len(names) == len(found) and not any(_is_name(path) for path, _ in found):
         return [(name, leaf) for name, (_, leaf) in zip(names, found, strict=True)]
