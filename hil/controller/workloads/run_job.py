@@ -63,38 +63,33 @@ def run_job(
     choice = choice or choice_of(job)
     _check_profiles(job)
     with lent(isolated) as workers:
-        return _run(job, choice, store, run, workers, screen)
-
-
-def _run(
-    job: Job, choice: BoardChoice, store: RunStore, run: Run | None, isolated: Isolated, screen: Progress
-) -> dict[str, Any]:
-    names = _unique_names(job.models)
-    options = replace(job.options(), inputs=tuple(job.inputs))
-    context = RunContext(Cache(), isolated)
-    kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
-    for name, path in zip(names, job.models, strict=True):
-        if name in kept and _has_changed(kept[name], path, options, context):
-            screen.note(f"{name} runs again: its model has changed")
-            del kept[name]
-    # The import may still find that the command line was wrong: nothing is stored before that is known.
-    todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
-    cases = [Runner(context).begin(path, options, Path(), name=name) for name, path in todo]
-    runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
-    stored = run or store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
-    return run_cases(
-        stored,
-        job,
-        choice,
-        cases,
-        context,
-        screen,
-        order=names,
-        runtime=runtime,
-        purpose=f"hil run {stored.id}",
-        resumable=True,
-        after=lambda case: _with_profiles(case, job, stored, context),
-    )
+        names = _unique_names(job.models)
+        options = replace(job.options(), inputs=tuple(job.inputs))
+        context = RunContext(Cache(), workers)
+        kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
+        for name, path in zip(names, job.models, strict=True):
+            if name in kept and _has_changed(kept[name], path, options, context):
+                screen.note(f"{name} runs again: its model has changed")
+                del kept[name]
+        # The import may still find that the command line was wrong: nothing is stored before that is known.
+        todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
+        cases = [Runner(context).begin(path, options, Path(), name=name) for name, path in todo]
+        runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
+        title = names[0] if len(names) == 1 else f"{len(names)}-models"
+        stored = run or store.create(title, jsonable(asdict(job)))
+        return run_cases(
+            stored,
+            job,
+            choice,
+            cases,
+            context,
+            screen,
+            order=names,
+            runtime=runtime,
+            purpose=f"hil run {stored.id}",
+            resumable=True,
+            after=lambda case: _with_profiles(case, job, stored, context),
+        )
 
 
 def _has_changed(record: Mapping[str, Any], path: Path, options: Options, context: RunContext) -> bool:
