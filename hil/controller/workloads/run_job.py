@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.options import Job, Options
+from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import Run, RunStore, check_seal, safe_name
-from hil.controller.workloads.stored_run import run_cases
+from hil.controller.storage.runs import GO_ON, Run, RunStore, check_seal, safe_name
+from hil.core.results import Stage
 from hil.core.text import jsonable, numbered
-from hil.errors import HilError, UsageError
+from hil.errors import HilError, StorageError, UsageError
 
 
 def run_job(
@@ -63,38 +66,33 @@ def run_job(
     choice = choice or choice_of(job)
     _check_profiles(job)
     with lent(isolated) as workers:
-        return _run(job, choice, store, run, workers, screen)
-
-
-def _run(
-    job: Job, choice: BoardChoice, store: RunStore, run: Run | None, isolated: Isolated, screen: Progress
-) -> dict[str, Any]:
-    names = _unique_names(job.models)
-    options = replace(job.options(), inputs=tuple(job.inputs))
-    context = RunContext(Cache(), isolated)
-    kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
-    for name, path in zip(names, job.models, strict=True):
-        if name in kept and _has_changed(kept[name], path, options, context):
-            screen.note(f"{name} runs again: its model has changed")
-            del kept[name]
-    # The import may still find that the command line was wrong: nothing is stored before that is known.
-    todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
-    cases = [Runner(context).begin(path, options, Path(), name=name) for name, path in todo]
-    runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
-    stored = run or store.create(names[0] if len(names) == 1 else f"{len(names)}-models", jsonable(asdict(job)))
-    return run_cases(
-        stored,
-        job,
-        choice,
-        cases,
-        context,
-        screen,
-        order=names,
-        runtime=runtime,
-        purpose=f"hil run {stored.id}",
-        resumable=True,
-        after=lambda case: _with_profiles(case, job, stored, context),
-    )
+        names = _unique_names(job.models)
+        options = replace(job.options(), inputs=tuple(job.inputs))
+        context = RunContext(Cache(), workers)
+        kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
+        for name, path in zip(names, job.models, strict=True):
+            if name in kept and _has_changed(kept[name], path, options, context):
+                screen.note(f"{name} runs again: its model has changed")
+                del kept[name]
+        # The import may still find that the command line was wrong: nothing is stored before that is known.
+        todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
+        cases = [Runner(context).begin(path, options, Path(), name=name) for name, path in todo]
+        runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
+        title = names[0] if len(names) == 1 else f"{len(names)}-models"
+        stored = run or store.create(title, jsonable(asdict(job)))
+        return run_cases(
+            stored,
+            job,
+            choice,
+            cases,
+            context,
+            screen,
+            order=names,
+            runtime=runtime,
+            purpose=f"hil run {stored.id}",
+            resumable=True,
+            after=lambda case: _with_profiles(case, job, stored, context),
+        )
 
 
 def _has_changed(record: Mapping[str, Any], path: Path, options: Options, context: RunContext) -> bool:
@@ -151,3 +149,76 @@ def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
         names = " and ".join(name or "the board's own" for name in needed)
         raise UsageError(f"these models need several runtimes: {names}", hint="run them apart, each with its runtime")
     return needed[0] if needed else wanted
+
+
+def run_cases(
+    run: Run,
+    job: Job,
+    choice: BoardChoice,
+    cases: Sequence[Case],
+    context: RunContext,
+    screen: Progress,
+    *,
+    order: Sequence[str] = (),
+    runtime: str,
+    purpose: str,
+    most_loaded: int = 0,
+    resumable: bool = False,
+    after: Callable[[Case], Iterable[Case]] = lambda case: (),
+) -> dict[str, Any]:
+    """Run cases on a board; the run's record follows.
+
+    Args:
+        order: names of all the run's cases, those that ended before among them; none are those of ``cases``.
+        runtime: what the connection is opened for; "" is the board's own.
+        purpose: told to others who wait for the board.
+        most_loaded: how many programs stay loaded on the board between cases.
+        resumable: whether a run that was interrupted can be gone on with.
+        after: called with each case that ended, once its outcome is stored; yields it as it changes.
+
+    Returns:
+        The run's record with ``folder``, its place.
+
+    Raises:
+        UsageError: only the board could tell that something cannot be; a new run of which no case has ended is deleted.
+        KeyboardInterrupt: Ctrl-C; what there was is stored.
+    """
+    is_new = not run.record["cases"]
+    cases = [replace(case, folder=run.case_folder(case.name)) for case in cases]
+    for case in cases:
+        screen.begin(case.name, len(STAGES))
+    recorder = Recorder(run, order or [case.name for case in cases], cases)
+
+    def watch(case: Case, stage: Stage, note: str) -> None:
+        screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
+        if not note:
+            recorder.write(case)
+
+    def opened(board: Board) -> None:
+        if board.target and not all(case.artifact for case in cases):
+            screen.note(f"compiling for {board.target}")
+        run.record["board"] = {"name": board.name, "hw_type": board.config.hw_type, "info": board.info}
+
+    runner = Runner(context, sink=ProgressSink(watch, recorder.keep, recorder.write))
+    pool = BoardPool(purpose, wait_s=job.wait_s, say=screen.note, opened=opened, most_loaded=most_loaded)
+    try:
+        with pool:
+            for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
+                screen.end(case.name)
+                # First its outcome is safe: what comes after may take a while, or Ctrl-C.
+                recorder.end(case)
+                for changed in after(case):
+                    recorder.write(changed)
+    except StorageError:
+        raise
+    except UsageError:
+        if is_new and not recorder.ended:
+            run.discard()
+        raise
+    except KeyboardInterrupt:
+        recorder.interrupt()
+        screen.note(
+            f"{GO_ON}hil run --resume {run.id}" if resumable else f"interrupted; what had ended is in {run.folder}"
+        )
+        raise
+    return recorder.finish()

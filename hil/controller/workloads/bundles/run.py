@@ -16,7 +16,7 @@ from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import RunStore, safe_name
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle
-from hil.controller.workloads.stored_run import run_cases
+from hil.controller.workloads.run_job import run_cases
 from hil.core.scratch import temporary_folder
 from hil.core.text import jsonable, numbered
 from hil.errors import EXIT_NOTHING_RAN

@@ -64,22 +64,19 @@ def match_steps(
     row: Row,
     results: Sequence[Tensors],
     expected_of: Callable[[int], tuple[Tensors, Mapping[str, Noise]]],
-    *,
-    rtol: float,
-    atol: float | None,
-    allow_blind: Sequence[str] = (),
+    **within: Any,
 ) -> None:
     """Compare every step, and put into the row how many agreed and the largest difference.
 
     Args:
         results: each step's outputs and variables.
         expected_of: TensorFlow's, by the step's number from 0, and their noise by name.
+        within: ``rtol``, ``atol`` and ``allow_blind`` of :func:`hil.compare.verdict.compare_output`.
 
     Raises:
         Differs: one does not agree, or there is nothing to compare.
         CannotBeJudged: all agree, and one that is not allowed to be blind would agree with wrong values too.
     """
-    within: dict[str, Any] = {"rtol": rtol, "atol": atol, "allow_blind": allow_blind}
     if not results:
         raise Differs("there is no step to compare")
     unjudged: dict[str, str] = {}

@@ -39,9 +39,6 @@ def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
 
     Args:
         flow: its recipe is applied to each model; the expected outputs are then those of the plain model.
-
-    Raises:
-        StorageError: the cache cannot be written.
     """
     installed = version("onnx")
     key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)

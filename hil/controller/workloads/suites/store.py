@@ -222,11 +222,7 @@ class SuiteRun:
         return sorted(found.values(), key=lambda record: order.get(record.id, len(order))), damaged
 
     def drop_stale(self, content: Mapping[str, str]) -> list[str]:
-        """Take out the records of cases that were made from something else than they are now; returns their ids.
-
-        Args:
-            content: of each case: see :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
-        """
+        """Take out the records of cases whose content is not what it was; returns their ids."""
         records = self.records()
         stale = [record.id for record in records if record.content != content.get(record.id)]
         if stale:

@@ -145,12 +145,7 @@ def attempt(why: str, task: Task) -> dict[str, str]:
 
 
 def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[str, ...] | None:
-    """The boards that may confirm a mismatch next: the same one first, then in turns another; None is nobody any more.
-
-    Args:
-        wanted: how many such runs are asked for.
-        boards: those that still take tasks.
-    """
+    """Which boards may run a mismatch again: the same one first, then another in turns; None where none is wanted."""
     done = len(task.confirmations)
     if done >= wanted or not boards:
         return None
@@ -161,12 +156,7 @@ def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[s
 
 
 def confirmed(first: str, confirmations: Sequence[tuple[str, bool]]) -> str:
-    """What runs that confirm a mismatch say: ``always wrong``, ``flaky`` or ``one bad board``; "" without any.
-
-    Args:
-        first: the board that gave the first wrong answer.
-        confirmations: (board, whether it was wrong again).
-    """
+    """What runs that confirm the first board's mismatch say: ``always wrong``, ``flaky``, ``one bad board``, or ""."""
     if not confirmations:
         return ""
     if all(wrong for _, wrong in confirmations):

@@ -93,7 +93,6 @@ def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, 
 
     Raises:
         UsageError: torch or executorch is not installed.
-        StorageError: the cache cannot be written.
     """
     versions, whole = _versions(suite), suite == "models"
     specs = []

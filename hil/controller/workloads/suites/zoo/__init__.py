@@ -58,11 +58,7 @@ _DIGITS_MODELS = ("digits_cnn", "digits_cnn_int8", "digits_cnn_batch")
 
 
 def zoo_models(context: RunContext) -> list[SuiteModel]:
-    """Return the models of the suite ``models``, in order; the built ones are kept in the cache.
-
-    Raises:
-        StorageError: the cache cannot be written.
-    """
+    """Return the models of the suite ``models``, in order; the built ones are kept in the cache."""
     sources = "".join(file.read_text() for file in sorted(_HERE.glob("*.py")))
     key = Cache.key("zoo", onnx=version("onnx"), sources=digest_of(sources.encode()))
 
