@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from hil.controller.models.importers.pt2 import is_tensor, user_inputs
 from hil.controller.storage.texts import foreign_errors
 from hil.core.tensors import Array
 from hil.errors import ImportFailed, UsageError
+from hil.formats.torch_values import from_torch, to_torch
 
 
 def is_torch(model: object) -> bool:
@@ -94,9 +98,6 @@ def _traced(program: Any, inputs: Any) -> dict[str, Array]:
     """What a module was traced with, under the names of the program that it became."""
     import torch
 
-    from hil.controller.models.importers.pt2 import user_inputs
-    from hil.formats.torch_values import from_torch
-
     leaves = torch.utils._pytree.tree_leaves(inputs)
     named = zip(user_inputs(program), leaves, strict=True)
     return {name: from_torch(leaf) for (name, _), leaf in named if isinstance(leaf, torch.Tensor)}
@@ -104,14 +105,13 @@ def _traced(program: Any, inputs: Any) -> dict[str, Array]:
 
 def _named(program: Any, inputs: Any) -> dict[str, Array]:
     """The tensors of a call, under the names of a program's own, which some may be given by; the rest is random."""
-    from hil.controller.models.importers.pt2 import is_tensor, user_inputs
-
     call = _call("program", inputs)
     if not inputs:
         return {}
     wanted = user_inputs(program)
     names = [name for name, spec in wanted if is_tensor(spec.arg)]
-    if isinstance(inputs, Mapping) and inputs.keys() <= set(names) and not any(map(_is_tree, inputs.values())):
+    nested = any(isinstance(value, Mapping | list | tuple) for value in call[1].values())
+    if isinstance(inputs, Mapping) and inputs.keys() <= set(names) and not nested:
         return {name: _array(name, value) for name, value in inputs.items()}
     takes = f"it takes {', '.join(names)}"
     places = dict(zip(_places(program, program.call_spec.in_spec.unflatten(range(len(wanted)))), wanted, strict=True))
@@ -144,18 +144,12 @@ def _places(program: Any, call: Any) -> dict[str, Any]:
     return found
 
 
-def _is_tree(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple)
-
-
 def _is_same(value: Any, constant: Any) -> bool:
     return isinstance(value, int | float | str | None) and value == constant
 
 
 def _array(name: str, value: Any) -> Array:
     import torch
-
-    from hil.formats.torch_values import from_torch
 
     tensor = _tensor(value)
     if not isinstance(tensor, torch.Tensor):
@@ -165,8 +159,4 @@ def _array(name: str, value: Any) -> Array:
 
 def _tensor(value: Any) -> Any:
     """A numpy array as a tensor; anything else as it is."""
-    import numpy as np
-
-    from hil.formats.torch_values import to_torch
-
     return to_torch(value) if isinstance(value, np.ndarray) else value

@@ -106,7 +106,7 @@ class Isolated:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
-        self._closed = False
+        self.closed = False  # by :meth:`close`, or by Ctrl-C during a call
         # Runs when the pool is forgotten or the interpreter ends, whichever is first.
         weakref.finalize(self, _kill_all, self._idle, self._busy)
 
@@ -151,7 +151,7 @@ class Isolated:
     def close(self) -> None:
         """Kill every worker and what it started; calls that still run end as crashed."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             _kill_all(self._idle, self._busy)
             for worker in self._idle:
                 worker.close_pipes()
@@ -163,15 +163,10 @@ class Isolated:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed: by :meth:`close`, or by Ctrl-C during a call."""
-        return self._closed
-
     def _take(self) -> tuple[_Worker, bool]:
         """A worker, and whether it was started just now."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise IsolatedCrash("the worker processes have been stopped")
             worker = None
             while self._idle and (worker is None or not worker.alive):
@@ -185,7 +180,7 @@ class Isolated:
     def _give_back(self, worker: _Worker) -> None:
         with self._lock:
             self._busy.discard(worker)
-            if worker.alive and not self._closed:
+            if worker.alive and not self.closed:
                 self._idle.append(worker)
             else:
                 worker.close_pipes()

@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, EXTERNAL_FROM_ELEMENTS, PARAMETER_SCOPE
+from hil.controller.models.compiling import (
+    EXTERNAL_FROM_BYTES,
+    EXTERNAL_FROM_ELEMENTS,
+    PARAMETER_SCOPE,
+    write_parameters,
+)
 from hil.controller.models.importers.mlir import declare
 from hil.controller.models.importers.onnx import fix_dims, graphs_of, light_copy, nodes_of, tensors_of
 from hil.controller.storage.texts import first_line, unique_name
@@ -39,7 +44,11 @@ def convert(
     importer = _imported(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
     module = importer._m
     if heavy:
-        _save_parameters(importer, path.parent, parameters)
+        # External data is mapped, so that the weights are never in memory all at once.
+        tensors = importer._gi.initializer_map
+        write_parameters(
+            parameters, ((symbol, raw_of(tensors[name], path.parent)) for name, symbol in importer.globals)
+        )
     with out.open("wb") as file:
         module.write_bytecode(file)
     if text is not None:
@@ -196,17 +205,6 @@ def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> 
         input_index_threshold=None,
     )
     return overrides.IREENodeImporter.define_function(info.main_graph, module, settings)
-
-
-def _save_parameters(importer: Any, folder: Path, parameters: Path) -> None:
-    """Write the archive; external data is mapped, so that the weights are never in memory all at once."""
-    from iree import runtime
-
-    index = runtime.ParameterIndex()
-    tensors = importer._gi.initializer_map
-    for name, symbol in importer.globals:
-        index.add_buffer(symbol, raw_of(tensors[name], folder))
-    index.create_archive_file(str(parameters))
 
 
 def raw_of(tensor: Any, folder: Path) -> Any:
