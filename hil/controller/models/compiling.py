@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -138,3 +138,13 @@ def run_logged(command: Sequence[str], log: Path, folder: Path | None = None) ->
 def death_text(code: int) -> str:
     """How a process died, by its exit code: ``of SIGSEGV``, ``with exit code 3``."""
     return f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
+
+
+def write_parameters(file: Path, weights: Iterable[tuple[str, Any]]) -> None:
+    """Write an archive of large weights: names and bytes."""
+    from iree import runtime
+
+    index = runtime.ParameterIndex()
+    for name, data in weights:
+        index.add_buffer(name, data)
+    index.create_archive_file(str(file))

@@ -65,12 +65,8 @@ def make_inputs(
     else:
         chosen = {}
         for text in given:
-            for name, array in parse_input(
-                text, [spec for spec in specs if spec.name not in chosen], strict=True
-            ).items():
-                if name in chosen:
-                    raise UsageError(f"input {name!r} is given twice")
-                chosen[name] = array
+            # Only those that are still to be given: none is given twice.
+            chosen |= parse_input(text, [spec for spec in specs if spec.name not in chosen], strict=True)
     for name, array in chosen.items():
         if name not in by_name:
             raise UsageError(f"the model has no input {name!r}", hint=_signature(specs))
@@ -81,13 +77,13 @@ def make_inputs(
             f"the program does not say what tensor its input {unknown[0].name!r} is, and none is given",
             hint="--input, one for each input in order: x.npy, or 4x8xf32=@x.bin, or 4x8xf32=1 2 3",
         )
-    _refuse_open([spec for spec in specs if spec.name not in chosen], sizes)
-    return {
-        spec.name: chosen[spec.name]
-        if spec.name in chosen
-        else random_tensor(spec, _shape(spec, sizes), seed=seed, bounds=user_range or (ranges or {}).get(spec.name))
-        for spec in specs
-    }
+    missing = [spec for spec in specs if spec.name not in chosen]
+    _refuse_open(missing, sizes)
+    for spec in missing:
+        shape = [dim if isinstance(dim, int) else sizes[str(dim)] for dim in spec.shape]
+        bounds = user_range or (ranges or {}).get(spec.name)
+        chosen[spec.name] = random_tensor(spec, shape, seed=seed, bounds=bounds)
+    return {spec.name: chosen[spec.name] for spec in specs}
 
 
 def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False) -> dict[str, Array]:
@@ -111,10 +107,11 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
             return {name: _value(text[len(name) + 1 :], by_name[name], strict)}
     if text.endswith(".npz"):
         return _npz(Path(text.removeprefix("@")), specs, strict)
-    if not _is_anonymous(text):
-        name, equals, _ = text.partition("=")
-        if equals:
-            raise UsageError(f"the model has no tensor {name!r} that is still to be given", hint=_signature(specs))
+    form = _IREE_FORM.match(text)
+    name, equals, _ = text.partition("=")
+    # It begins with no type, file or number but with a name.
+    if equals and not text.startswith("@") and not (form and mlir_dtype(form["type"])):
+        raise UsageError(f"the model has no tensor {name!r} that is still to be given", hint=_signature(specs))
     if not specs:
         raise UsageError(f"{text[:80]!r} is one too many: every tensor of the model is given already")
     return {specs[0].name: _value(text, specs[0], strict)}
@@ -183,23 +180,12 @@ def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
         raise UsageError(f"{', '.join(told)}: {what} {'are' if len(names) > 1 else 'is'} open", hint=" ".join(options))
 
 
-def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(dim if isinstance(dim, int) else sizes[str(dim)] for dim in spec.shape)
-
-
 def _signature(specs: Sequence[TensorSpec]) -> str:
     if not specs:
         return "there is none"
     if not specs[0].dtype:
         return "the board alone knows the names: leave them out, and give the files in order"
-    shown = ", ".join(map(str, specs[:10]))
-    return f"there is {shown}{', ...' if len(specs) > 10 else ''}"
-
-
-def _is_anonymous(text: str) -> bool:
-    """Whether the text begins with a type, ``@``, a number or a file's name rather than ``NAME=``."""
-    form = _IREE_FORM.match(text)
-    return bool(form and mlir_dtype(form["type"])) or text.startswith("@") or "=" not in text
+    return f"there is {', '.join(map(str, specs[:10]))}{', ...' if len(specs) > 10 else ''}"
 
 
 def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
@@ -267,7 +253,7 @@ def _elements(text: str, name: str, shape: tuple[int, ...], spec: TensorSpec) ->
         raise UsageError(f"{text[:80]!r} holds what is no {name}: {error}", hint=f"for {spec}") from error
     flat = np.array(values, dtype=object if name == "string" else np.complex128 if "complex" in name else None)
     if "int" in name:
-        low, high = limits_of(name)
+        low, high = _limits_of(name)
         if any(not low <= value <= high for value in values):
             raise UsageError(f"{text[:80]!r} is out of range for {name}", hint=f"for {spec}")
         flat = np.array(values, dtype=np.uint64 if name == "uint64" else np.int64)
@@ -335,7 +321,7 @@ def random_tensor(
         return np.asarray(np.array(_WORDS, dtype=object)[words], dtype=object).reshape(shape)
     if name == "bool":
         return np.asarray(generator.integers(0, 2, shape), np.bool_).reshape(shape)
-    low, high = limits_of(name)
+    low, high = _limits_of(name)
     if "int" in name:
         if bounds is not None:
             low, high = _within(spec, bounds, math.ceil(max(low, bounds[0])), math.floor(min(high, bounds[1])))
@@ -368,7 +354,7 @@ def _floats(generator: Any, shape: tuple[int, ...], dtype: Any, bounds: tuple[fl
     return np.asarray(share * dtype(bounds[1]) + (dtype(1) - share) * dtype(bounds[0]), dtype)
 
 
-def limits_of(name: str) -> tuple[float, float]:
+def _limits_of(name: str) -> tuple[float, float]:
     """The lowest and highest finite value of a numeric dtype."""
     if "int" in name:
         bits = _bits(name)
@@ -376,7 +362,7 @@ def limits_of(name: str) -> tuple[float, float]:
     import ml_dtypes
 
     finfo: Any = ml_dtypes.finfo
-    limits = finfo(dtype_of("float32" if name == "complex64" else "float64" if name == "complex128" else name))
+    limits = finfo(dtype_of(name))
     if name == "float8_e8m0fnu":
         # Powers of two from 2^-127 to 2^127: the least of them would be flushed to zero on the way here.
         return float(limits.smallest_normal), float(limits.max)

@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.texts import first_line
+import numpy as np
+
+from hil.controller.models.importers.pt2 import is_tensor, user_inputs
+from hil.controller.storage.texts import foreign_errors
 from hil.core.tensors import Array
 from hil.errors import ImportFailed, UsageError
+from hil.formats.torch_values import from_torch, to_torch
 
 
 def is_torch(model: object) -> bool:
@@ -63,22 +67,21 @@ def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[An
 
     if isinstance(model, torch.export.ExportedProgram):
         return model, _named(model, inputs)
+    args, kwargs = torch.utils._pytree.tree_map(_tensor, _call("module", inputs))
+    hint = "" if inputs else "a module needs its inputs, to be traced with"
+    with foreign_errors(ImportFailed, f"torch.export cannot export {type(model).__name__}", hint=hint):
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+    return program, _traced(program, (args, kwargs))
+
+
+def _call(what: str, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs as arguments and keywords."""
     if isinstance(inputs, str) or not isinstance(inputs, Mapping | Sequence):
         raise UsageError(
-            f"the inputs of a module are a sequence or a mapping of its arguments, got {type(inputs).__name__}",
+            f"the inputs of a {what} are a sequence or a mapping of its arguments, got {type(inputs).__name__}",
             hint="one argument is (x,)",
         )
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
-    args, kwargs = torch.utils._pytree.tree_map(_tensor, (args, kwargs))
-    try:
-        program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
-    except Exception as error:  # a module may raise anything, and torch has many errors for what it cannot trace
-        raise ImportFailed(
-            f"torch.export cannot export {type(model).__name__}: {first_line(error)}",
-            hint="" if inputs else "a module needs its inputs, to be traced with",
-            detail=str(error),
-        ) from error
-    return program, _traced(program, (args, kwargs))
+    return ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
 
 
 def save_program(program: Any, path: Path) -> None:
@@ -95,9 +98,6 @@ def _traced(program: Any, inputs: Any) -> dict[str, Array]:
     """What a module was traced with, under the names of the program that it became."""
     import torch
 
-    from hil.controller.models.importers.pt2 import user_inputs
-    from hil.formats.torch_values import from_torch
-
     leaves = torch.utils._pytree.tree_leaves(inputs)
     named = zip(user_inputs(program), leaves, strict=True)
     return {name: from_torch(leaf) for (name, _), leaf in named if isinstance(leaf, torch.Tensor)}
@@ -105,22 +105,17 @@ def _traced(program: Any, inputs: Any) -> dict[str, Array]:
 
 def _named(program: Any, inputs: Any) -> dict[str, Array]:
     """The tensors of a call, under the names of a program's own, which some may be given by; the rest is random."""
-    from hil.controller.models.importers.pt2 import is_tensor, user_inputs
-
-    if isinstance(inputs, str) or not isinstance(inputs, Mapping | Sequence):
-        raise UsageError(
-            f"the inputs of a program are a sequence or a mapping of its arguments, got {type(inputs).__name__}",
-            hint="one argument is (x,)",
-        )
+    call = _call("program", inputs)
     if not inputs:
         return {}
     wanted = user_inputs(program)
     names = [name for name, spec in wanted if is_tensor(spec.arg)]
-    if isinstance(inputs, Mapping) and inputs.keys() <= set(names) and not any(map(_is_tree, inputs.values())):
+    nested = any(isinstance(value, Mapping | list | tuple) for value in call[1].values())
+    if isinstance(inputs, Mapping) and inputs.keys() <= set(names) and not nested:
         return {name: _array(name, value) for name, value in inputs.items()}
     takes = f"it takes {', '.join(names)}"
     places = dict(zip(_places(program, program.call_spec.in_spec.unflatten(range(len(wanted)))), wanted, strict=True))
-    given = _places(program, ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {}))
+    given = _places(program, call)
     if unknown := given.keys() - places.keys():
         raise UsageError(f"the program takes no tensor as {min(unknown)}", hint=takes)
     found: dict[str, Array] = {}
@@ -149,18 +144,12 @@ def _places(program: Any, call: Any) -> dict[str, Any]:
     return found
 
 
-def _is_tree(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple)
-
-
 def _is_same(value: Any, constant: Any) -> bool:
     return isinstance(value, int | float | str | None) and value == constant
 
 
 def _array(name: str, value: Any) -> Array:
     import torch
-
-    from hil.formats.torch_values import from_torch
 
     tensor = _tensor(value)
     if not isinstance(tensor, torch.Tensor):
@@ -170,8 +159,4 @@ def _array(name: str, value: Any) -> Array:
 
 def _tensor(value: Any) -> Any:
     """A numpy array as a tensor; anything else as it is."""
-    import numpy as np
-
-    from hil.formats.torch_values import to_torch
-
     return to_torch(value) if isinstance(value, np.ndarray) else value

@@ -21,11 +21,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.core import scratch
 from hil.core.digest import digest_file, digest_of
 from hil.errors import StorageError
+
+if TYPE_CHECKING:
+    import filelock
 
 META = "meta.json"
 _VALUE = "value.json"
@@ -105,10 +108,12 @@ class Cache:
                 document = {"key": key, "made": time.time(), "meta": dict(meta), "files": content}
                 (temporary / META).write_text(json.dumps(document, indent=1))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._drop(path)
+                older = self._buried(path)
                 temporary.rename(path)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
+            if older is not None:
+                shutil.rmtree(older, ignore_errors=True)
         return path
 
     def get_or_make(
@@ -153,17 +158,20 @@ class Cache:
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
         """Hold an entry: nobody else makes or evicts it meanwhile. Not to be taken twice."""
-        import filelock
-
         with self._storage():
-            folder = self.root / "locks"
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(folder / f"{_checked(key)}.lock")
+            lock = self._lock_file(key)
             lock.acquire()
         try:
             yield
         finally:
             lock.release()
+
+    def _lock_file(self, key: str) -> filelock.BaseFileLock:
+        import filelock
+
+        folder = self.root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        return filelock.FileLock(folder / f"{_checked(key)}.lock")
 
     def ls(self) -> list[Entry]:
         """Every entry, the one used last first."""
@@ -195,18 +203,13 @@ class Cache:
             for entry in self.ls():
                 too_old = max_age is not None and now - entry.last_used > max_age
                 too_much = max_bytes is not None and kept + entry.size > max_bytes
-                if not (too_old or too_much) or entry.key in in_use:
-                    kept += entry.size
-                    continue
-                lock = self.root / "locks" / f"{entry.key}.lock"
-                lock.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    with filelock.FileLock(lock, timeout=0):
+                gone = False
+                if (too_old or too_much) and entry.key not in in_use:
+                    lock = self._lock_file(entry.key)
+                    with contextlib.suppress(filelock.Timeout), lock.acquire(timeout=0):
                         gone = self._evict(entry)
                         # Unlinked while held: at worst two processes then make the same entry at once.
-                        lock.unlink(missing_ok=True)
-                except filelock.Timeout:
-                    gone = False
+                        Path(lock.lock_file).unlink(missing_ok=True)
                 if gone:
                     evicted.append(entry)
                 else:
@@ -232,20 +235,16 @@ class Cache:
         with self._uses.nobody_new() as in_use:
             if entry.key in in_use:
                 return False
-            try:
-                grave = self._buried(entry.path)
-            except FileNotFoundError:
-                return False  # somebody else cleans too
-        shutil.rmtree(grave, ignore_errors=True)
-        return True
+            grave = self._buried(entry.path)
+        if grave is not None:
+            shutil.rmtree(grave, ignore_errors=True)
+        return grave is not None
 
-    def _drop(self, path: Path) -> None:
-        """Remove an entry: renamed away first, so that nobody sees half of it."""
+    def _buried(self, path: Path) -> Path | None:
+        """An entry, renamed away so that nobody sees half of it while it is removed; None where there is none."""
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._buried(path), ignore_errors=True)
-
-    def _buried(self, path: Path) -> Path:
-        return path.rename(self.making() / uuid.uuid4().hex)
+            return path.rename(self.making() / uuid.uuid4().hex)
+        return None
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[None]:

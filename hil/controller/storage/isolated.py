@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import json
 import os
 import selectors
@@ -17,11 +16,11 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.isolated_worker import SCRATCH
+from hil.controller.storage.isolated_worker import ERROR_FIELDS, SCRATCH
 from hil.core.processes import module_command, signal_group, signal_name
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import HilError, StageError, StageTimeout
@@ -107,7 +106,7 @@ class Isolated:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
-        self._closed = False
+        self.closed = False  # by :meth:`close`, or by Ctrl-C during a call
         # Runs when the pool is forgotten or the interpreter ends, whichever is first.
         weakref.finalize(self, _kill_all, self._idle, self._busy)
 
@@ -152,7 +151,7 @@ class Isolated:
     def close(self) -> None:
         """Kill every worker and what it started; calls that still run end as crashed."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             _kill_all(self._idle, self._busy)
             for worker in self._idle:
                 worker.close_pipes()
@@ -164,15 +163,10 @@ class Isolated:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed: by :meth:`close`, or by Ctrl-C during a call."""
-        return self._closed
-
     def _take(self) -> tuple[_Worker, bool]:
         """A worker, and whether it was started just now."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise IsolatedCrash("the worker processes have been stopped")
             worker = None
             while self._idle and (worker is None or not worker.alive):
@@ -186,7 +180,7 @@ class Isolated:
     def _give_back(self, worker: _Worker) -> None:
         with self._lock:
             self._busy.discard(worker)
-            if worker.alive and not self._closed:
+            if worker.alive and not self.closed:
                 self._idle.append(worker)
             else:
                 worker.close_pipes()
@@ -289,8 +283,8 @@ class _Worker:
                     stream.close()
 
 
-def _kill_all(*groups: Any) -> None:
-    for worker in itertools.chain(*(list(group) for group in groups)):
+def _kill_all(idle: Collection[_Worker], busy: Collection[_Worker]) -> None:
+    for worker in (*idle, *busy):
         worker.kill()
 
 
@@ -321,32 +315,24 @@ def _reply(line: bytes) -> dict[str, Any]:
 
 
 def _is_error(error: Any) -> bool:
-    return (
-        isinstance(error, dict)
-        and all(isinstance(error.get(key), str) for key in ("class", "message", "detail"))
-        and (not error["class"] or all(isinstance(error.get(key), str) for key in ("stage", "board", "hint")))
-    )
+    return isinstance(error, dict) and all(isinstance(error.get(key), str) for key in ("class", *ERROR_FIELDS))
 
 
 def _result_of(reply: dict[str, Any], function: str) -> Any:
     error = reply.get("error")
     if error is None:
         return reply["result"]
-    if kind := _error_class(error["class"], function):
-        raise kind(
-            error["message"], stage=error["stage"], board=error["board"], hint=error["hint"], detail=error["detail"]
-        )
-    raise IsolatedFailure(error["message"], detail=error["detail"])
+    message, *others = (error[key] for key in ERROR_FIELDS)
+    raise _error_class(error["class"], function)(message, **dict(zip(ERROR_FIELDS[1:], others, strict=True)))
 
 
-def _error_class(name: str, function: str) -> type[HilError] | None:
-    """One of hil's errors by its name, which is of hil or of the package that the function is of; None where it is
-    none."""
+def _error_class(name: str, function: str) -> type[HilError]:
+    """An error by its name where it is one of hil's, or of the function's package: others are failures."""
     module, _, attribute = name.partition(":")
     if module.partition(".")[0] not in ("hil", function.partition(":")[0].partition(".")[0]):
-        return None
+        return IsolatedFailure
     try:
         kind = getattr(importlib.import_module(module), attribute, None)
     except (ImportError, ValueError):
-        return None
-    return kind if isinstance(kind, type) and issubclass(kind, HilError) else None
+        return IsolatedFailure
+    return kind if isinstance(kind, type) and issubclass(kind, HilError) else IsolatedFailure

@@ -22,6 +22,8 @@ from hil.errors import HilError
 
 # What the folder's name begins with that a worker writes for itself to.
 SCRATCH = "hil-isolated-"
+# What an answer tells of an error, all of them texts.
+ERROR_FIELDS = ("message", "stage", "board", "hint", "detail")
 
 
 def main() -> None:
@@ -63,32 +65,34 @@ def _watch(requests: Any, lines: queue.SimpleQueue[bytes]) -> None:
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    _print_to(request["log"])
     try:
         module, name = request["function"].split(":")
-        return {"result": _json_value(getattr(importlib.import_module(module), name)(**request["args"]))}
+        result = getattr(importlib.import_module(module), name)(**request["args"])
+        json.dumps(result)
+        return {"result": result}
     except HilError as error:
-        fields = {key: getattr(error, key) for key in ("message", "stage", "board", "hint", "detail")}
-        return {"error": {"class": f"{type(error).__module__}:{type(error).__qualname__}", **fields}}
+        return {"error": {"class": f"{type(error).__module__}:{type(error).__qualname__}", **_fields(error)}}
     except BaseException as error:
         traceback.print_exc()
         lines = [line for line in str(error).splitlines() if line.strip()]
         message = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-        return {"error": {"class": "", "message": message, "detail": traceback.format_exc()}}
+        return {"error": {"class": "", **_fields(HilError(message, detail=traceback.format_exc()))}}
     finally:
         _flush()
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        os.close(null)
+        _print_to(os.devnull)
 
 
-def _json_value(value: Any) -> Any:
-    json.dumps(value)
-    return value
+def _fields(error: HilError) -> dict[str, str]:
+    return {key: getattr(error, key) for key in ERROR_FIELDS}
+
+
+def _print_to(path: str) -> None:
+    """Have what the called functions and their children print appended to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
 
 
 def _flush() -> None:

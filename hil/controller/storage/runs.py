@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.storage.tensor_files import save_files
 from hil.core.config_files import user_folder
 from hil.core.files import read_file, write_atomic
-from hil.core.npy import load_npy, save_npy
+from hil.core.npy import load_npy
 from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import StorageError, UsageError
@@ -83,18 +84,11 @@ class Run:
 
     def save_tensors(self, case: str, kind: str, tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
         """Write a case's tensors as .npy; returns name, dtype, shape and file of each, for the record."""
-        from hil.core.tensors import dtype_name
-
-        folder = self.folder / case / kind
-        entries = []
-        with storing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for number, (name, array) in enumerate(tensors.items()):
-                path = folder / f"{number}-{safe_name(name)}.npy"
-                save_npy(path, array)
-                entry = {"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape)}
-                entries.append({**entry, "file": str(path.relative_to(self.folder))})
-        return entries
+        numbered = enumerate(tensors.items())
+        files = {f"{number}-{safe_name(name)}.npy": (name, array) for number, (name, array) in numbered}
+        with storing(self.folder / case / kind):
+            entries = save_files(self.folder / case / kind, files)
+        return [{**entry, "file": f"{case}/{kind}/{entry['file']}"} for entry in entries]
 
     def load_tensors(self, entries: list[dict[str, Any]]) -> dict[str, Array]:
         """The tensors of a record's entries, memory-mapped. Raises UsageError: a file is none of the run's own."""

@@ -62,13 +62,18 @@ INDEX = "index.json"
 
 def save_tensors(folder: Path, tensors: Mapping[str, Array]) -> None:
     """Write tensors into a folder, which is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    index = []
-    for position, (name, array) in enumerate(tensors.items()):
-        file = f"{position}.npy"
-        save_npy(folder / file, array)
-        index.append({"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape), "file": file})
+    index = save_files(folder, {f"{number}.npy": item for number, item in enumerate(tensors.items())})
     (folder / INDEX).write_text(json.dumps(index, indent=1))
+
+
+def save_files(folder: Path, files: Mapping[str, tuple[str, Array]]) -> list[dict[str, Any]]:
+    """Write named tensors as .npy into a folder, which is made if need be; name, dtype, shape and file of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for file, (name, array) in files.items():
+        save_npy(folder / file, array)
+        entries.append({"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape), "file": file})
+    return entries
 
 
 def load_tensors(folder: Path) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.backends.compilers.none import take_as_it_is
+from hil.controller.backends.compilers import take_as_it_is
 from hil.controller.models.compiling import CompileOrder, call_isolated, compile_cached, compiling
 from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hil.controller.backends.compilers import take_as_it_is
 from hil.controller.backends.compilers.iree_program import VIA, compile_program
-from hil.controller.backends.compilers.none import take_as_it_is
 from hil.controller.models.compiling import CompileOrder, Work
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.models.conversions.torch_program import ONNX_HINT

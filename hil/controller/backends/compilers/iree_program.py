@@ -94,7 +94,7 @@ def compile_program(model: Model, flags: Sequence[str], debug_ir: Path | None, w
             "format": model.format,
             "dims": dict(model.dims),
             "declaration": own_declaration(model, model.function),
-            "flags": [*recipe.flags, *_dump_flags(debug_ir)],
+            "flags": list(recipe.flags),
             "parameters": str(model.files[PARAMETERS].absolute()) if PARAMETERS in model.files else None,
             "folder": str(folder.absolute()),
             "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
@@ -126,6 +126,8 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
     flags = [flag for flag in flags if not flag.startswith(VIA)]
     given = {flag.split("=", 1)[0] for flag in flags}
     all_flags = (*(f"{name}={value}" for name, value in _DEFAULT_FLAGS.items() if name not in given), *flags)
+    # A value may be anything, such as a long list of CPU features; what is in a file decides what the compiler makes.
+    values = [flag.split("=", 1)[1] for flag in all_flags if "=" in flag]
     parts: dict[str, Any] = {
         "model": model.digest,
         "format": model.format,
@@ -134,7 +136,7 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
         "compiler": compiler_version,
         "onnx": version("onnx") if model.format == "onnx" else "",
         "flags": list(all_flags),
-        "files": [digest_file(path) for path in _files_in(all_flags)],
+        "files": [digest_file(Path(value)) for value in values if is_file(value)],
         "host": host_cpu() if any(flag.endswith("=host") for flag in all_flags) else "",
         "version": _VERSION,
     }
@@ -160,23 +162,6 @@ def own_declaration(model: Model, function: str) -> str | None:
     if model.format != "onnx" or model.inputs is None or model.outputs is None:
         return None
     return declaration_of(function, model.inputs, model.outputs)
-
-
-def _files_in(flags: Sequence[str]) -> list[Path]:
-    """Files that flags name: what is in them decides what the compiler makes."""
-    values = [flag.split("=", 1)[1] for flag in flags if "=" in flag]
-    # A value may be anything, such as a long list of CPU features.
-    return [Path(value) for value in values if is_file(value)]
-
-
-def _dump_flags(debug_ir: Path | None) -> list[str]:
-    if debug_ir is None:
-        return []
-    folder = debug_ir.absolute()
-    return [
-        f"--dump-compilation-phases-to={folder / 'phases'}",
-        f"--iree-hal-dump-executable-files-to={folder / 'executables'}",
-    ]
 
 
 def build(
@@ -209,6 +194,13 @@ def build(
             convert(Path(model), dims, declaration, source, Path(folder) / PARAMETERS, text)
         else:
             source = _declared(source, Path(scratch) / "declared.mlirbc")
+        if debug_ir:
+            phases, executables = f"{debug_ir}/phases", f"{debug_ir}/executables"
+            flags = [
+                *flags,
+                f"--dump-compilation-phases-to={phases}",
+                f"--iree-hal-dump-executable-files-to={executables}",
+            ]
         code, said = run_compiler(source, Path(folder) / MAIN, flags, Path(scratch), Path(log))
     check_target(said)
     if code:

@@ -9,10 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, EXTERNAL_FROM_ELEMENTS, PARAMETER_SCOPE
+from hil.controller.models.compiling import (
+    EXTERNAL_FROM_BYTES,
+    EXTERNAL_FROM_ELEMENTS,
+    PARAMETER_SCOPE,
+    write_parameters,
+)
 from hil.controller.models.importers.mlir import declare
+from hil.controller.models.importers.onnx import fix_dims, graphs_of, light_copy, nodes_of, tensors_of
 from hil.controller.storage.texts import first_line, unique_name
+from hil.core.tensors import SUB_BYTE_BITS, dtype_name, dtype_of, pack
 from hil.errors import CompileFailed
+from hil.formats.ort_values import ONNX_TYPES
 
 # The oldest opset that the importer's lowerings are written for.
 _OPSET = 17
@@ -36,7 +44,11 @@ def convert(
     importer = _imported(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
     module = importer._m
     if heavy:
-        _save_parameters(importer, path.parent, parameters)
+        # External data is mapped, so that the weights are never in memory all at once.
+        tensors = importer._gi.initializer_map
+        write_parameters(
+            parameters, ((symbol, raw_of(tensors[name], path.parent)) for name, symbol in importer.globals)
+        )
     with out.open("wb") as file:
         module.write_bytecode(file)
     if text is not None:
@@ -53,8 +65,6 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
             module is unchanged.
     """
     from iree.compiler import ir
-
-    from hil.controller.models.importers.onnx import nodes_of
 
     model = _prepared(path, dims)
     if _heavy(model):
@@ -103,8 +113,6 @@ def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
     """The model with sizes fixed, functions inlined, a known opset, shapes inferred and every node named."""
     from onnx import version_converter
 
-    from hil.controller.models.importers.onnx import light_copy
-
     model = loaded(path, dims)
     # Before the converter adds nodes of its own: names are numbered as they are everywhere else.
     name_nodes(model)
@@ -124,8 +132,6 @@ def loaded(path: Path, dims: Mapping[str, int]) -> Any:
     import onnx
     from onnx import inliner
 
-    from hil.controller.models.importers.onnx import fix_dims
-
     model = onnx.load(path, load_external_data=False)
     initialised = {tensor.name for tensor in model.graph.initializer}
     fix_dims([value for value in model.graph.input if value.name not in initialised], dims)
@@ -136,8 +142,6 @@ def loaded(path: Path, dims: Mapping[str, int]) -> Any:
 
 def name_nodes(model: Any) -> None:
     """Give every node, those of subgraphs too, a name that no other has."""
-    from hil.controller.models.importers.onnx import nodes_of
-
     taken: set[str] = set()
     for number, node in enumerate(nodes_of(model.graph.node)):
         node.name = unique_name(node.name or f"{node.op_type}_{number}", taken)
@@ -158,19 +162,14 @@ def infer(model: Any, light: Any) -> None:
         mine.CopyFrom(theirs)
     # Subgraphs get their shapes with the nodes that hold them.
     for node, shaped in zip(model.graph.node, inferred.graph.node, strict=True):
-        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+        if any(graphs_of(node)):
             node.CopyFrom(shaped)
 
 
 def size_of(tensor: Any) -> int:
     """Bytes of a tensor's data, wherever they are."""
-    from onnx import TensorProto
-
-    from hil.core.tensors import SUB_BYTE_BITS, dtype_of
-    from hil.formats.ort_values import ONNX_TYPES
-
     name = next((name for name, number in ONNX_TYPES.items() if number == tensor.data_type), "string")
-    if tensor.data_type == TensorProto.STRING or name == "string":
+    if name == "string":
         return int(tensor.ByteSize())
     bits = SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
     return -(-int(math.prod(tensor.dims)) * bits // 8)
@@ -184,19 +183,14 @@ def _load_small(model: Any, folder: Path) -> None:
     """Read external data into the model, but for the large weights of a heavy one."""
     from onnx.external_data_helper import load_external_data_for_tensor
 
-    from hil.controller.models.importers.onnx import tensors_of
-
     heavy = _heavy(model)
-    kept_out = {tensor.name for tensor in model.graph.initializer if heavy and _is_external(tensor)}
+    large = (tensor for tensor in model.graph.initializer if math.prod(tensor.dims) >= EXTERNAL_FROM_ELEMENTS)
+    kept_out = {tensor.name for tensor in large if heavy}
     for tensor in tensors_of(model):
         if tensor.data_location == 1 and tensor.name not in kept_out:
             load_external_data_for_tensor(tensor, str(folder))
             tensor.data_location = 0
             del tensor.external_data[:]
-
-
-def _is_external(tensor: Any) -> bool:
-    return bool(math.prod(tensor.dims) >= EXTERNAL_FROM_ELEMENTS)
 
 
 def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> Any:
@@ -213,22 +207,9 @@ def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> 
     return overrides.IREENodeImporter.define_function(info.main_graph, module, settings)
 
 
-def _save_parameters(importer: Any, folder: Path, parameters: Path) -> None:
-    """Write the archive; external data is mapped, so that the weights are never in memory all at once."""
-    from iree import runtime
-
-    index = runtime.ParameterIndex()
-    tensors = importer._gi.initializer_map
-    for name, symbol in importer.globals:
-        index.add_buffer(symbol, raw_of(tensors[name], folder))
-    index.create_archive_file(str(parameters))
-
-
 def raw_of(tensor: Any, folder: Path) -> Any:
     """A tensor's data as uint8; external data, whose file lies in ``folder``, are mapped."""
     from onnx import numpy_helper
-
-    from hil.core.tensors import SUB_BYTE_BITS, dtype_name, pack
 
     if tensor.data_location == 1:
         fields = {entry.key: entry.value for entry in tensor.external_data}

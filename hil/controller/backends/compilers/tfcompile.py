@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers import tfcompile_build, tfcompile_graph
-from hil.controller.backends.compilers.tfcompile_command import HEADER
+from hil.controller.backends.compilers.tfcompile_build import HEADER
 from hil.controller.backends.targets import Target as BoardTarget
 from hil.controller.models.compiling import Work, call_isolated, compiling, making_debug_folder
 from hil.controller.storage.cache import Cache, digests_in

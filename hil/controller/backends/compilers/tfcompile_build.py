@@ -1,18 +1,23 @@
 """What happens in isolated processes: tfcompile itself, then Zig's C++ compiler and linker on what it wrote.
 
 Zig because one package compiles and links for every target, with an old enough C library, and so that nothing has to be
-installed on the machine.
+installed on the machine. ``python -m hil.controller.backends.compilers.tfcompile_build FOLDER TRIPLE CPU`` is the
+tfcompile of TensorFlow's wheel, in a process of its own each time: XLA reads its flags once in the life of a process,
+and a crash should be seen as one.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from hil.controller.backends.compilers.tfcompile_command import CLASS, ERROR, HEADER, OBJECTS
 from hil.controller.backends.compilers.tfcompile_graph import CONFIG, GRAPH
 from hil.controller.models.compiling import death_text, run_logged
 from hil.controller.storage.packages import package_folder
@@ -21,6 +26,13 @@ from hil.core.processes import module_command
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, UsageError
 
+HEADER = "program.h"
+CLASS = "hil::Program"
+OBJECTS = ("function.o", "constants.o")
+ERROR = "error.txt"
+_MODULE = "_pywrap_tfcompile"
+# As TensorFlow's own saved_model_cli has them: code for one thread, and none that calls a library that is not there.
+_XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false --xla_cpu_experimental_ynn_fusion_type="
 GLUE = "glue.cc"
 _FLAGS = "-std=c++17 -O2 -g0 -fPIC -w -fvisibility=hidden -ffunction-sections -fdata-sections -fno-sanitize=all".split()
 _LINK_FLAGS = "-shared -s -Wl,--gc-sections -Wl,-z,defs".split()
@@ -77,7 +89,7 @@ def compile_graph(source: str, triple: str, cpu: str, folder: str, log: str) -> 
     """
     for name in (GRAPH, CONFIG):
         shutil.copyfile(Path(source) / name, Path(folder) / name)
-    command = module_command("hil.controller.backends.compilers.tfcompile_command", folder, triple, cpu)
+    command = module_command("hil.controller.backends.compilers.tfcompile_build", folder, triple, cpu)
     code, said = run_logged(command, Path(log))
     if unknown := _UNKNOWN_CPU.search(said):
         raise CompileFailed(
@@ -163,3 +175,42 @@ def _zig(arguments: Iterable[str], target: str, log: Path) -> None:
 
 def _end(said: str) -> str:
     return "\n".join(said.splitlines()[-40:])
+
+
+def main() -> None:
+    """Compile the graph in a folder; what goes wrong is written beside it."""
+    folder, triple, cpu = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    os.environ["XLA_FLAGS"] = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), _XLA_FLAGS)))
+    function, constants = (str(folder / name) for name in OBJECTS)
+    try:
+        _tfcompile().Compile(
+            graph=str(folder / GRAPH),
+            config=str(folder / CONFIG),
+            cpp_class=CLASS,
+            target_triple=triple,
+            target_cpu=cpu,
+            entry_point="hil_program",
+            out_function_object=function,
+            out_constant_buffers_object=constants,
+            out_metadata_object=str(folder / "metadata.o"),
+            out_header=str(folder / HEADER),
+            gen_name_to_index=False,
+            gen_program_shape=False,
+        )
+    except Exception as error:  # TensorFlow has many
+        (folder / ERROR).write_text(str(error))
+        sys.exit(1)
+
+
+def _tfcompile() -> Any:
+    """The wheel's module alone: TensorFlow itself takes seconds to import, and is not needed."""
+    spec = importlib.util.spec_from_file_location(_MODULE, package_folder("tensorflow") / "python" / f"{_MODULE}.so")
+    if spec is None or spec.loader is None:
+        raise ImportError(f"this TensorFlow has no {_MODULE}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

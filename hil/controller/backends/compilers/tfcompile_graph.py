@@ -160,11 +160,6 @@ class Config:
     fetches: tuple[Port, ...]
     variables: tuple[Port, ...]
 
-    @property
-    def assigned(self) -> tuple[Port, ...]:
-        """The variables that the graph assigns."""
-        return tuple(variable for variable in self.variables if not variable.read_only)
-
 
 def make_config(
     nodes: Sequence[Any],

@@ -69,7 +69,7 @@ class Reference:
 
 def references() -> dict[str, Reference]:
     """Every reference by name: the built-in ones and those of the entry point group ``hil.references``."""
-    from hil.controller.backends.references import iree_llvm_cpu, onnx, tensorflow, torch_eager
+    from hil.controller.backends.references import iree_llvm_cpu, onnx, tensorflow, tflite, torch_eager
 
     built_in = {
         "onnxruntime": Reference(("onnx",), onnx.runtime_source, _by(onnx.run_runtime)),
@@ -77,16 +77,11 @@ def references() -> dict[str, Reference]:
         "iree-llvm-cpu": Reference(("onnx", "mlir"), iree_llvm_cpu.source, iree_llvm_cpu.compute),
         "torch-eager": Reference(("pt2",), torch_eager.source, _by(torch_eager.run)),
         "tensorflow": Reference(("tf", "keras"), tensorflow.source, _by(tensorflow.run, "function", "dims")),
-        "tflite": _tflite("reference"),
-        "tflite-builtin": _tflite("builtin"),
     }
+    for name, kernels in (("tflite", "reference"), ("tflite-builtin", "builtin")):
+        compute = _by(tflite.run, "function", kernels=kernels)
+        built_in[name] = Reference(("tflite",), partial(tflite.source, kernels), compute)
     return registered("hil.references", built_in)
-
-
-def _tflite(kernels: str) -> Reference:
-    from hil.controller.backends.references import tflite
-
-    return Reference(("tflite",), partial(tflite.source, kernels), _by(tflite.run, "function", kernels=kernels))
 
 
 def _by(run: Callable[..., dict[str, Array]], *fields: str, **settings: str) -> Compute:

@@ -28,38 +28,25 @@ class Conversion:
     # keep order, dtypes and shapes. Raises CompileFailed; whatever else it raises becomes one.
     convert: Callable[..., None]
     by: str
-    packages: tuple[str, ...]  # whose versions the result depends on
     suffix: str
-    extra: str  # of hil, which installs the packages
-    version: int = 1  # raise it when the result changes without those
+    packages: tuple[str, ...]  # whose versions the result depends on; the first names the extra of hil
 
 
-_TF_TO_MLIR = Conversion(
-    tensorflow_program.to_mlir,
-    "tensorflow",
-    ("tensorflow", "iree-base-compiler"),
-    ".mlirbc",
-    "tensorflow",
-    version=2,
-)
-_TF_TO_TFLITE = Conversion(
-    tensorflow_program.to_tflite, "tflite converter", ("tensorflow",), ".tflite", "tensorflow", version=2
-)
+_TF_TO_MLIR = (tensorflow_program.to_mlir, "tensorflow", ".mlirbc")
+_TF_TO_TFLITE = (tensorflow_program.to_tflite, "tflite converter", ".tflite")
 # (format, format) -> how. What is not here is not converted.
 CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
-        ("pt2", "mlir"): Conversion(
-            torch_program.to_mlir, "torch-mlir", ("torch", "iree-base-compiler"), ".mlirbc", "torch", version=2
-        ),
-        ("pt2", "onnx"): Conversion(
-            torch_program.to_onnx, "torch.onnx", ("torch", "onnx", "onnxscript"), ".onnx", "torch", version=2
-        ),
-        ("tf", "mlir"): _TF_TO_MLIR,
-        ("keras", "mlir"): replace(_TF_TO_MLIR, packages=(*_TF_TO_MLIR.packages, "keras")),
-        ("tf", "tflite"): _TF_TO_TFLITE,
-        ("keras", "tflite"): replace(_TF_TO_TFLITE, packages=(*_TF_TO_TFLITE.packages, "keras")),
+        ("pt2", "mlir"): Conversion(torch_program.to_mlir, "torch-mlir", ".mlirbc", ("torch", "iree-base-compiler")),
+        ("pt2", "onnx"): Conversion(torch_program.to_onnx, "torch.onnx", ".onnx", ("torch", "onnx", "onnxscript")),
+        ("tf", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler")),
+        ("keras", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler", "keras")),
+        ("tf", "tflite"): Conversion(*_TF_TO_TFLITE, ("tensorflow",)),
+        ("keras", "tflite"): Conversion(*_TF_TO_TFLITE, ("tensorflow", "keras")),
     }
 )
+# Raise this when what is made of a model changes without those packages.
+_VERSION = 2
 CONVERT_TIMEOUT_S = 1800.0
 # What a conversion may write beside the model: large weights, and what its nodes come from.
 _BESIDE = (".data", ".irpa", OP_TYPES)
@@ -86,15 +73,16 @@ def convert(model: Model, want: str, work: Work) -> tuple[Model, str]:
     conversion = CONVERSIONS.get((model.format, want))
     if conversion is None:
         raise UsageError(f"{model.path.name} cannot be made into {want}: it is {model.format}")
-    by = f"{conversion.by} {needed_version(conversion.packages[0], conversion.extra)}"
+    versions = [needed_version(package, conversion.packages[0]) for package in conversion.packages]
+    by = f"{conversion.by} {versions[0]}"
     key = Cache.key(
         "conversion",
         model=model.digest,
         function=model.function,
         dims=dict(model.dims),
         convert=function_name(conversion.convert),
-        versions=[needed_version(package, conversion.extra) for package in conversion.packages],
-        version=conversion.version,
+        versions=versions,
+        version=_VERSION,
     )
     name = f"model{conversion.suffix}"
 

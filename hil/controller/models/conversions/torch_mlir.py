@@ -15,6 +15,7 @@ from hil.controller.models.compiling import (
     EXTERNAL_FROM_ELEMENTS,
     PARAMETER_SCOPE,
     PARAMETERS,
+    write_parameters,
 )
 
 # torch-mlir lowers most of ATen by itself, and better than torch decomposes it; of these it expects what they are made
@@ -123,13 +124,8 @@ class _Outside(fx_importer.FxImporterHooks):  # type: ignore[misc]  # the packag
 
     def save(self, file: Path) -> None:
         """Write the archive, each weight from the memory that it lies in."""
-        from iree import runtime
-
-        index = runtime.ParameterIndex()
-        for name, weight in self._weights.items():
-            data = weight.detach().cpu().contiguous()
-            index.add_buffer(name, data.reshape(-1).view(torch.uint8).numpy())
-        index.create_archive_file(str(file))
+        data = ((name, weight.detach().cpu().contiguous()) for name, weight in self._weights.items())
+        write_parameters(file, ((name, one.reshape(-1).view(torch.uint8).numpy()) for name, one in data))
 
 
 def _is_tensor(value: Any) -> bool:

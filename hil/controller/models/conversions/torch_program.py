@@ -11,6 +11,7 @@ from typing import Any
 
 from hil.controller.models.compiling import EXTERNAL_FROM_BYTES
 from hil.controller.models.importers.mlir import declaration_of, declare, function_in
+from hil.controller.models.importers.onnx import nodes_and_functions
 from hil.controller.models.importers.pt2 import Sizes, call_of, is_tensor, returning
 from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.texts import first_line, foreign_errors, unique_name
@@ -176,10 +177,7 @@ def name_onnx_nodes(model: Any) -> None:
 
     Where several nodes stand for one module, each adds its own operator: ``gru.Squeeze``.
     """
-    from hil.controller.models.importers.onnx import nodes_of
-
-    nodes = list(nodes_of(model.graph.node))
-    nodes += [node for function in model.functions for node in nodes_of(function.node)]
+    nodes = nodes_and_functions(model)
     names = [_onnx_name(node) for node in nodes]
     shared = Counter(names)
     taken: set[str] = set()
@@ -196,26 +194,23 @@ def _onnx_name(node: Any) -> str:
         return ""
     if not scopes:
         return ""
-    path, kind = _known((str(scopes[-2]), str(classes[-2]))) if len(scopes) > 1 else ("", "")
+    path, kind = _known(*map(str, (scopes[-2], classes[-2]))) if len(scopes) > 1 else ("", "")
     return called(path, kind, str(scopes[-1]), node.op_type)[0]
 
 
 def _place(node: Any) -> tuple[str, str]:
     """Path and class of the innermost module that a node is in; empty where it is the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return _known((stack[-1][0], _text(stack[-1][1]))) if stack else ("", "")
+    path, kind = stack[-1] if stack else ("", "")
+    return _known(path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}")
 
 
-def _known(place: tuple[str, str]) -> tuple[str, str]:
+def _known(path: str, kind: str) -> tuple[str, str]:
     """The operators that torch itself adds, on sizes, are in a module of this name."""
-    return ("", "") if place[0] == "_empty_nn_module_stack_from_metadata_hook" else place
+    return ("", "") if path == "_empty_nn_module_stack_from_metadata_hook" else (path, kind)
 
 
 def _operator(target: Any) -> str:
     """``aten.softmax.int`` is a softmax."""
     schema = getattr(target, "_schema", None)
     return str(schema.name).rpartition("::")[2] if schema is not None else str(getattr(target, "__name__", target))
-
-
-def _text(kind: Any) -> str:
-    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.models.flows.recipe import Flow
 from hil.controller.models.importers import import_model
+from hil.controller.models.importers.onnx import constants_of
 from hil.controller.models.importers.pt2 import is_tensor, output_names
 from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.cache import Cache
@@ -81,10 +82,7 @@ def find_onnx(path: str) -> list[dict[str, Any]]:
 
     graph = onnx.load(path, load_external_data=False).graph
     given = {value.name for value in graph.input}
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
-            tensors[node.output[0]] = node.attribute[0].t
+    tensors = constants_of(graph)
     makers: dict[str, _Node] = {}
     for node in graph.node:
         quantises, dequantises = node.op_type == "QuantizeLinear", node.op_type == "DequantizeLinear"

@@ -94,7 +94,7 @@ def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
 
 def tensors_of(model: Any) -> Iterator[Any]:
     """Every TensorProto of a model: initializers and attributes, in subgraphs and functions as well."""
-    nodes = [*nodes_of(model.graph.node), *(node for function in model.functions for node in nodes_of(function.node))]
+    nodes = nodes_and_functions(model)
     for graph in (model.graph, *(graph for node in nodes for graph in graphs_of(node))):
         yield from graph.initializer
         for sparse in graph.sparse_initializer:
@@ -110,6 +110,20 @@ def nodes_of(nodes: Any) -> Iterator[Any]:
         yield node
         for graph in graphs_of(node):
             yield from nodes_of(graph.node)
+
+
+def nodes_and_functions(model: Any) -> list[Any]:
+    """Every node of a model, those of its functions too."""
+    return [node for body in (model.graph, *model.functions) for node in nodes_of(body.node)]
+
+
+def constants_of(graph: Any) -> dict[str, Any]:
+    """The tensors that a graph holds, as initializers or as nodes, by name."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output and node.attribute and node.attribute[0].HasField("t"):
+            found[node.output[0]] = node.attribute[0].t
+    return found
 
 
 def graphs_of(node: Any) -> Iterator[Any]:
@@ -357,11 +371,9 @@ def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, fl
 class _Look:
     def __init__(self, graph: Any) -> None:
         self._types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
-        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        self._constants = constants_of(graph)
         self._users: dict[str, list[tuple[Any, int]]] = {}
         for node in graph.node:
-            if node.op_type == "Constant" and node.output and node.attribute and node.attribute[0].HasField("t"):
-                self._constants[node.output[0]] = node.attribute[0].t
             for position, name in enumerate(node.input):
                 self._users.setdefault(name, []).append((node, position))
 

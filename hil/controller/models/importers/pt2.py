@@ -262,19 +262,10 @@ _SAME_VALUES = frozenset(
     "repeat slice select narrow split chunk unbind flip roll getitem".split()
 )
 # Operator -> where its indices are among its arguments, and where the dimension that they count; None is the first.
-_INDEXED = {
-    "embedding": (1, None),
-    "embedding_bag": (1, None),
-    "_embedding_bag": (1, None),
-    "_embedding_bag_forward_only": (1, None),
-    "index_select": (2, 1),
-    "index_add": (2, 1),
-    "index_copy": (2, 1),
-    "index_fill": (2, 1),
-    "gather": (2, 1),
-    "scatter": (2, 1),
-    "scatter_add": (2, 1),
-    "scatter_reduce": (2, 1),
+_INDEXED: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys("embedding embedding_bag _embedding_bag _embedding_bag_forward_only".split(), (1, None)),
+    **dict.fromkeys("index_select index_add index_copy index_fill".split(), (2, 1)),
+    **dict.fromkeys("gather scatter scatter_add scatter_reduce".split(), (2, 1)),
 }
 
 

@@ -26,10 +26,7 @@ from hil.controller.storage.texts import first_line, import_hint
 from hil.errors import ImportFailed, UsageError
 
 _MODEL = "models/model.json"
-_CONFIGS = {
-    "weights": ("data/weights/", "data/weights/model_weights_config.json"),
-    "constants": ("data/constants/", "data/constants/model_constants_config.json"),
-}
+_CONFIGS = {kind: f"data/{kind}/model_{kind}_config.json" for kind in ("weights", "constants")}
 # Programs beside the model, shared libraries among them, and weights as older releases pickled them.
 _FORBIDDEN = re.compile(r"data/(aotinductor|executorch)/|data/(weights|constants)/.*\.pt$")
 
@@ -95,7 +92,7 @@ def _check(path: str) -> None:
         reader = PT2ArchiveReader(path)
         records = reader.get_file_names()
         sizes = {record: int(reader.archive_file.get_record_size(record)) for record in records}
-        parts = (_MODEL, *(config for _, config in _CONFIGS.values()))
+        parts = (_MODEL, *_CONFIGS.values())
         texts = {record: reader.read_bytes(record) for record in parts if record in sizes}
     except (RuntimeError, AssertionError, UnicodeDecodeError) as error:
         raise ImportFailed(f"{name} is no archive of torch.export.save, or is damaged", detail=str(error)) from error
@@ -112,18 +109,18 @@ def _check(path: str) -> None:
             hint=AGAIN,
         )
     _Checker(name).check(read_json(name, texts[_MODEL]))
-    for kind, (folder, config) in _CONFIGS.items():
+    for kind, config in _CONFIGS.items():
         if config in texts:
             try:
-                _check_payload(name, kind, folder, read_json(name, texts[config]), sizes)
+                _check_payload(name, kind, read_json(name, texts[config]), sizes)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ImportFailed(f"{name} is damaged: {config} is not what torch writes") from error
 
 
-def _check_payload(name: str, kind: str, folder: str, config: Any, sizes: dict[str, int]) -> None:
+def _check_payload(name: str, kind: str, config: Any, sizes: dict[str, int]) -> None:
     """Tensors must lie in the archive as plain bytes; torch itself checks that each lies within its record."""
     for key, payload in config["config"].items():
-        record = folder + payload["path_name"]
+        record = f"data/{kind}/{payload['path_name']}"
         if payload["path_name"].startswith(("custom_obj_", "opaque_obj_")):
             raise ImportFailed(
                 f"{name} keeps {key!r} as a pickled object, which hil does not unpickle",

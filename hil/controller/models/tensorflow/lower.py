@@ -19,6 +19,7 @@ from hil.controller.models.tensorflow.graphs import (
     words,
 )
 from hil.controller.models.tensorflow.source import named_outputs, output_name, spec_of
+from hil.controller.storage.texts import foreign_errors
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import CompileFailed
 
@@ -49,7 +50,7 @@ def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mappin
     import tensorflow as tf
 
     structure = (list(args), dict(kwargs or {}))
-    inputs = [(name, _tensor_spec(leaf)) for name, leaf in _named(function, structure)]
+    inputs = [(name, tf.TensorSpec(leaf.shape, leaf.dtype)) for name, leaf in _named(function, structure)]
     called = function if hasattr(function, "get_concrete_function") else tf.function(function)
     returned: list[Any] = []
 
@@ -61,13 +62,9 @@ def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mappin
 
     traced = tf.function(flat, jit_compile=True, autograph=False)
     specs = [spec for _, spec in inputs]
-    try:
+    with foreign_errors(CompileFailed, "TensorFlow cannot lower the function", words=words):
         concrete = traced.get_concrete_function(*specs)
         text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo")
-    except CompileFailed:
-        raise
-    except Exception as error:  # whatever the function itself raises, and TensorFlow's own many
-        raise CompileFailed(f"TensorFlow cannot lower the function: {words(error)}", detail=str(error)) from error
     return _live(concrete, text, [spec_of(name, spec) for name, spec in inputs], returned[0])
 
 
@@ -95,8 +92,7 @@ def _live(concrete: Any, text: str, inputs: list[TensorSpec], returned: Any) -> 
         State(spec_of(name, item), not is_variable(item), results.get(position))
         for position, (name, item) in enumerate(items)
     )
-    structure = numbered(returned)
-    lowered = LoweredFunction(module.mlir, tuple(inputs), tuple(outputs), state, structure)
+    lowered = LoweredFunction(module.mlir, tuple(inputs), tuple(outputs), state, numbered(returned))
     return Live(lowered, tuple(item for _, item in items))
 
 
@@ -109,22 +105,14 @@ def _named(function: Any, structure: tuple[list[Any], dict[str, Any]]) -> Iterat
     except (TypeError, ValueError):
         parameters = []
     args, kwargs = structure
-    for position, argument in enumerate(args):
-        name = parameters[position] if position < len(parameters) else f"arg{position}"
+    names = [*parameters, *(f"arg{position}" for position in range(len(parameters), len(args)))]
+    for name, argument in (*zip(names, args, strict=False), *sorted(kwargs.items())):
         yield from ((path, leaf) for path, leaf in leaves(argument, name) if _is_tensor(leaf))
-    for name in sorted(kwargs):
-        yield from ((path, leaf) for path, leaf in leaves(kwargs[name], name) if _is_tensor(leaf))
 
 
 def _is_tensor(leaf: Any) -> bool:
     """Whether a leaf has an element type and a shape: numpy's, TensorFlow's and Keras's have, Python's numbers not."""
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
-
-
-def _tensor_spec(leaf: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.TensorSpec(leaf.shape, leaf.dtype)
 
 
 def _as_tensor(path: str, leaf: Any) -> Any:
