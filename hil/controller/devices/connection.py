@@ -468,7 +468,9 @@ class AgentConnection:
         """The hil error that a gRPC error stands for: the far side's own where it sent one."""
         if found := wire_errors.of_call(error, among=wire_errors.AGENT_KINDS, whole=self._whole):
             if isinstance(found, errors.UsageError) and not self._target.faults:
-                found = _refused(found, stage)
+                # The user's words were checked before, so what an agent calls bad usage is not the user's.
+                kind = {"load": errors.LoadFailed, "run": errors.RunFailed}.get(stage, errors.ProtocolBroken)
+                found = kind(found.message, hint=found.hint, detail=found.detail)
             if isinstance(found, errors.SessionEnded):
                 if self._hold:
                     self._hold.wait_over()
@@ -515,13 +517,6 @@ class AgentConnection:
         if self._hold and self._hold.over:
             return errors.SessionEnded(f"the session was ended: {self._hold.over}")
         return None
-
-
-def _refused(error: errors.HilError, stage: str) -> errors.HilError:
-    """What an agent calls bad usage, as it is here: the user's words were checked before, so it is not the user's."""
-    kinds = {"load": errors.LoadFailed, "run": errors.RunFailed}
-    kind = kinds.get(stage, errors.ProtocolBroken)
-    return kind(error.message, hint=error.hint, detail=error.detail)
 
 
 def _was_cut(error: BaseException) -> bool:
