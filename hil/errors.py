@@ -1,33 +1,4 @@
-"""Every error that hil raises on purpose.
-
-The tree, with the outcome and the exit code each ends in::
-
-    HilError
-    ├── UsageError            what was typed or configured is wrong            exit 2
-    │   ├── VacuousTolerance  BLIND  wrong answers would agree as well (in a suite the case's outcome)
-    │   ├── StorageError      a folder of ours cannot be written               exit 2
-    │   └── AccessRefused     the farm does not let this token do it           exit 2
-    ├── StageError            a stage of the model's own failed                exit 3
-    │   ├── ImportFailed      IMPORT_ERROR     the model cannot be read
-    │   ├── CompileFailed     COMPILE_ERROR    the compiler refused it
-    │   ├── CompileCrashed    COMPILE_CRASH    the compiler died
-    │   ├── LoadFailed        LOAD_ERROR       the board refused the program
-    │   ├── RunFailed         RUN_ERROR        the runtime reported an error
-    │   ├── RunCrashed        RUN_CRASH        the worker process died
-    │   ├── StageTimeout      TIMEOUT          a stage outlived its limit
-    │   ├── RanElsewhere      FALLBACK         it ran on another device than it was told to
-    │   └── ReferenceFailed   REFERENCE_ERROR  no reference could answer
-    └── BoardError            the board failed, not the model                  exit 4
-        ├── BoardLost         BOARD_LOST       it stopped answering
-        ├── BlobDamaged       BLOB_DAMAGED     what its store holds is not what was sent
-        ├── ProtocolBroken    BOARD_LOST       its answer is no sane message of the protocol
-        ├── BoardRefused      BOARD_REFUSED    it does not let us in, or no board is as asked for
-        ├── BoardUnreachable  BOARD_UNREACHABLE  it never answered
-        ├── BoardBusy         BOARD_LOST       somebody else holds it
-        ├── SessionEnded      BOARD_LOST       our session was ended by another
-        └── FarmError         BOARD_LOST       the farm failed
-            ├── NoSuchBoard      BOARD_REFUSED  no board of the farm is as asked for
-            └── FarmUnreachable  BOARD_UNREACHABLE  no gateway of the farm answers
+"""Every error that hil raises on purpose, with the outcome and the exit code that it ends in.
 
 "You used it wrongly" and "the board failed" are different families, so that neither is ever blamed for the other.
 """

@@ -51,7 +51,48 @@ _LARGEST = {
 }
 
 
-class Room:
+class _Calls:
+    """Calls that go on: of those that were ended some may not have let go of their threads yet."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._calls: dict[grpc.ServicerContext, Any] = {}
+        self._inside = 0
+
+    @contextlib.contextmanager
+    def entered(self, context: grpc.ServicerContext, *more: Any) -> Iterator[None]:
+        """Count a call as long as it goes on. Raises BoardBusy: there are too many."""
+        self.enter(context, *more)
+        try:
+            yield
+        finally:
+            self.leave(context)
+
+    def enter(self, context: grpc.ServicerContext, *more: Any) -> None:
+        """Let a call in; raises as :meth:`entered`."""
+        raise NotImplementedError
+
+    def leave(self, context: grpc.ServicerContext) -> None:
+        """A call has ended."""
+        with self._lock:
+            self._inside -= 1
+            self._calls.pop(context, None)
+
+    def sweep(self) -> None:
+        """End the calls that are due."""
+        with self._lock:
+            late = [context for context, value in self._calls.items() if self._is_due(value)]
+            for context in late:
+                del self._calls[context]
+        for context in late:
+            context.cancel()
+
+    def _is_due(self, value: Any) -> bool:
+        raise NotImplementedError
+
+
+class Room(_Calls):
     """The calls of one kind. One too many ends the one that was silent for longest.
 
     Args:
@@ -59,70 +100,41 @@ class Room:
     """
 
     def __init__(self, most: int, silence_s: float = math.inf) -> None:
-        self._most = most
+        super().__init__(most)
         self._silence_s = silence_s
-        self._lock = threading.Lock()
-        # In the order of the last message, the oldest first.
-        self._heard: dict[grpc.ServicerContext, float] = {}
-        self._inside = 0
 
-    @contextlib.contextmanager
-    def entered(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """Count a call as long as it goes on. Raises BoardBusy: too many calls that were ended have not gone yet."""
-        self.enter(context)
-        try:
-            yield
-        finally:
-            self.leave(context)
-
-    def enter(self, context: grpc.ServicerContext) -> None:
-        """Let a call in; raises as :meth:`entered`."""
+    def enter(self, context: grpc.ServicerContext, *more: Any) -> None:
+        """Let a call in. Raises BoardBusy: too many calls that were ended have not gone yet."""
         with self._lock:
             if self._inside >= 2 * self._most:
                 raise BoardBusy("the agent is busy with too many calls", hint="try again in a moment")
-            late = next(iter(self._heard)) if len(self._heard) >= self._most else None
+            # They are in the order of the last message, the oldest first.
+            late = next(iter(self._calls)) if len(self._calls) >= self._most else None
             if late is not None:
-                del self._heard[late]
+                del self._calls[late]
             self._inside += 1
-            self._heard[context] = time.monotonic()
+            self._calls[context] = time.monotonic()
         if late is not None:
             late.cancel()
 
-    def leave(self, context: grpc.ServicerContext) -> None:
-        """A call has ended."""
-        with self._lock:
-            self._inside -= 1
-            self._heard.pop(context, None)
+    def heard(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        """The messages of a call, whose client says something with each."""
+        for request in requests:
+            with self._lock:
+                if self._calls.pop(context, None) is not None:
+                    self._calls[context] = time.monotonic()
+            yield request
 
-    def hear(self, context: grpc.ServicerContext) -> None:
-        """A call's client said something."""
-        with self._lock:
-            if self._heard.pop(context, None) is not None:
-                self._heard[context] = time.monotonic()
-
-    def sweep(self) -> None:
-        """End the calls that were silent for too long."""
-        oldest = time.monotonic() - self._silence_s
-        with self._lock:
-            late = [context for context, heard in self._heard.items() if heard < oldest]
-            for context in late:
-                del self._heard[context]
-        for context in late:
-            context.cancel()
+    def _is_due(self, value: float) -> bool:
+        return value < time.monotonic() - self._silence_s
 
 
-class SessionCalls:
-    """The calls of the session that has the device, and those of sessions that are over."""
+class SessionCalls(_Calls):
+    """The calls of the session that has the device, and those of sessions that are over: these would wait for ever."""
 
-    def __init__(self, most: int = SESSION_CALLS) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._calls: dict[grpc.ServicerContext, Session] = {}
-        self._inside = 0
-
-    @contextlib.contextmanager
-    def entered(self, context: grpc.ServicerContext, session: Session) -> Iterator[None]:
-        """Count a session's call as long as it goes on. Raises BoardBusy: the session has too many."""
+    def enter(self, context: grpc.ServicerContext, *more: Any) -> None:
+        """Let a call of a session in. Raises BoardBusy: the session has too many."""
+        (session,) = more
         with self._lock:
             own = sum(other is session for other in self._calls.values())
             if own >= self._most or self._inside >= 2 * self._most:
@@ -131,22 +143,9 @@ class SessionCalls:
                 )
             self._inside += 1
             self._calls[context] = session
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                self._calls.pop(context, None)
 
-    def sweep(self) -> None:
-        """End what is left of sessions that are over: what waits for its client would wait for ever."""
-        before = time.monotonic() - GOODBYE_S
-        with self._lock:
-            late = [context for context, session in self._calls.items() if session.ended_at < before]
-            for context in late:
-                del self._calls[context]
-        for context in late:
-            context.cancel()
+    def _is_due(self, value: Session) -> bool:
+        return value.ended_at < time.monotonic() - GOODBYE_S
 
 
 class Admission(grpc.ServerInterceptor):
@@ -158,7 +157,7 @@ class Admission(grpc.ServerInterceptor):
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._calls = SessionCalls()
+        self._calls = SessionCalls(SESSION_CALLS)
         self._silent = Room(SILENT_CALLS, FIRST_MESSAGE_S)
         self._asking = Room(OPEN_CALLS)
         self._talking = Room(OPEN_CALLS, NEXT_MESSAGE_S)
@@ -192,8 +191,8 @@ class Admission(grpc.ServerInterceptor):
             stream = handler.request_streaming
             room = self._rooms.get(method, self._talking if stream else self._asking)
             with room.entered(context) if room else contextlib.nullcontext():
-                hear = partial(room.hear, context) if room else _nothing
-                yield from _answers(handler, itertools.chain(first, _heard(requests, hear)), context)
+                rest = room.heard(requests, context) if room else requests
+                yield from _answers(handler, itertools.chain(first, rest), context)
         except Exception as error:
             wire.fail(error, context)
 
@@ -211,9 +210,7 @@ def _answers(handler: Any, requests: Iterator[Any], context: grpc.ServicerContex
         argument = next(requests, None)
         if argument is None:
             raise UsageError("the call carries no message")
-    sides = (
-        f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-    )
+    sides = wire.kind_of(handler.request_streaming, handler.response_streaming)
     answer = getattr(handler, sides)(argument, context)
     if handler.response_streaming:
         yield from answer
@@ -233,13 +230,3 @@ def _decoded(raw: Iterator[bytes], method: str, decode: Callable[[bytes], Any]) 
         except Exception as error:
             raise UsageError("the request is no message of this protocol") from error
         yield message
-
-
-def _heard(requests: Iterator[Any], hear: Callable[[], None]) -> Iterator[Any]:
-    for request in requests:
-        hear()
-        yield request
-
-
-def _nothing() -> None:
-    pass

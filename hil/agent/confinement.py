@@ -225,15 +225,29 @@ def _write_only_below(folders: Sequence[Path]) -> None:
 
 
 def _refuse_calls() -> None:
+    """Install the sandbox's filter: what no rule decides is allowed, another architecture's call kills the process."""
     machine = platform.machine()
     fcntl, ioctl, sendto = _PARTLY[machine]
-    rules = [line for number in (*_REFUSED[machine], *_NEW_CALLS) for line in _refused(number)]
+    wrong: list[_Line] = [
+        (_LOAD, 0, 0, _ARCH),
+        (_EQUAL, 1, 0, _ARCHS[machine]),
+        (_GIVE, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        # Larger numbers are x32's: other names of the same calls.
+        (_LEAST, 0, 1, _X32),
+        (_GIVE, 0, 0, _REFUSE),
+    ]
+    rules = [
+        line
+        for number in (*_REFUSED[machine], *_NEW_CALLS)
+        for line in ((_EQUAL, 0, 1, number), (_GIVE, 0, 0, _REFUSE))
+    ]
     # abort and raise signal the process itself.
     rules += [line for number in _OWN[machine] for line in _on_itself(number)]
     rules += _without_values(fcntl, 1, _FCNTL) + _without_values(ioctl, 1, _IOCTL)
     # A sendto with an address reaches a socket without connect.
     rules += _without_address(sendto, 4)
-    _filter_calls(_ARCHS[machine], rules)
+    _install([*wrong, *rules, (_GIVE, 0, 0, _ALLOW)])
 
 
 def _set_read_only(path: str, wanted: bool) -> None:
@@ -255,11 +269,6 @@ def _call(name: str, *arguments: int | bytes | None) -> int:
     return answer
 
 
-def _refused(number: int) -> list[_Line]:
-    """Refuse a call."""
-    return [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _REFUSE)]
-
-
 def _on_itself(number: int) -> list[_Line]:
     """Allow a call if its first argument is this process or 0."""
     return [(_EQUAL, 0, 5, number), (_LOAD, 0, 0, _ARGUMENTS), *_unless_itself()]
@@ -278,18 +287,6 @@ def _without_address(number: int, argument: int) -> list[_Line]:
     low = _ARGUMENTS + 8 * argument
     words: list[_Line] = [(_LOAD, 0, 0, low), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, low + 4), (_EQUAL, 1, 0, 0)]
     return [(_EQUAL, 0, 6, number), *words, (_GIVE, 0, 0, _REFUSE), (_GIVE, 0, 0, _ALLOW)]
-
-
-def _filter_calls(arch: int, rules: list[_Line]) -> None:
-    """Install rules; a call of another architecture kills the process.
-
-    Args:
-        arch: this machine's architecture, as seccomp numbers it.
-        rules: instructions in order; what no rule decides is allowed.
-    """
-    wrong: list[_Line] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_GIVE, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
-    # Larger numbers are x32's: other names of the same calls.
-    _install([*wrong, (_LEAST, 0, 1, _X32), (_GIVE, 0, 0, _REFUSE), *rules, (_GIVE, 0, 0, _ALLOW)])
 
 
 def _keep_limits_own() -> None:

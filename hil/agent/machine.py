@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from hil.core import cpuinfo
 from hil.core.clock import now_ns
@@ -78,10 +77,6 @@ def readings(root: Path = _ROOT) -> list[pb.Reading]:
     return [pb.Reading(**found) for found in cpuinfo.readings({str(file): _text(file) for file in files})]
 
 
-def _number(path: Path) -> int:
-    return int("".join(filter(str.isdigit, path.name)) or 0)
-
-
 def _numbers(path: Path) -> list[int]:
     return [int(digits) for digits in re.findall("[0-9]+", str(path))]
 
@@ -115,12 +110,9 @@ class Counters:
         self._files: dict[Path, int] = {}
         self._gone: set[Path] = set()
         cpu, thermal = root / "sys/devices/system/cpu/cpufreq", root / "sys/class/thermal"
-        self._frequencies = {
-            f"cpu{_number(one)} frequency": one / "scaling_cur_freq" for one in _by_number(cpu, "policy")
-        }
-        self._zones = {
-            f"{one.name} ({_text(one / 'type')})": one / "temp" for one in _by_number(thermal, "thermal_zone")
-        }
+        policies, zones = sorted(cpu.glob("policy*"), key=_numbers), sorted(thermal.glob("thermal_zone*"), key=_numbers)
+        self._frequencies = {f"cpu{_numbers(one)[-1]} frequency": one / "scaling_cur_freq" for one in policies}
+        self._zones = {f"{one.name} ({_text(one / 'type')})": one / "temp" for one in zones}
         self._busy: dict[int, tuple[int, int]] = {}
         self._stalled: dict[str, tuple[float, int]] = {}
 
@@ -189,17 +181,9 @@ class Counters:
             return os.pread(self._files[file], _MOST_BYTES, 0)
         return b""
 
-    def close(self) -> None:
-        """Let the files go."""
-        while self._files:
-            os.close(self._files.popitem()[1])
-
     def __enter__(self) -> Counters:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-def _by_number(folder: Path, kind: str) -> list[Path]:
-    return sorted(folder.glob(f"{kind}*"), key=_number)
+    def __exit__(self, *_: object) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])

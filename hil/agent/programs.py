@@ -140,12 +140,7 @@ class Programs:
                 self._sessions.require(session)
                 loading.worker = worker
             worker.program_id = uuid.uuid4().hex
-            order = {
-                "folder": str(folder),
-                "main": request.main,
-                "device": request.device,
-                "function": request.function,
-            }
+            order = {name: getattr(request, name) for name in ("main", "device", "function")} | {"folder": str(folder)}
 
             def meanwhile() -> None:
                 # Later, making the next one's worker ready would take its time from a timed run.
@@ -262,26 +257,21 @@ class Programs:
                 raise RunFailed(f"the outputs take {ran.size} bytes and the board has {self._limit}")
             view = loaded.worker.output_view(ran.size)
         except (RunCrashed, StageTimeout):
-            self._forget(start.program_id)
+            with self._lock:
+                is_ours = self._loaded.pop(start.program_id, None) is not None
+            if is_ours:
+                self._release(loaded)
             raise
-        done = pb.InvokeDone(
-            start_ns=ran.start_ns,
-            end_ns=ran.end_ns,
-            warmup_ns=ran.warmup_ns,
-            received_ns=received,
-            peak_memory_bytes=ran.peak_bytes,
-            cpu_ns=ran.cpu_ns,
-        )
+        times = {name: getattr(ran, name) for name in ("start_ns", "end_ns", "warmup_ns", "cpu_ns")}
+        done = pb.InvokeDone(received_ns=received, peak_memory_bytes=ran.peak_bytes, **times)
         if ran.placement is not None:
             parts = [pb.Part(**part.to_json()) for part in ran.placement]
             done.placement.CopyFrom(pb.Placement(parts=parts))
         streams: list[memoryview] = []
         left = wire.INLINE_TOTAL
         for output in ran.outputs:
-            data = view[output.at : output.at + output.size]
-            message, streamed = wire.tensor_to_message(
-                output.name, output.dtype, output.shape, data, min(left, wire.INLINE_MAX)
-            )
+            data, most = view[output.at : output.end], min(left, wire.INLINE_MAX)
+            message, streamed = wire.tensor_to_message(output.name, output.dtype, output.shape, data, most)
             done.outputs.append(message)
             if streamed:
                 streams.append(data)
@@ -335,13 +325,6 @@ class Programs:
     def _free(self, loaded: Loaded) -> None:
         """Give back what a killed program held, once a call in progress has seen its worker die and let go."""
         with loaded.lock:
-            self._release(loaded)
-
-    def _forget(self, program_id: str) -> None:
-        """Free a program; its lock is held."""
-        with self._lock:
-            loaded = self._loaded.pop(program_id, None)
-        if loaded is not None:
             self._release(loaded)
 
     def _release(self, loaded: Loaded) -> None:

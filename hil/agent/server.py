@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -123,10 +123,6 @@ class Agent:
         for service in ("", *names):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
-    def wait(self) -> None:
-        """Serve until stopped."""
-        self._server.wait_for_termination()
-
     def idle_s(self) -> float:
         """For how many seconds no session has been open."""
         return self._sessions.idle_s()
@@ -164,9 +160,9 @@ class _TokenCheck(grpc.ServerInterceptor):
         return self._wrong if given else self._missing
 
 
-def _refusal(words: str) -> Any:
+def _refusal(why: str) -> Any:
     def refuse(_: Any, context: grpc.ServicerContext) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -186,15 +182,10 @@ class BoardService:
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.DescribeReply:
         """Who the board is."""
+        keys = ("version", "devices", "error", "profile_tool")
         runtimes = [
-            pb.Runtime(
-                name=name,
-                version=said.get("version", ""),
-                devices=said.get("devices", ()),
-                error=said.get("error", ""),
-                profile_tool=said.get("profile_tool", ""),
-            )
-            for name, said in sorted(self._runtimes(context).items())
+            pb.Runtime(name=name, **{key: described[key] for key in keys if key in described})
+            for name, described in sorted(self._runtimes(context).items())
         ]
         current = self._sessions.current
         return pb.DescribeReply(
@@ -267,6 +258,9 @@ class BoardService:
                 ended.wait(min(max(due - time.monotonic(), 0.0), _NOTICE_S))
 
 
+_Replies: TypeAlias = "queue.SimpleQueue[pb.HoldReply | HilError | None]"
+
+
 class SessionService:
     """Hold: one stream is one session.
 
@@ -284,7 +278,7 @@ class SessionService:
         first = next(iter(requests), None)
         if first is None or first.WhichOneof("kind") != "open":
             raise UsageError("the first message of Hold must open a session")
-        said: queue.SimpleQueue[pb.HoldReply | HilError | None] = queue.SimpleQueue()
+        replies: _Replies = queue.SimpleQueue()
         leaving = threading.Event()
 
         def on_end(reason: str) -> None:
@@ -293,16 +287,16 @@ class SessionService:
                 leaving.set()
             except BoardBusy:
                 context.cancel()
-            said.put(pb.HoldReply(over=pb.SessionOver(reason=reason)))
-            said.put(None)
+            replies.put(pb.HoldReply(over=pb.SessionOver(reason=reason)))
+            replies.put(None)
 
         session = yield from self._opened(first.open, context, on_end)
-        listener = threading.Thread(target=self._listen, args=(requests, session, said), daemon=True)
+        listener = threading.Thread(target=self._listen, args=(requests, session, replies), daemon=True)
         listener.start()
         try:
             opened = pb.SessionOpened(token=session.token, fence=session.fence, ttl_s=session.ttl_s)
             yield pb.HoldReply(opened=opened)
-            while (reply := said.get()) is not None:
+            while (reply := replies.get()) is not None:
                 if isinstance(reply, HilError):
                     raise reply
                 yield reply
@@ -343,20 +337,15 @@ class SessionService:
             self._waiting.release()
         raise SessionEnded("whoever asked for the session is gone")
 
-    def _listen(
-        self,
-        requests: Iterator[Any],
-        session: Session,
-        said: queue.SimpleQueue[pb.HoldReply | HilError | None],
-    ) -> None:
+    def _listen(self, requests: Iterator[Any], session: Session, replies: _Replies) -> None:
         try:
             for _ in requests:
                 session.heard_at = time.monotonic()
                 # Whoever does not read the answers gets no more of them.
-                if said.qsize() < _UNREAD:
-                    said.put(pb.HoldReply(alive=pb.KeepAlive()))
+                if replies.qsize() < _UNREAD:
+                    replies.put(pb.HoldReply(alive=pb.KeepAlive()))
         except HilError as error:
-            said.put(error)
+            replies.put(error)
         except Exception:
             pass  # the stream broke: the session ends as if it had been closed
         self._sessions.end(session, "its owner left")

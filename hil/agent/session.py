@@ -65,9 +65,8 @@ class Sessions:
         self._current: Session | None = None
         self._ended_at = time.monotonic()
         self._fence, self._damage = _stored(fence_file)
-        journal.note(
-            "agent started", fence=self._fence, pid=os.getpid(), **({"damage": d} if (d := self._damage) else {})
-        )
+        damage = {"damage": self._damage} if self._damage else {}
+        journal.note("agent started", fence=self._fence, pid=os.getpid(), **damage)
         threading.Thread(target=self._watch, daemon=True, name="session-ttl").start()
 
     @property
@@ -161,11 +160,7 @@ class Sessions:
         return session
 
     def of_call(self, context: grpc.ServicerContext) -> Session:
-        """The session of a call, by the token in its metadata.
-
-        Raises:
-            SessionEnded: it carries none, or one of a session that is over.
-        """
+        """The session of a call, by the token in its metadata; raises as :meth:`check`."""
         return self.check(str(dict(context.invocation_metadata()).get(wire.SESSION_KEY, "")))
 
     def heard(self, session: Session) -> None:
@@ -174,11 +169,7 @@ class Sessions:
         session.heard_at = time.monotonic()
 
     def require(self, session: Session) -> None:
-        """See to it that a session goes on: a call may last longer than the one that it was begun in.
-
-        Raises:
-            SessionEnded: it does not.
-        """
+        """See to it that a session goes on, which a call may outlast. Raises SessionEnded: it does not."""
         if self._current is not session:
             raise SessionEnded("the session that this call belongs to has ended", hint="open a session")
 

@@ -209,25 +209,30 @@ class BlobStore:
     def _drop_partials(self) -> None:
         """Drop cut uploads that nobody went on with for a day, and then the oldest of those beyond the quota."""
         held = sum(size for _, size, _ in _files(self.root / "blobs"))
-        for number, (changed, size, path) in enumerate(reversed(self._partials())):
+        for _, size, path in reversed(self._kept_partials(_PARTIALS_KEPT)):
             held += size
-            too_much = number >= _PARTIALS_KEPT or 0 < self.quota_bytes < held
-            if too_much or time.time() - changed > _PARTIAL_KEPT_S:
+            if 0 < self.quota_bytes < held:
                 self._drop(path)
 
-    def _partials(self, *more: str) -> list[tuple[float, int, Path]]:
-        """The cut uploads that nobody goes on with just now, the oldest first; ``more`` are gone on with, too."""
-        busy = {self._partial(digest) for digest in (*self._uploading, *more)}
-        return sorted(one for one in _files(self.root / "partial") if one[2] not in busy)
+    def _kept_partials(self, most: int, *busy: str) -> list[tuple[float, int, Path]]:
+        """The cut uploads that nobody goes on with just now, the oldest first.
 
-    def _make_room(self, digest: str, size: int, have: int) -> None:
-        """Evict what the quota asks for, and refuse what the disk cannot hold."""
-        partials = self._partials(digest)
-        kept = [one for one in partials[1 - _PARTIALS_KEPT :] if time.time() - one[0] <= _PARTIAL_KEPT_S]
+        Those beyond so many are dropped, and those that nobody went on with for a day.
+
+        Args:
+            busy: digests of what is gone on with, beside the uploads that are known.
+        """
+        ours = {self._partial(digest) for digest in (*self._uploading, *busy)}
+        partials = sorted(one for one in _files(self.root / "partial") if one[2] not in ours)
+        kept = [one for one in partials[-most:] if time.time() - one[0] <= _PARTIAL_KEPT_S]
         for one in partials:
             if one not in kept:
                 self._drop(one[2])
-        partials = kept
+        return kept
+
+    def _make_room(self, digest: str, size: int, have: int) -> None:
+        """Evict what the quota asks for, and refuse what the disk cannot hold."""
+        partials = self._kept_partials(_PARTIALS_KEPT - 1, digest)
         if self.quota_bytes:
             blobs = [
                 (max(used, self._used.get(_digest_of(path), 0.0)), length, path)
@@ -246,14 +251,11 @@ class BlobStore:
                     hint="raise the agent's --quota",
                 )
         free = shutil.disk_usage(self.root).free
-        needed = size - have + sum(self._uploading.values()) - self._written_so_far()
+        # Of the uploads that are going on a part is on the disk already.
+        looks = (_look(self._partial(digest)) for digest in self._uploading)
+        needed = size - have + sum(self._uploading.values()) - sum(look.size for look in looks if look)
         if needed > free:
             raise LoadFailed(f"the board's disk has {free} bytes free and this blob needs {needed}")
-
-    def _written_so_far(self) -> int:
-        """What the uploads that are going on have on the disk."""
-        looks = (_look(self._partial(digest)) for digest in self._uploading)
-        return sum(look.size for look in looks if look)
 
     def _finish(self, digest: str, partial: Path) -> None:
         target = self._path(digest)

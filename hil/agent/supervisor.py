@@ -16,9 +16,10 @@ from typing import Any
 from hil.agent import answers, ipc
 from hil.agent.forks import ForkServer
 from hil.agent.ipc import Arena
-from hil.agent.runtimes import is_light, lacking
+from hil.agent.runtimes import lacking
 from hil.core import clock
 from hil.core.processes import exit_text, signal_group
+from hil.core.runtimes import RUNTIMES
 from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
 
 _KEPT_LINES = 2000
@@ -272,7 +273,7 @@ class Supervisor:
 
     def __init__(self, runtimes: dict[str, str], options: dict[str, Any], memory_limit: int = 0) -> None:
         self._servers = {
-            name: ForkServer(reference, light=is_light(name), memory_limit=memory_limit)
+            name: ForkServer(reference, light=name in RUNTIMES and RUNTIMES[name].light, memory_limit=memory_limit)
             for name, reference in runtimes.items()
         }
         self._references = runtimes

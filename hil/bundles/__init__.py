@@ -63,27 +63,18 @@ class Bundle:
                 tell the signature.
         """
         known = dict(signatures) if signatures is not None else _own_signature(program)
-        suites = list(suites)
         by_method: dict[str, list[MethodTestCase]] = {name: [] for name in known}
         for suite in suites:
             if suite.method_name not in by_method:
-                raise UsageError(
-                    f"the program has no method {suite.method_name!r}",
-                    hint=f"{did_you_mean(suite.method_name, known)}it has {', '.join(known)}",
-                )
+                raise _no_method("program", suite.method_name, known)
             by_method[suite.method_name] += suite.test_cases
         if not any(by_method.values()):
             raise UsageError("a bundle without any case verifies nothing", hint="give it at least one")
         methods = tuple(
             Method(name, known[name], checked_cases(name, known[name], cases)) for name, cases in by_method.items()
         )
-        content = Program(
-            program.runtime,
-            program.main,
-            {name: _mapped(path) for name, path in sorted(program.files.items())},
-            program.compiler,
-            tuple(program.flags),
-        )
+        files = {name: _mapped(path) for name, path in sorted(program.files.items())}
+        content = Program(program.runtime, program.main, files, program.compiler, tuple(program.flags))
         document, blobs = to_document(content, methods, made or {})
         text = layout.canonical_json(document)
         if len(text) > layout.MAX_MANIFEST_BYTES:
@@ -157,10 +148,7 @@ class Bundle:
         for method in self.methods:
             if method.name == name:
                 return method
-        names = [method.name for method in self.methods]
-        raise UsageError(
-            f"the bundle has no method {name!r}", hint=f"{did_you_mean(name, names)}it has {', '.join(names)}"
-        )
+        raise _no_method("bundle", name, [method.name for method in self.methods])
 
     def extract(self, folder: Path) -> Artifact:
         """Write the program's files into a folder that is there and empty; its function is that of the first method.
@@ -198,6 +186,11 @@ class Bundle:
             inputs=first.signature.inputs,
             outputs=first.signature.outputs,
         )
+
+
+def _no_method(what: str, name: str, known: Iterable[str]) -> UsageError:
+    hint = f"{did_you_mean(name, known)}it has {', '.join(known)}"
+    return UsageError(f"the {what} has no method {name!r}", hint=hint)
 
 
 def _own_signature(program: Artifact) -> dict[str, Signature]:

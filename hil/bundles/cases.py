@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from hil.core.results import Noise
-from hil.core.tensors import Array, Dim, TensorSpec, type_text
+from hil.core.tensors import Array, TensorSpec, type_text
 from hil.errors import LoadFailed
 
 # By name, or in the method's order.
@@ -89,23 +89,23 @@ def check_loaded(method: str, signature: Signature, inputs: Sequence[TensorSpec]
     Raises:
         LoadFailed: it does.
     """
-    said = [(spec.dtype, spec.shape) for spec in signature.inputs]
-    found = [(spec.dtype, spec.shape) for spec in inputs]
-    if len(said) == len(found) and all(_alike(one, other) for one, other in zip(said, found, strict=True)):
+    if len(signature.inputs) == len(inputs) and all(map(_alike, signature.inputs, inputs)):
         return
-    texts = [", ".join(type_text(*one) for one in side) or "nothing" for side in (found, said)]
+    sides = (inputs, signature.inputs)
+    texts = [", ".join(type_text(spec.dtype, spec.shape) for spec in side) or "nothing" for side in sides]
     raise LoadFailed(
         f"method {method!r} of the program takes {texts[0]}, the bundle says {texts[1]}",
         hint="the bundle was made for another program: make it again",
     )
 
 
-def _alike(one: tuple[str, Sequence[Dim]], other: tuple[str, Sequence[Dim]]) -> bool:
-    if not one[0] or not other[0]:
+def _alike(one: TensorSpec, other: TensorSpec) -> bool:
+    if not one.dtype or not other.dtype:
         return True
-    sizes = zip(one[1], other[1], strict=False)
-    differ = any(a != b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
-    return one[0] == other[0] and len(one[1]) == len(other[1]) and not differ
+    if one.dtype != other.dtype or len(one.shape) != len(other.shape):
+        return False
+    sizes = zip(one.shape, other.shape, strict=True)
+    return all(a == b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
 
 
 def untested(methods: Sequence[Method]) -> str:

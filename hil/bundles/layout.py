@@ -53,17 +53,9 @@ class Head:
 
     def to_bytes(self) -> bytes:
         """As they stand at the beginning of a file, with the zeros after the manifest."""
-        header = _HEADER.pack(
-            MAGIC,
-            VERSION,
-            _SIGNED if self.signature else 0,
-            self.size,
-            len(self.manifest),
-            _digest_bytes(self.manifest),
-            self.public_key,
-            self.signature,
-            b"",
-        )
+        signed, digest = _SIGNED if self.signature else 0, _digest_bytes(self.manifest)
+        sizes = self.size, len(self.manifest)
+        header = _HEADER.pack(MAGIC, VERSION, signed, *sizes, digest, self.public_key, self.signature, b"")
         return (header + self.manifest).ljust(self.data_offset, b"\0")
 
     @property

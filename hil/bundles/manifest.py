@@ -27,15 +27,12 @@ MAX_RANK = 32
 MAX_ELEMENTS = 1 << 48
 MAX_DEPTH = 16
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PROGRAM: dict[str, type] = {"runtime": str, "main": str, "files": list, "compiler": str, "flags": list}
 _HINT = "the file was not written by hil, or is damaged: get it again"
 
 
 def take(value: Any, where: str, **fields: type | tuple[type, ...]) -> list[Any]:
-    """The fields of a JSON object, which must be just these, each of its type.
-
-    Raises:
-        UsageError: it is no object, or has others.
-    """
+    """The fields of a JSON object, which must be just these, each of its type. Raises UsageError: it has others."""
     if not isinstance(value, dict) or value.keys() != fields.keys():
         raise refused(where, f"must be an object of {', '.join(fields)}")
     for name, kinds in fields.items():
@@ -60,17 +57,6 @@ def name_of(text: str, where: str, *, most: int = MAX_NAME, empty: bool = False)
     return text
 
 
-def runtime_name(text: str) -> str:
-    """The name of a runtime: it is told to boards before anything else is, so it is a plain word.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if not _WORD.fullmatch(text):
-        raise refused("program.runtime", "is no name of a runtime")
-    return text
-
-
 def file_name(text: str, where: str) -> str:
     """The name of a program's file: relative, and inside the program's folder wherever that is.
 
@@ -85,18 +71,6 @@ def file_name(text: str, where: str) -> str:
     return text
 
 
-def file_names(names: Sequence[str], where: str) -> None:
-    """Refuse names that cannot stand beside one another on every file system.
-
-    Raises:
-        UsageError: two are alike, or one would have to be a file and a folder.
-    """
-    folded = [name.casefold() for name in names]
-    folders = {str(parent) for name in folded for parent in PurePosixPath(name).parents}
-    if len(set(folded)) != len(folded) or folders & set(folded):
-        raise refused(where, "has two files whose names do not go together")
-
-
 def signature_json(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
     """What a method takes or gives."""
     return [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in specs]
@@ -108,12 +82,10 @@ def specs_of(value: Sequence[Any], where: str) -> tuple[TensorSpec, ...]:
     for number, item in enumerate(items(value, where, MAX_TENSORS)):
         here = f"{where}[{number}]"
         name, dtype, shape = take(item, here, name=str, dtype=str, shape=list)
-        for dim in items(shape, f"{here}.shape", MAX_RANK):
+        for dim in shape:
             if isinstance(dim, str):
                 name_of(dim, f"{here}.shape")
-            elif dim is not None and not _is_size(dim):
-                raise refused(f"{here}.shape", "has a dimension that is no size")
-        _elements([dim for dim in shape if isinstance(dim, int)], f"{here}.shape")
+        _elements([dim for dim in shape if dim is not None and not isinstance(dim, str)], len(shape), here)
         specs.append(TensorSpec(name_of(name, here), _dtype(dtype, here), tuple(shape)))
     if len({spec.name for spec in specs}) != len(specs):
         raise refused(where, "has two tensors of one name")
@@ -121,23 +93,19 @@ def specs_of(value: Sequence[Any], where: str) -> tuple[TensorSpec, ...]:
 
 
 def tensor_of(value: Any, blobs: Mapping[str, memoryview], where: str) -> tuple[str, Array]:
-    """A tensor's name and a view of its blob (texts are copied out).
-
-    Raises:
-        UsageError: shape, dtype and blob do not fit together, or a byte is no value of the dtype.
-    """
+    """A tensor's name and a view of its blob (texts are copied out)."""
     name, dtype, shape, blob = take(value, where, name=str, dtype=str, shape=list, blob=str)
     data = blob_of(blob, blobs, where)
-    if not all(_is_size(dim) for dim in items(shape, f"{where}.shape", MAX_RANK)):
-        raise refused(f"{where}.shape", "has a dimension that is no size")
-    count = _elements(shape, f"{where}.shape")
+    count = _elements(shape, len(shape), where)
     if _dtype(dtype, where) == "string" and 4 * count > data.nbytes:
         raise refused(where, f"has {data.nbytes} bytes, too few for {count} texts")
     try:
         array = from_bytes(data, dtype, shape)
     except UsageError as error:
         raise refused(where, f"does not hold what it says: {error.message}") from error
-    _check_values(array, dtype, where)
+    # A byte that is no bool would be undefined behaviour in whatever computes with it.
+    if dtype == "bool" and array.size and array.view("uint8").max() > 1:
+        raise refused(where, "holds bytes that are no bool")
     return name_of(name, where), array
 
 
@@ -148,25 +116,8 @@ def blob_of(digest: str, blobs: Mapping[str, memoryview], where: str) -> memoryv
     return blobs[digest]
 
 
-def table_of(value: Sequence[Any], most: int) -> list[tuple[str, int]]:
-    """Digest and size of every blob. Raises UsageError: one stands there twice, or has no such digest or size."""
-    table = []
-    for number, item in enumerate(items(value, "blobs", most)):
-        digest, size = take(item, f"blobs[{number}]", digest=str, size=int)
-        if not _is_size(size):
-            raise refused(f"blobs[{number}].size", "is no size")
-        table.append((check(digest), size))
-    if len({digest for digest, _ in table}) != len(table):
-        raise refused("blobs", "has one blob twice")
-    return table
-
-
 def check_made(value: Any, where: str = "made", depth: int = 0) -> None:
-    """Refuse a record of how a bundle was made that nobody could show: too deep, or with texts that are no Unicode.
-
-    Raises:
-        UsageError: it is one.
-    """
+    """Refuse a record of how a bundle was made that nobody could show: too deep, or with texts that are no Unicode."""
     if depth > MAX_DEPTH:
         raise refused(where[:MAX_NAME], "is too deep")
     if isinstance(value, str):
@@ -194,11 +145,16 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ELEMENTS
 
 
-def _elements(shape: Sequence[int], where: str) -> int:
+def _elements(sizes: Sequence[Any], rank: int, where: str) -> int:
+    """How many elements a tensor of these sizes has; those of its dimensions that are symbols are not among them."""
+    if rank > MAX_RANK:
+        raise refused(f"{where}.shape", f"has {rank} entries, {MAX_RANK} are allowed")
+    if not all(map(_is_size, sizes)):
+        raise refused(f"{where}.shape", "has a dimension that is no size")
     # Without the zeros: numpy multiplies strides whether or not there is an element.
-    if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
-        raise refused(where, "has more elements than any machine holds")
-    return math.prod(shape)
+    if math.prod(dim for dim in sizes if dim) > MAX_ELEMENTS:
+        raise refused(f"{where}.shape", "has more elements than any machine holds")
+    return math.prod(sizes)
 
 
 def _dtype(name: str, where: str) -> str:
@@ -207,15 +163,21 @@ def _dtype(name: str, where: str) -> str:
     return name
 
 
-def _check_values(array: Array, dtype: str, where: str) -> None:
-    """A byte that is no bool would be undefined behaviour in whatever computes with it."""
-    if dtype == "bool" and array.size and array.view("uint8").max() > 1:
-        raise refused(where, "holds bytes that are no bool")
-
-
 def blob_table(document: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Digest and size of every blob, of a manifest. Raises UsageError: it says what cannot be."""
-    return table_of(_parts(document)[-1], MAX_BLOBS)
+    """Digest and size of every blob, of a manifest.
+
+    Raises:
+        UsageError: it says what cannot be, or a blob stands there twice.
+    """
+    table = []
+    for number, item in enumerate(items(_parts(document)[-1], "blobs", MAX_BLOBS)):
+        digest, size = take(item, f"blobs[{number}]", digest=str, size=int)
+        if not _is_size(size):
+            raise refused(f"blobs[{number}].size", "is no size")
+        table.append((check(digest), size))
+    if len(dict(table)) != len(table):
+        raise refused("blobs", "has one blob twice")
+    return table
 
 
 def program_files(document: Mapping[str, Any]) -> tuple[dict[str, str], str, str, list[str]]:
@@ -225,7 +187,7 @@ def program_files(document: Mapping[str, Any]) -> tuple[dict[str, str], str, str
         UsageError: it says what cannot be.
     """
     program, methods, _, _ = _parts(document)
-    runtime, main, files, _, _ = _program_parts(program)
+    runtime, main, files, _, _ = take(program, "program", **_PROGRAM)
     digests: dict[str, str] = {}
     for number, item in enumerate(items(files, "program.files", MAX_FILES)):
         where = f"program.files[{number}]"
@@ -233,7 +195,11 @@ def program_files(document: Mapping[str, Any]) -> tuple[dict[str, str], str, str
         digests[file_name(name, where)] = blob
     if len(digests) != len(files):
         raise refused("program.files", "has one name twice")
-    file_names(list(digests), "program.files")
+    # They have to stand beside one another on every file system.
+    folded = {name.casefold() for name in digests}
+    folders = {str(parent) for name in folded for parent in PurePosixPath(name).parents}
+    if len(folded) != len(digests) or folders & folded:
+        raise refused("program.files", "has two files whose names do not go together")
     if main not in digests:
         raise refused("program.main", "is none of its files")
     names = [str(item.get("name")) if isinstance(item, dict) else "" for item in methods]
@@ -242,10 +208,6 @@ def program_files(document: Mapping[str, Any]) -> tuple[dict[str, str], str, str
 
 def _parts(document: Mapping[str, Any]) -> list[Any]:
     return take(document, "it", program=dict, methods=list, made=dict, blobs=list)
-
-
-def _program_parts(value: Any) -> list[Any]:
-    return take(value, "program", runtime=str, main=str, files=list, compiler=str, flags=list)
 
 
 def to_document(
@@ -311,22 +273,31 @@ def from_document(
     """
     program, methods, made, _ = _parts(document)
     digests, main, runtime, _ = program_files(document)
-    _, _, _, compiler, flags = _program_parts(program)
+    *_, compiler, flags = take(program, "program", **_PROGRAM)
     for number, flag in enumerate(items(flags, "program.flags", MAX_TENSORS)):
         if not isinstance(flag, str):
             raise refused(f"program.flags[{number}]", "is of the wrong type")
         name_of(flag, f"program.flags[{number}]", most=MAX_TEXT, empty=True)
     check_made(made)
     files = {name: blob_of(blob, blobs, f"program file {name!r}") for name, blob in digests.items()}
-    read = [
-        _read_method(item, blobs, f"methods[{number}]")
-        for number, item in enumerate(items(methods, "methods", MAX_METHODS))
-    ]
+    listed = items(methods, "methods", MAX_METHODS)
+    read = [_read_method(item, blobs, f"methods[{number}]") for number, item in enumerate(listed)]
     if not read or len({suite.method_name for _, suite in read}) != len(read):
         raise refused("methods", "is empty or has one name twice")
-    _check_all_named(document, blobs)
+    tensors = (
+        tensor["blob"]
+        for method in methods
+        for case in method["cases"]
+        for kind in ("inputs", "outputs")
+        for tensor in case[kind]
+    )
+    # What nobody reads nobody would miss either.
+    if set(blobs) - set(digests.values()) - set(tensors):
+        raise refused("blobs", "has one that nothing names")
+    if not _WORD.fullmatch(runtime):  # it is told to boards before anything else is
+        raise refused("program.runtime", "is no name of a runtime")
     content = Program(
-        runtime_name(runtime),
+        runtime,
         main,
         MappingProxyType(files),
         name_of(compiler, "program.compiler", most=MAX_TEXT, empty=True),
@@ -338,12 +309,9 @@ def from_document(
 def _read_method(value: Any, blobs: Mapping[str, memoryview], where: str) -> tuple[Signature, MethodTestSuite]:
     name, inputs, outputs, cases = take(value, where, name=str, inputs=list, outputs=list, cases=list)
     signature = Signature(specs_of(inputs, f"{where}.inputs"), specs_of(outputs, f"{where}.outputs"))
-    name_of(name, f"{where}.name")
-    given = [
-        _read_case(item, blobs, f"{where}.cases[{number}]")
-        for number, item in enumerate(items(cases, f"{where}.cases", MAX_CASES))
-    ]
-    return signature, MethodTestSuite(name, given)
+    listed = items(cases, f"{where}.cases", MAX_CASES)
+    given = [_read_case(item, blobs, f"{where}.cases[{number}]") for number, item in enumerate(listed)]
+    return signature, MethodTestSuite(name_of(name, f"{where}.name"), given)
 
 
 def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> MethodTestCase:
@@ -392,17 +360,3 @@ def _read_tensors(given: Sequence[Any], blobs: Mapping[str, memoryview], where: 
     if len(dict(found)) != len(found):
         raise refused(where, "has two tensors of one name")
     return dict(found)
-
-
-def _check_all_named(document: Mapping[str, Any], blobs: Mapping[str, memoryview]) -> None:
-    """Refuse blobs that nothing names: what nobody reads nobody would miss either."""
-    tensors = (
-        tensor["blob"]
-        for method in document["methods"]
-        for case in method["cases"]
-        for kind in ("inputs", "outputs")
-        for tensor in case[kind]
-    )
-    named = {item["blob"] for item in document["program"]["files"]} | set(tensors)
-    if set(blobs) - named:
-        raise refused("blobs", "has one that nothing names")

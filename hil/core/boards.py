@@ -205,10 +205,8 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     Raises:
         UsageError: it is not a board config.
     """
-    return _parse(parse_toml(text, path), path, text)
+    data = parse_toml(text, path)
 
-
-def _parse(data: dict[str, Any], path: Path, text: str) -> BoardConfig:
     def table(name: str) -> dict[str, Any]:
         value = data.get(name, {})
         if not isinstance(value, dict):
@@ -305,7 +303,10 @@ def parse_power(table: Mapping[str, Any], where: Path) -> Power:
 
 def _hook(value: Any, where: str, folder: Path) -> Command | Http:
     if isinstance(value, dict):
-        return _http(value, where)
+        if not str(value.get("url", "")).startswith(("http://", "https://")):
+            raise UsageError(f"{where}: url must begin with http:// or https://")
+        made: Http = _make(Http, value, f"{where}:")
+        return made
     try:
         argv = shlex.split(value) if isinstance(value, str) else value
     except ValueError as error:
@@ -316,13 +317,6 @@ def _hook(value: Any, where: str, folder: Path) -> Command | Http:
         raise UsageError(f"{where} holds a character that no name or argument can")
     program = str(folder / argv[0]) if "/" in argv[0] else argv[0]
     return Command((program, *argv[1:]))
-
-
-def _http(value: dict[str, Any], where: str) -> Http:
-    if not str(value.get("url", "")).startswith(("http://", "https://")):
-        raise UsageError(f"{where}: url must begin with http:// or https://")
-    made: Http = _make(Http, value, f"{where}:")
-    return made
 
 
 def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:

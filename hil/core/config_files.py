@@ -97,17 +97,8 @@ def state_of(path: Path, digest: str) -> str:
         digest: its present one; "" where it has none any more.
     """
     real = str(path.resolve())
-    known = {files[real] for files in _read().values() if real in files}
+    known = {files[real] for files in trusted_folders().values() if real in files}
     return ("trusted" if digest in known else "altered") if known else "unknown"
-
-
-def trusted_folders() -> dict[str, dict[str, str]]:
-    """What the user trusts: folder -> a file, without links -> its digest.
-
-    Raises:
-        UsageError: the file of it is damaged, or others may write to it.
-    """
-    return _read()
 
 
 def trust(folder: Path, files: Mapping[Path, str]) -> None:
@@ -118,7 +109,7 @@ def trust(folder: Path, files: Mapping[Path, str]) -> None:
         StorageError: it cannot be written.
     """
     digests = {str(path.resolve()): digest for path, digest in files.items()}
-    _write({**_without(_read(), digests.__contains__), str(folder): digests})
+    _write({**_without(trusted_folders(), digests.__contains__), str(folder): digests})
 
 
 def distrust(folder: Path) -> bool:
@@ -127,7 +118,7 @@ def distrust(folder: Path) -> bool:
     Raises:
         StorageError: it cannot be written.
     """
-    before = dict(_read())
+    before = trusted_folders()
     after = {other: files for other, files in before.items() if other != str(folder)}
     after = _without(after, lambda path: Path(path).is_relative_to(folder))
     if after != before:
@@ -141,7 +132,12 @@ def _without(folders: Mapping[str, Mapping[str, str]], gone: Callable[[str], boo
     return {folder: files for folder, files in kept.items() if files}
 
 
-def _read() -> dict[str, dict[str, str]]:
+def trusted_folders() -> dict[str, dict[str, str]]:
+    """What the user trusts: folder -> a file, without links -> its digest.
+
+    Raises:
+        UsageError: the file of it is damaged, or others may write to it.
+    """
     base = user_folder()
     if base is None:
         return {}

@@ -13,11 +13,11 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ MAX_MEMBERS = 10_000
 FREE_BYTES = 256 << 20
 MAX_RATIO = 100
 _PIECE = 1 << 20
+# What reading a damaged file raises.
+_DAMAGE = (ValueError, TypeError, OverflowError, MemoryError, EOFError, RuntimeError)
 _DTYPE = re.compile(r"[<>|=]?[a-zA-Z?]\d{0,9}(\[\d{0,9}[a-zA-Z]{1,2}\])?")
 _ITEM = re.compile(
     r"""\s*(?P<q>['"])(?P<key>\w{1,20})(?P=q)\s*:\s*"""
@@ -43,11 +45,9 @@ _ITEM = re.compile(
 )
 
 
-class Fits(Protocol):
-    """Says of an array whether it is what is wanted, before room is made for it."""
-
-    def __call__(self, dtype: np.dtype[Any], shape: tuple[int, ...], /) -> bool:
-        """True when it is; an error that is raised here is the reader's."""
+# Says of an array's dtype and shape whether it is what is wanted, before room is made for it; what it raises is the
+# reader's error.
+Fits = Callable[[np.dtype[Any], tuple[int, ...]], bool]
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,14 @@ def save_npy(path: Path, array: Array) -> None:
 def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | None = None) -> Array:
     """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (it knows no bfloat16 or float8).
 
-    Args:
-        dtype: the tensor's, where it is known.
-        fits: as :func:`read_npy` asks it.
-
     Raises:
-        UsageError: the file is missing, no plain file, cut off, pickled, or no .npy file.
+        UsageError: as :func:`read_npy`.
     """
     return typed(read_npy(path, mmap=mmap, fits=fits), dtype)
 
 
 def typed(array: Array, dtype: str) -> Array:
-    """A tensor as it was before numpy's format forgot its dtype: raw bytes become ``dtype``, fixed-width text strings.
-
-    Args:
-        dtype: the tensor's, "" where it is not known.
-    """
+    """A tensor as it was before numpy's format forgot its dtype: raw bytes are ``dtype``, fixed-width text strings."""
     if is_raw(array.dtype, dtype):
         return array.view(dtype_of(dtype))
     return array.astype(object) if array.dtype.kind == "U" else array
@@ -114,10 +106,7 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
         UsageError: the file is missing, no plain file, cut off, pickled, structured, or no .npy file.
     """
     with _reading(path, ".npy"), open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        header = read_header(file)
-        if header.nbytes > size - header.bytes:
-            raise ValueError(f"its array takes {header.nbytes} bytes, and {size - header.bytes} are there")
+        header = read_header(file, os.fstat(file.fileno()).st_size)
         if fits is not None:
             fits(header.dtype, header.shape)
         if mmap and header.nbytes:
@@ -130,10 +119,7 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
 def parse_npy(data: bytes) -> npt.NDArray[Any]:
     """The array in the bytes of a .npy file. Raises ValueError: there is none."""
     file = io.BytesIO(data)
-    header = read_header(file)
-    if header.nbytes > len(data) - header.bytes:
-        raise ValueError(f"its array takes {header.nbytes} bytes, and {len(data) - header.bytes} are there")
-    return _array(file, header)
+    return _array(file, read_header(file, len(data)))
 
 
 class Npz:
@@ -170,9 +156,7 @@ class Npz:
         """
         member = self._members[key]
         with _reading(self._path, ".npz", f"{key}: "), self._zip.open(member) as file:
-            header = read_header(file)
-            if header.nbytes > member.file_size - header.bytes:
-                raise ValueError(f"its array takes {header.nbytes} bytes, and {member.file_size - header.bytes} follow")
+            header = read_header(file, member.file_size)
             if fits is None or not fits(header.dtype, header.shape):
                 if header.nbytes > self._free:
                     raise ValueError(
@@ -193,11 +177,11 @@ class Npz:
         self._file.close()
 
 
-def read_header(file: BinaryIO | Any) -> Header:
-    """A .npy file's header; the file is then where the array begins.
+def read_header(file: BinaryIO | Any, size: int) -> Header:
+    """The header of a .npy file of ``size`` bytes; the file is then where the array begins.
 
     Raises:
-        ValueError: it is none, or of an array that is no tensor.
+        ValueError: it is none, of an array that is no tensor, or of one that is cut off.
     """
     start = file.read(8)
     if start[:6] != _MAGIC or len(start) < 8:
@@ -211,7 +195,10 @@ def read_header(file: BinaryIO | Any) -> Header:
     text = file.read(length)
     if len(text) != length:
         raise ValueError("it is cut off in its header")
-    return Header(*_parsed(text.decode("latin-1")), 8 + width + length)
+    header = Header(*_parsed(text.decode("latin-1")), 8 + width + length)
+    if header.nbytes > size - header.bytes:
+        raise ValueError(f"its array takes {header.nbytes} bytes, and {size - header.bytes} are there")
+    return header
 
 
 def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
@@ -240,8 +227,7 @@ def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
         raise ValueError(f"its header is damaged: {error}") from error
     if dtype.hasobject or dtype.names or dtype.subdtype:
         raise ValueError(f"its dtype is {descr[:40]!r}")
-    size = math.prod(shape)
-    if not dtype.itemsize and size:
+    if not dtype.itemsize and 0 not in shape:
         raise ValueError("its elements take no bytes")
     return dtype, shape, fields["fortran_order"] == "True"
 
@@ -287,15 +273,6 @@ def _reading(path: Path, form: str, where: str = "") -> Iterator[None]:
         raise UsageError(f"no such file: {path}") from error
     except OSError as error:
         raise UsageError(f"{path} is not a readable {form} file: {error.strerror or error}") from error
-    except (
-        ValueError,
-        TypeError,
-        OverflowError,
-        MemoryError,
-        EOFError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        told = str(error) or ("there is not enough memory" if isinstance(error, MemoryError) else "it is damaged")
-        raise UsageError(f"{path} is not a readable {form} file: {where}{told}") from error
+    except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:
+        why = str(error) or ("there is not enough memory" if isinstance(error, MemoryError) else "it is damaged")
+        raise UsageError(f"{path} is not a readable {form} file: {where}{why}") from error

@@ -29,38 +29,15 @@ BUNDLE = b"BP08"
 _DEFAULT_METHOD = "forward"
 # ExecuTorch's ScalarType, which is PyTorch's.
 DTYPES = {
-    0: "uint8",
-    1: "int8",
-    2: "int16",
-    3: "int32",
-    4: "int64",
-    5: "float16",
-    6: "float32",
-    7: "float64",
+    **dict(enumerate("uint8 int8 int16 int32 int64 float16 float32 float64".split())),
     11: "bool",
     15: "bfloat16",
-    23: "float8_e5m2",
-    24: "float8_e4m3fn",
-    25: "float8_e5m2fnuz",
-    26: "float8_e4m3fnuz",
-    27: "uint16",
-    28: "uint32",
-    29: "uint64",
+    **dict(
+        enumerate("float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 uint32 uint64".split(), start=23)
+    ),
 }
-# The unions KernelTypes (of a program) and ValueUnion (of a bundle).
-_KINDS = (
-    "",
-    "none",
-    "int",
-    "bool",
-    "double",
-    "tensor",
-    "string",
-    "int list",
-    "double list",
-    "bool list",
-    "tensor list",
-)
+# The unions KernelTypes (of a program; what follows are lists) and ValueUnion (of a bundle).
+_KINDS = ("", "none", "int", "bool", "double", "tensor", "string")
 _BUNDLED_KINDS = ("", "tensor", "int", "bool", "double")
 _SCALARS = {"int": "int64", "bool": "bool", "double": "float64"}
 # KernelCall and DelegateCall name their values in field 1; MoveCall has two fields, a number each.
@@ -124,23 +101,21 @@ class Table:
 
     def data(self, field: int) -> memoryview:
         """A vector of bytes, in place."""
+        return self._vector(field, 1)
+
+    def _vector(self, field: int, item_bytes: int) -> memoryview:
         if not (offset := self._offset(field)):
             return memoryview(b"")
-        start, length = self._table.Vector(offset), self._table.VectorLen(offset)
-        found: memoryview = self._table.Bytes[start : start + length]
-        if found.nbytes != length:
+        start, size = self._table.Vector(offset), self._table.VectorLen(offset) * item_bytes
+        found: memoryview = self._table.Bytes[start : start + size]
+        if found.nbytes != size:
             raise Damaged("it is cut off")
         return found
 
     def integers(self, field: int, dtype: str = "<i4") -> tuple[int, ...]:
         """A vector of integers."""
-        if not (offset := self._offset(field)):
-            return ()
-        start, length, size = self._table.Vector(offset), self._table.VectorLen(offset), np.dtype(dtype).itemsize
-        self._spend(length * size)
-        found: memoryview = self._table.Bytes[start : start + length * size]
-        if found.nbytes != length * size:
-            raise Damaged("it is cut off")
+        found = self._vector(field, np.dtype(dtype).itemsize)
+        self._spend(found.nbytes)
         return tuple(int(one) for one in np.frombuffer(found, dtype))
 
     def _spend(self, size: int) -> None:
@@ -294,40 +269,31 @@ def _root(data: memoryview, identifier: bytes) -> Table:
 
 def _method(plan: Table) -> Method:
     values = list(plan.tables(2))
-    written = {
-        place
-        for chain in plan.tables(5)
-        for instruction in chain.tables(2)
-        if (arguments := instruction.table(1)) is not None
-        for place in (
-            (arguments.number(1, "Int32"),) if instruction.number(0, "Uint8") == _MOVE_CALL else arguments.integers(1)
-        )
-    }
+    operators = [".".join(filter(None, (one.text(0), one.text(1)))) for one in plan.tables(6)]
+    backends = [one.text(0) for one in plan.tables(7)]
+    written: set[int] = set()
+    calls = []
+    for instruction in (one for chain in plan.tables(5) for one in chain.tables(2)):
+        kind, arguments = instruction.number(0, "Uint8"), instruction.table(1)
+        if arguments is None:
+            continue
+        written |= {arguments.number(1, "Int32")} if kind == _MOVE_CALL else set(arguments.integers(1))
+        if kind in (_KERNEL_CALL, _DELEGATE_CALL):
+            names, number = operators if kind == _KERNEL_CALL else backends, arguments.number(0, "Int32")
+            if not 0 <= number < len(names):
+                raise Damaged("it is damaged: a method calls what is not there")
+            calls.append(("", names[number]) if kind == _KERNEL_CALL else (names[number], ""))
     places = plan.integers(3), plan.integers(4)
     if any(not 0 <= place < len(values) for place in (*places[0], *places[1])):
         raise Damaged("it is damaged: a method's values are not there")
-    operators = [".".join(filter(None, (one.text(0), one.text(1)))) for one in plan.tables(6)]
-    backends = [one.text(0) for one in plan.tables(7)]
     return Method(
         name=plan.text(0),
         inputs=tuple(_value(values[place], is_fixed=True) for place in places[0]),
         outputs=tuple(_value(values[place], is_fixed=place not in written) for place in places[1]),
         operators=tuple(dict.fromkeys(operators)),
         backends=tuple(dict.fromkeys(backends)),
-        calls=tuple(_calls(plan, operators, backends)),
+        calls=tuple(calls),
     )
-
-
-def _calls(plan: Table, operators: Sequence[str], backends: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for chain in plan.tables(5):
-        for instruction in chain.tables(2):
-            kind, arguments = instruction.number(0, "Uint8"), instruction.table(1)
-            if arguments is None or kind not in (_KERNEL_CALL, _DELEGATE_CALL):
-                continue
-            names, number = operators if kind == _KERNEL_CALL else backends, arguments.number(0, "Int32")
-            if not 0 <= number < len(names):
-                raise Damaged("it is damaged: a method calls what is not there")
-            yield ("", names[number]) if kind == _KERNEL_CALL else (names[number], "")
 
 
 def _value(value: Table, *, is_fixed: bool) -> Value:
@@ -340,9 +306,14 @@ def _value(value: Table, *, is_fixed: bool) -> Value:
         return Value(kind, constant=_number(kind, held) if is_fixed and kind in _SCALARS else None)
     sizes = held.integers(2)
     order = tuple(held.data(3)) or tuple(range(len(sizes)))
-    if len(sizes) > _MOST_DIMS or any(size < 0 for size in sizes) or sorted(order) != list(range(len(sizes))):
+    if not _is_shape(sizes, order):
         raise Damaged("it is damaged: a tensor's shape cannot be")
     return Value(kind, DTYPES.get(held.number(0, "Int8"), ""), sizes, held.number(8, "Int8") != 0, order)
+
+
+def _is_shape(sizes: Sequence[int], order: Sequence[int]) -> bool:
+    fits = len(sizes) <= _MOST_DIMS and min(sizes, default=0) >= 0
+    return fits and sorted(order) == list(range(len(sizes)))
 
 
 def _number(kind: str, held: Table) -> int | float | bool:
@@ -360,7 +331,7 @@ def _bundled(value: Table) -> Array | int | float | bool:
         return _number(kind, held)
     sizes, order = held.integers(1), tuple(held.data(3))
     dtype = DTYPES.get(held.number(0, "Int8"), "")
-    if not dtype or len(sizes) > _MOST_DIMS or sorted(order) != list(range(len(sizes))) or any(n < 0 for n in sizes):
+    if not dtype or not _is_shape(sizes, order):
         raise Damaged("a case holds a tensor of a dtype or shape that hil does not know")
     data, size = held.data(2), nbytes_of(dtype, sizes)
     if data.nbytes != size:

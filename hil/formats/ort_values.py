@@ -17,32 +17,13 @@ from hil.errors import UsageError
 
 # ONNX's TensorProto element types by our names: onnx itself is not a dependency of an agent.
 ONNX_TYPES = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "uint16": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "string": 8,
-    "bool": 9,
-    "float16": 10,
-    "float64": 11,
-    "uint32": 12,
-    "uint64": 13,
-    "complex64": 14,
-    "complex128": 15,
-    "bfloat16": 16,
-    "float8_e4m3fn": 17,
-    "float8_e4m3fnuz": 18,
-    "float8_e5m2": 19,
-    "float8_e5m2fnuz": 20,
-    "uint4": 21,
-    "int4": 22,
-    "float4_e2m1fn": 23,
-    "float8_e8m0fnu": 24,
-    "uint2": 25,
-    "int2": 26,
+    name: number
+    for number, name in enumerate(
+        "float32 uint8 int8 uint16 int16 int32 int64 string bool float16 float64 uint32 uint64 complex64 complex128 "
+        "bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz uint4 int4 float4_e2m1fn float8_e8m0fnu "
+        "uint2 int2".split(),
+        start=1,
+    )
 }
 _TYPE_STRINGS = {
     "float": "float32",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import io
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from hil.core.tensors import Array, TensorSpec, from_bytes, nbytes_of
@@ -50,14 +49,11 @@ class Signature:
             ValueError: it has another size than they take.
         """
         specs = [variable.spec for variable in self.variables]
-        sizes = [size_of(spec) for spec in specs]
-        if len(data) != sum(sizes):
-            raise ValueError(f"{VALUES} has {len(data)} bytes, the program's variables take {sum(sizes)}")
-        ends = list(itertools.accumulate(sizes))
-        pieces = (data[end - size : end] for end, size in zip(ends, sizes, strict=True))
-        return {
-            spec.name: from_bytes(piece, spec.dtype, shape_of(spec)) for spec, piece in zip(specs, pieces, strict=True)
-        }
+        total = sum(map(size_of, specs))
+        if len(data) != total:
+            raise ValueError(f"{VALUES} has {len(data)} bytes, the program's variables take {total}")
+        file = io.BytesIO(data)
+        return {spec.name: from_bytes(file.read(size_of(spec)), spec.dtype, shape_of(spec)) for spec in specs}
 
     def results(self) -> tuple[TensorSpec, ...]:
         """What a caller gets: the outputs, then the new values of the variables."""
@@ -83,20 +79,16 @@ def write_signature(signature: Signature) -> str:
 def read_signature(text: str) -> Signature:
     """A signature from its text. Raises ValueError: it is none, or of another version."""
     try:
-        said = json.loads(text)
-        if said["abi"] != ABI:
-            raise ValueError(f"the program's interface has version {said['abi']}, expected was {ABI}")
-        arguments = [Argument(_spec(one["spec"]), one["variable"], one["assigned"]) for one in said["arguments"]]
-        return Signature(said["function"], tuple(arguments), _specs(said["outputs"]))
+        found = json.loads(text)
+        if found["abi"] != ABI:
+            raise ValueError(f"the program's interface has version {found['abi']}, expected was {ABI}")
+        arguments = [Argument(_spec(one["spec"]), one["variable"], one["assigned"]) for one in found["arguments"]]
+        return Signature(found["function"], tuple(arguments), tuple(map(_spec, found["outputs"])))
     except (KeyError, TypeError, AssertionError, RecursionError) as error:
         raise ValueError(f"the program's signature cannot be read: {error!r}") from error
 
 
-def _specs(said: Sequence[dict[str, object]]) -> tuple[TensorSpec, ...]:
-    return tuple(map(_spec, said))
-
-
-def _spec(said: dict[str, object]) -> TensorSpec:
-    shape = said["shape"]
+def _spec(found: dict[str, object]) -> TensorSpec:
+    shape = found["shape"]
     assert isinstance(shape, list)
-    return TensorSpec(str(said["name"]), str(said["dtype"]), tuple(shape))
+    return TensorSpec(str(found["name"]), str(found["dtype"]), tuple(shape))

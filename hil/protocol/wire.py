@@ -134,7 +134,7 @@ class Stub:
     def __init__(self, channel: object) -> None:
         for service in SERVICES:
             for name, path, streams_in, streams_out, _, decode in _methods(service):
-                make = getattr(channel, _kind(streams_in, streams_out))
+                make = getattr(channel, kind_of(streams_in, streams_out))
                 setattr(self, name, make(path, request_serializer=_encode, response_deserializer=_refusing(decode)))
 
     def __getattr__(self, name: str) -> Any:
@@ -145,14 +145,15 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
     """A gRPC handler for one service whose methods are those of ``servicer`` with the same names."""
     table = {}
     for name, _, streams_in, streams_out, decode, _ in _methods(service):
-        make = getattr(grpc, f"{_kind(streams_in, streams_out)}_rpc_method_handler")
+        make = getattr(grpc, f"{kind_of(streams_in, streams_out)}_rpc_method_handler")
         behaviour = getattr(servicer, name)
         guard = guard_stream if streams_out else _guard
         table[name] = make(guard(behaviour), request_deserializer=decode, response_serializer=_encode)
     return grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", table)
 
 
-def _kind(streams_in: bool, streams_out: bool) -> str:
+def kind_of(streams_in: bool, streams_out: bool) -> str:
+    """What gRPC calls a method by whether either side streams: ``unary_stream``."""
     return f"{'stream' if streams_in else 'unary'}_{'stream' if streams_out else 'unary'}"
 
 

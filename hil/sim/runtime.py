@@ -174,19 +174,13 @@ class SimProgram:
     def __init__(self, runtime: SimRuntime, inner: Any) -> None:
         self._runtime = runtime
         self._inner = inner
-        self.function = inner.function
-        self.inputs = inner.inputs
-        self.outputs = inner.outputs
         if hasattr(inner, "profile"):  # one that cannot be profiled lacks the method: see hil.agent.runtimes.Program
             self.profile = self._profile
-        if hasattr(inner, "renew"):  # nor has one without state that one
-            self.renew = inner.renew
         self._real: Placement | None = None
         self._placed: Placement | None = None
 
-    def bind(self, inputs: list[Array]) -> None:
-        """As the real program."""
-        self._inner.bind(inputs)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # what it takes and gives, bind, and renew where it has that
 
     def run(self) -> None:
         """As the real program, unless a fault happens."""

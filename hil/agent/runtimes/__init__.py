@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
@@ -70,7 +69,8 @@ class Runtime(Protocol):
     it: called before workers are forked, so that none of them has to.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None: ...
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Those of hil's own that inherit this one look at no option."""
 
     @staticmethod
     def describe() -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Runtime(Protocol):
         """
 
     def prepare(self, device: str) -> None:
-        """Open the device, so that loading is quick. Never raises for an unknown device: loading does."""
+        """Open the device, if that takes long: nothing by default. An unknown one is an error of the load."""
 
     def load(self, folder: Path, main: str, device: str, function: str) -> Program:
         """Load a program from its folder.
@@ -105,11 +105,6 @@ def lacking(name: str) -> str:
         return package if package and importlib.util.find_spec(package) is None else ""
     except ModuleNotFoundError:
         return package  # not even the package that it is a part of
-
-
-def is_light(name: str) -> bool:
-    """Return whether the agent itself may ask a runtime what it is: see :attr:`hil.core.runtimes.RuntimeInfo.light`."""
-    return name in RUNTIMES and RUNTIMES[name].light
 
 
 _LOOKS = 5
@@ -151,35 +146,22 @@ def run_command(argv: Sequence[str], folder: Path, wanted: Path) -> None:
         RunFailed: it is missing, died, failed, or wrote nothing.
     """
     name = Path(argv[0]).name
-    said = folder / "stderr"
+    log = folder / "stderr"
     try:
-        with said.open("wb") as stderr:
+        with log.open("wb") as stderr:
             done = subprocess.run(argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr)
     except OSError as error:
         raise RunFailed(
             f"the profiling command {name} cannot be started: {error.strerror}",
             hint="it is missing, or a library that it needs is, or it is of another CPU",
         ) from error
-    lines = said.read_text(errors="replace").splitlines()[-_DETAIL_LINES:]
     if done.returncode < 0:
-        raise RunFailed(
-            f"the profiling command {name} was killed by {signal_name(-done.returncode)}", detail="\n".join(lines)
-        )
-    if done.returncode:
-        raise RunFailed(
-            f"the profiling command {name} failed with exit code {done.returncode}", detail="\n".join(lines)
-        )
-    if not wanted.is_file() or not wanted.stat().st_size:
-        raise RunFailed(f"the profiling command {name} wrote nothing", detail="\n".join(lines))
-
-
-def executable(tool: Path, folder: Path, name: str) -> Path:
-    """A copy of a tool, out of the store, that can be called.
-
-    Args:
-        tool: the file, which may not be executable.
-    """
-    copy = folder / name
-    shutil.copyfile(tool, copy)
-    copy.chmod(0o700)
-    return copy
+        ended = f"was killed by {signal_name(-done.returncode)}"
+    elif done.returncode:
+        ended = f"failed with exit code {done.returncode}"
+    elif not wanted.is_file() or not wanted.stat().st_size:
+        ended = "wrote nothing"
+    else:
+        return
+    lines = log.read_text(errors="replace").splitlines()[-_DETAIL_LINES:]
+    raise RunFailed(f"the profiling command {name} {ended}", detail="\n".join(lines))

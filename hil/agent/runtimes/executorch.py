@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hil.agent.runtimes import Runtime
 from hil.core.results import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import HilError, LoadFailed, RunFailed
@@ -42,11 +43,8 @@ _ERRORS = {
 _CODE = re.compile(r"(?:0x:?)([0-9a-f]+)\b", re.IGNORECASE)
 
 
-class ExecuTorchRuntime:
+class ExecuTorchRuntime(Runtime):
     """Loads programs with ExecuTorch's Python package; what a program delegates, it was compiled for."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        pass
 
     @staticmethod
     def describe() -> dict[str, Any]:
@@ -57,9 +55,6 @@ class ExecuTorchRuntime:
     def preload() -> None:
         """Import the library, PyTorch with it: seconds, which a worker forked afterwards does not need."""
         _library()
-
-    def prepare(self, device: str) -> None:
-        """Nothing: there is one device, and the library is there."""
 
     def load(self, folder: Path, main: str, device: str, function: str) -> ExecuTorchProgram:
         """Load a method of a program, ``function``; "" is the only one, or ``forward``."""
@@ -87,7 +82,7 @@ class ExecuTorchRuntime:
         except Damaged as error:
             raise LoadFailed(f"ExecuTorch cannot load {main}: {error}") from error
         except RuntimeError as error:
-            raise LoadFailed(f"ExecuTorch refused {main}: {_told(error)}") from error
+            raise LoadFailed(f"ExecuTorch refused {main}: {_error_text(error)}") from error
 
 
 class ExecuTorchProgram:
@@ -128,7 +123,7 @@ class ExecuTorchProgram:
             self._loaded.set_inputs(self._arguments)
             self._loaded.execute()
         except RuntimeError as error:
-            raise RunFailed(f"ExecuTorch failed to run {self.function}: {_told(error)}") from error
+            raise RunFailed(f"ExecuTorch failed to run {self.function}: {_error_text(error)}") from error
 
     def placement(self) -> Placement:
         """Which backend was called how often, and which of ExecuTorch's own kernels; nodes are calls."""
@@ -199,8 +194,8 @@ def _tensor(name: str, array: Array, value: Value) -> Any:
         raise RunFailed(f"{name}: {error.message}") from error
 
 
-def _told(error: RuntimeError) -> str:
-    """The library's words, with the name of the error that it gives as a number."""
+def _error_text(error: RuntimeError) -> str:
+    """The library's own text, with the name of the error that it gives as a number."""
     code = _CODE.search(str(error))
     name = _ERRORS.get(int(code[1], 16), "") if code else ""
     return f"{error} {name}".rstrip()

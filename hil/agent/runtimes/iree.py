@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 import iree.runtime as rt
 import numpy as np
 
-from hil.agent.runtimes import ClockPairs, executable, run_command
+from hil.agent.runtimes import ClockPairs, run_command
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of, settled
 from hil.errors import LoadFailed, RunFailed
@@ -146,7 +147,10 @@ class IreeProgram:
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
         """Run IREE's own tool on the inputs, in a process of its own: the Python bindings cannot profile."""
-        found = own_tool(PROFILE_TOOL) if tool is None else executable(tool, folder, PROFILE_TOOL)
+        found = own_tool(PROFILE_TOOL)
+        if tool is not None:  # out of the store, where it may not be executable
+            found = Path(shutil.copyfile(tool, folder / PROFILE_TOOL))
+            found.chmod(0o700)
         if found is None:
             raise RunFailed(f"IREE profiles by the command {PROFILE_TOOL}, which this board does not have")
         for spec in self.inputs:

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from hil.agent.runtimes import ClockPairs
+from hil.agent.runtimes import ClockPairs, Runtime
 from hil.core.results import Part, Placement
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
@@ -25,7 +25,7 @@ _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _KERNEL = "_kernel_time"
 
 
-class OnnxRuntime:
+class OnnxRuntime(Runtime):
     """Loads .onnx files with onnxruntime; a device is an execution provider."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -37,9 +37,6 @@ class OnnxRuntime:
         providers = [name for name in ort.get_available_providers() if name != "AzureExecutionProvider"]
         ordered = sorted(providers, key=lambda name: name != DEFAULT_DEVICE)
         return {"version": ort.__version__, "devices": ordered}
-
-    def prepare(self, device: str) -> None:
-        """Nothing: an execution provider opens with its session."""
 
     def load(self, folder: Path, main: str, device: str, function: str) -> OnnxProgram:
         """Make a session of the model."""
@@ -118,11 +115,8 @@ class OnnxProgram:
 
     def _profiled_nodes(self) -> list[tuple[str, str, str]]:
         """(provider, name, operator) of each node that a run of a session of its own came to."""
-        options = ort.SessionOptions()
-        options.enable_profiling = True
         with temporary_folder("hil-placement-") as folder:
-            options.profile_file_prefix = str(Path(folder) / "pass")
-            session = self._make(options)
+            session = self._profiling_session(Path(folder))
             self._run(session)
             events = json.loads(Path(session.end_profiling()).read_text())
         nodes = (
@@ -132,13 +126,16 @@ class OnnxProgram:
         )
         return list(dict.fromkeys(nodes))  # a loop comes to a node again and again
 
-    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
-        """Run a session of its own that writes down what it does: this one stays as quick as it was."""
+    def _profiling_session(self, folder: Path) -> ort.InferenceSession:
         options = ort.SessionOptions()
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "pass")
+        return self._make(options)
+
+    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
+        """Run a session of its own that writes down what it does: this one stays as quick as it was."""
         try:
-            session = self._make(options)
+            session = self._profiling_session(folder)
             # What it counts its microseconds from.
             start_ns = session.get_profiling_start_time_ns()
             clocks = ClockPairs(lambda: time.time_ns() - start_ns)

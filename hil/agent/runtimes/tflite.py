@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from hil.agent.runtimes import Runtime
 from hil.core.results import Placement
 from hil.core.tensors import Array
 from hil.errors import LoadFailed
@@ -16,11 +17,8 @@ from hil.formats.litert import KERNELS, PACKAGE, Signature, open_signature
 DEFAULT_DEVICE = "xnnpack"
 
 
-class TfLiteRuntime:
+class TfLiteRuntime(Runtime):
     """Loads .tflite files."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        pass
 
     @staticmethod
     def describe() -> dict[str, Any]:

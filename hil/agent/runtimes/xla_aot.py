@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hil.agent.runtimes import Runtime
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, from_bytes
 from hil.errors import LoadFailed, RunFailed
@@ -31,19 +32,13 @@ _CALLS: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-class XlaAotRuntime:
+class XlaAotRuntime(Runtime):
     """Loads shared libraries of this machine; they run on one thread of its CPU."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        pass
 
     @staticmethod
     def describe() -> dict[str, Any]:
         """The version of the interface between the runtime and its programs: all else comes with each program."""
         return {"version": str(ABI), "devices": [DEFAULT_DEVICE]}
-
-    def prepare(self, device: str) -> None:
-        """Nothing: there is only the CPU."""
 
     def load(self, folder: Path, main: str, device: str, function: str) -> XlaAotProgram:
         """Load the library, and its variables' values where they lie beside it."""

@@ -11,6 +11,7 @@ import click
 from hil.controller.cli.options import (
     FILE,
     board_options,
+    given_options,
     input_options,
     json_option,
     limit_options,
@@ -20,7 +21,7 @@ from hil.controller.cli.options import (
     seconds,
     tolerance_options,
 )
-from hil.controller.cli.screen import Screen, print_json
+from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
 
 
@@ -76,13 +77,14 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     noise is reported. The outputs are compared with a CPU reference first: a wrong program is not measured.
     """
     from hil.controller.analysis.bench.job import run_bench
+    from hil.controller.analysis.bench.show import print_bench
     from hil.controller.analysis.bench.stats import BenchJob
     from hil.controller.pipeline.flagfiles import read_flagfile
     from hil.controller.pipeline.options import Job
+    from hil.controller.storage.console import table_console
 
     models, later = _sorted(arguments, bool(settings["flagfile"]))
-    source = click.get_current_context().get_parameter_source("min_time_s")
-    if settings["iterations"] is not None and source is not click.core.ParameterSource.DEFAULT:
+    if {"iterations", "min_time_s"} <= given_options().keys():
         raise UsageError("--iterations and --min-time both say how much is measured", hint="give one of them")
     allowed = settings.pop("fail_if_slower")
     names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out")
@@ -95,22 +97,11 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
         job = read_flagfile(job, later)
     with Screen(quiet=as_json) as screen:
         document = run_bench(BenchJob(job, **own), screen=screen)
-    if as_json:
-        print_json(document)
-    else:
-        from hil.controller.analysis.bench.show import print_bench
-        from hil.controller.storage.console import table_console
-
-        print_bench(table_console(), document)
-    return int(document["exit_code"])
+    return answer(as_json, document, show=lambda: print_bench(table_console(), document))
 
 
 def _sorted(arguments: tuple[str, ...], has_flagfile: bool) -> tuple[tuple[Path, ...], list[str]]:
-    """Separate the models from the flags of IREE's tools, which only a flag file allows.
-
-    Raises:
-        click.UsageError: an option is unknown, or there is no model.
-    """
+    """Separate the models from the flags of IREE's tools, which only a flag file allows."""
     flags = [one for one in arguments if one.startswith("-")]
     if flags and not has_flagfile:
         context = click.get_current_context()

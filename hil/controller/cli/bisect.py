@@ -21,7 +21,7 @@ from hil.controller.cli.options import (
     tolerance_options,
     workshop,
 )
-from hil.controller.cli.screen import Screen, print_json
+from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,9 +57,12 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     run, but not judged; nor, in the whole model, is what depends on it.
     """
     from hil.controller.analysis.bisect.find import bisect as find
-    from hil.controller.analysis.bisect.result import WAYS, plot_growth
+    from hil.controller.analysis.bisect.find import repeat_command
+    from hil.controller.analysis.bisect.result import WAYS, plot_growth, print_bisection
+    from hil.controller.analysis.bisect.subject import with_flow
     from hil.controller.models.flows import load_flow
     from hil.controller.pipeline.options import Options
+    from hil.controller.storage.console import Console
     from hil.controller.storage.pictures import check_picture
 
     ways = [way for way in WAYS if settings.pop(way)] or WAYS
@@ -69,48 +72,23 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     flow = load_flow(name) if name else None
     if plot:
         check_picture(plot)
-    named = {
-        "--board": "board",
-        "--runtime-hw-type": "hw_type",
-        "--identity": "identity",
-        "--known-hosts": "known_hosts",
-    }
+    named = {"--board": "board", "--runtime-hw-type": "hw_type", "--identity": "identity"}
+    named |= {"--known-hosts": "known_hosts"}
     where = {option: settings[name] for option, name in named.items()}
     choice = chosen_board(settings)
     more = {key: settings.pop(key) for key in ("artifact_model", "group", "faults", "wait_s")}
     options = Options(**settings)
     with Screen(quiet=as_json) as screen, workshop() as shop:
-        found = find(
-            model,
-            choice,
-            shop=shop,
-            screen=screen,
-            options=options,
-            flow=flow,
-            ways=ways,
-            out=out,
-            **more,
-        )
+        found = find(model, choice, shop=shop, screen=screen, options=options, flow=flow, ways=ways, out=out, **more)
     if plot:
         plot_growth(plot, found)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        from hil.controller.analysis.bisect.result import print_bisection
-        from hil.controller.storage.console import Console
-
-        print_bisection(Console(), found)
-        if plot:
-            click.echo(f"plot in {plot}")
-        if out:
-            from hil.controller.analysis.bisect.find import repeat_command
-            from hil.controller.analysis.bisect.subject import with_flow
-
-            click.echo(f"kept in {out}")
-            if layer := found.first_wrong("isolated"):
-                arguments = _run_options(where, with_flow(options, flow), more["faults"])
-                click.echo(f"again: {repeat_command(out, layer.name, arguments)}")
-    return found.exit_code
+    lines = [f"plot in {plot}"] if plot else []
+    if out:
+        lines.append(f"kept in {out}")
+        if layer := found.first_wrong("isolated"):
+            arguments = _run_options(where, with_flow(options, flow), more["faults"])
+            lines.append(f"again: {repeat_command(out, layer.name, arguments)}")
+    return answer(as_json, found.to_json(), *lines, show=lambda: print_bisection(Console(), found))
 
 
 def _run_options(where: dict[str, Any], options: Options, faults: Sequence[str]) -> list[str]:

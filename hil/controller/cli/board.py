@@ -1,17 +1,21 @@
-"""`hil board`: the boards there are, and care for one."""
+"""`hil board`: the boards there are, what each is and how far it is, and care for one."""
 
 from __future__ import annotations
 
+import statistics
+import time
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from hil.controller.cli.board_check import check, info, ping
 from hil.controller.cli.board_maintenance import clean, deploy, logs, reset, reset_fence, shell
+from hil.controller.cli.board_options import agent_at, board_place, chosen_place, shell_at
 from hil.controller.cli.board_trust import trust
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import answer
-from hil.errors import UsageError
+from hil.controller.cli.screen import answer, say
+from hil.core.runtimes import RUNTIMES
+from hil.errors import EXIT_BOARD, EXIT_OK, UsageError
 
 
 @click.group(epilog="Example: hil board check root@192.168.7.2")
@@ -58,6 +62,133 @@ def show(name: str, as_json: bool) -> None:
     config = read_board(find_board(name))
     shown = {name: value for name, value in asdict(config).items() if name != "text"}
     answer(as_json, {"board": shown}, config.text.rstrip())
+
+
+@board.command(epilog="Example: hil board check root@192.168.7.2")
+@board_place
+@click.option("--runtime", default="", metavar="NAME", help=f"{', '.join(RUNTIMES)}, ... (default: the board's).")
+@json_option
+def check(as_json: bool, runtime: str, **settings: Any) -> int:
+    """Say what passes on a board, what fails, and how to mend it.
+
+    From the network over the login, Python and disk to a tiny program that runs there; the agent is put there where it
+    is missing. Exit code: 0 when nothing fails (a `warn` leaves times or room in doubt), 4 when something does.
+    """
+    from hil.controller.devices.health import FAIL
+    from hil.controller.workloads.board_checks import check_board
+
+    choice = chosen_place(settings)
+    done = []
+    for one in check_board(choice, runtime=runtime, say=say):
+        done.append(one)
+        if not as_json:
+            word = one.state.upper() if one.state == FAIL else one.state
+            click.echo(f"{word:5} {one.name:19} {one.found}")
+            if one.mend:
+                click.echo(f"{'':25} to mend it: {one.mend}")
+    failed = [one.name for one in done if one.state == FAIL]
+    if failed and not as_json:
+        say(f"FAIL: {', '.join(failed)}")
+    checks = [asdict(one) for one in done]
+    code = EXIT_BOARD if failed else EXIT_OK
+    return answer(as_json, {"board": choice.name, "ok": not failed, "checks": checks, "exit_code": code})
+
+
+@board.command(epilog="Example: hil board ping root@192.168.7.2 --count 20")
+@board_place
+@click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Round trips.")
+@json_option
+def ping(as_json: bool, count: int, **settings: Any) -> None:
+    """Time round trips to a board's agent, and tell how well its clock is known; without agent, commands over SSH."""
+    from hil.core import clock
+
+    choice = chosen_place(settings)
+    fit = None
+    if choice.config.command.kind == "command":
+        trips = []
+        with shell_at(choice) as there:
+            for _ in range(count):
+                start = time.monotonic_ns()
+                there.run(["true"])
+                trips.append(time.monotonic_ns() - start)
+    else:
+        with agent_at(choice) as client:
+            client.describe()
+            pings = client.pings(count)
+        trips = [one.round_trip_ns for one in pings]
+        fit = clock.fit(pings)
+    figures = {"min_ns": min(trips), "median_ns": round(statistics.median(trips)), "max_ns": max(trips)}
+    known = {"clock": {"offset_ns": fit.offset_ns, "error_ns": fit.error_ns}} if fit else {}
+    least, median, most = (f"{one / 1e6:.2f} ms" for one in figures.values())
+    answer(
+        as_json,
+        {"board": choice.name, "count": count, "round_trip": figures, **known},
+        f"{choice.name}: {count} round trips, min {least}, median {median}, max {most}",
+        *([f"its clock is known to within {fit.error_ns / 1e3:.0f} us"] if fit else ()),
+    )
+
+
+@board.command(epilog="Example: hil board info root@192.168.7.2 --json")
+@board_place
+@json_option
+def info(as_json: bool, **settings: Any) -> None:
+    """Show what a board is: machine, system, runtimes, clocks and temperatures, who has it."""
+    from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.workloads.board_checks import untouched
+
+    choice = chosen_place(settings)
+    with BoardPool("hil board info", say=say) as pool:
+        found = pool.board(untouched(choice))
+        said = found.info
+        fingerprint = found.shell.fingerprint if found.shell else ""
+    lines = [f"{key:12} {value}" for key, value in _rows(said, fingerprint) if value]
+    answer(as_json, {"board": choice.name, "host_key": fingerprint, "info": said}, *lines)
+
+
+def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
+    """Return what is known of a board, a row each; what is not known is ""."""
+    from hil.controller.workloads.board_checks import runtime_words
+
+    machine: dict[str, Any] = said.get("machine", {})
+    memory = int(said.get("memory_limit_bytes") or machine.get("memory_bytes", 0))
+    holder = said.get("holder", {})
+    cores = f"{machine['cores']} cores" if machine.get("cores") else ""
+    rows = [
+        ("board", f"{said.get('name', '')} ({said.get('board_id', '')})"),
+        ("host key", fingerprint),
+        ("agent", f"hil {said['agent_version']}, protocol {said['protocol']}" if "protocol" in said else "none"),
+        ("build", said.get("build", "")),
+        ("machine", ", ".join(filter(None, (_joined(machine, "arch", "cpu_model"), cores)))),
+        ("cpu parts", " ".join(machine.get("cpu_parts", ()))),
+        ("compile for", _target(machine)),
+        ("system", ", ".join(filter(None, (_joined(machine, "system", "kernel"), machine.get("libc", ""))))),
+        ("python", machine.get("python", "")),
+        ("boot", machine.get("boot_id", "")),
+        ("memory", f"{memory / 2**20:.0f} MiB for a program" if memory else ""),
+    ]
+    for one in said.get("runtimes", ()):
+        state = f"does not work: {one['error']}" if one.get("error") else runtime_words(one)
+        rows.append(("runtime", f"{one['name']} {state}".rstrip()))
+    for one in said.get("readings", ()):
+        value = one.get("text") or round(one.get("value", 0.0), 1)
+        rows.append(("reading", f"{one['name']}: {value} {one.get('unit', '')}".rstrip()))
+    if holder:
+        who = f"{holder.get('owner', '')} ({holder.get('purpose', '')})"
+        rows.append(("in use by", f"{who} for {holder.get('held_s', 0):.0f} s"))
+    return rows
+
+
+def _joined(machine: dict[str, Any], *names: str) -> str:
+    return " ".join(str(machine[name]) for name in names if machine.get(name))
+
+
+def _target(machine: dict[str, Any]) -> str:
+    from hil.controller.backends.targets import iree_target
+
+    try:
+        return iree_target(machine).description
+    except UsageError:
+        return ""
 
 
 for command in (check, ping, info, logs, shell, reset, deploy, clean, reset_fence, trust):

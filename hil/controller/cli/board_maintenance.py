@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.board_options import address_of, agent_at, board_place, chosen_place, say, shell_at
+from hil.controller.cli.board_options import agent_at, board_place, chosen_place, is_over_ssh, shell_at
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import answer
+from hil.controller.cli.screen import answer, say
 from hil.core.runtimes import RUNTIMES
 from hil.errors import BoardBusy, BoardError, BoardUnreachable, StorageError, UsageError
 
@@ -27,16 +28,14 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
 
     Over SSH that is the agent's log file; of an agent that listens by itself, what its programs wrote to stderr.
     """
-    from hil.controller.devices.ssh.address import is_ssh_address
+    from hil.controller.devices.deploy.probe import logs as agents_log
 
     choice = chosen_place(settings)
-    if is_ssh_address(address_of(choice)):
-        from hil.controller.devices.deploy.probe import logs as agents_log
-
+    if is_over_ssh(choice):
         with shell_at(choice) as there:
             text = agents_log(there, choice.config.connection.folder, lines=lines).splitlines()
     else:
-        with agent_at(choice) as (_, client):
+        with agent_at(choice) as client:
             client.describe()
             client.open_session("hil board logs", wait_s=5.0, on_wait=say)
             text = client.logs()[-lines:]
@@ -50,8 +49,7 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
 @click.argument("argv", nargs=-1, metavar="[-- COMMAND...]")
 def shell(argv: tuple[str, ...], **settings: Any) -> int:
     """Open a shell on a board, or run a COMMAND there, with the host key verified; ends with its exit code."""
-    choice = chosen_place(settings)
-    with shell_at(choice) as there:
+    with shell_at(chosen_place(settings)) as there:
         return there.interactive(argv)
 
 
@@ -72,7 +70,10 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
     power = choice.config.power
     action = action or ("reset" if power.can("reset") or not power.can("cycle") else "cycle")
     wait = not no_wait and action != "off"
-    before = _boot_id(choice) if wait and action != "on" and power.can(action) else ""
+    before = ""
+    if wait and action != "on" and power.can(action):
+        with contextlib.suppress(BoardError):
+            before = _boot_id(choice)
     start = time.monotonic()
     said = switch(power, action, board=choice.name)
     if wait:
@@ -85,34 +86,21 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
     )
 
 
-def _boot_id(choice: BoardChoice) -> str:
-    """Which boot a board is in; "" where it does not say, or does not answer."""
-
-    try:
-        return _answer(choice)
-    except BoardError:
-        return ""
-
-
 def _after(choice: BoardChoice, before: str) -> None:
-    """Raises BoardUnreachable until the board answers from another boot than the one before."""
-
-    if before and _answer(choice) == before:
+    """Raise BoardUnreachable until the board answers from another boot than the one before."""
+    boot_id = _boot_id(choice)
+    if before and boot_id == before:
         raise BoardUnreachable(
             "the board still runs as before the reset", board=choice.name, hint="does its hook work?"
         )
-    if not before:
-        _answer(choice)
 
 
-def _answer(choice: BoardChoice) -> str:
-    """A board's boot id, by the cheapest way there is to it."""
-    from hil.controller.devices.ssh.address import is_ssh_address
-
-    if is_ssh_address(address_of(choice)):
+def _boot_id(choice: BoardChoice) -> str:
+    """Which boot a board is in, by the cheapest way there is to it; "" where it does not say."""
+    if is_over_ssh(choice):
         with shell_at(choice) as there:
             return there.run(["cat", "/proc/sys/kernel/random/boot_id"], check=False).text
-    with agent_at(choice) as (_, client):
+    with agent_at(choice) as client:
         return str(client.describe(timeout=5.0).machine.boot_id)
 
 
@@ -139,16 +127,12 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
         place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=say)
         now = status(there, folder, board=choice.name)
     seconds = time.monotonic() - start
-    found = {
-        "folder": place.folder,
-        "build": place.build,
-        "runtimes": now.agent.runtimes,
-        "pushed_bytes": place.pushed_bytes,
-    }
+    found = {"folder": place.folder, "build": place.build, "pushed_bytes": place.pushed_bytes}
+    found |= {"runtimes": now.agent.runtimes, "used_bytes": now.used_bytes, "seconds": seconds}
     sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "nothing was sent"
     answer(
         as_json,
-        {"board": choice.name, **found, "used_bytes": now.used_bytes, "seconds": seconds},
+        {"board": choice.name, **found},
         f"{choice.name}: agent {place.build} with {', '.join(now.agent.runtimes)} runs in {place.folder}",
         f"{sent}, {now.used_bytes / 1e6:.0f} MB used there, {seconds:.1f} s",
     )
@@ -189,7 +173,6 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
     again until a higher one is used, so see to it that nobody does. A farm goes on with its own count.
     """
     from hil.controller.devices.deploy.probe import reset_fence as reset_there
-    from hil.controller.devices.ssh.address import is_ssh_address
 
     if store is not None:
         settings.pop("addr")
@@ -198,7 +181,7 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
     else:
         choice = chosen_place(settings)
         name = choice.name
-        if not is_ssh_address(address_of(choice)):
+        if not is_over_ssh(choice):
             raise UsageError(
                 f"hil does not know where the agent of {name} keeps its state",
                 hint="stop it, and name its folder with --store; a simulator that hil starts by itself keeps none",
@@ -209,13 +192,7 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
 
 
 def _reset_store(store: Path) -> None:
-    """Let an agent on this machine count its fences anew; ``store`` is its folder.
-
-    Raises:
-        UsageError: it is no agent's store.
-        BoardBusy: the agent runs: it would go on with the count that it knows.
-        StorageError: the file cannot be removed.
-    """
+    """Let an agent on this machine, whose folder this is, count its fences anew."""
     import fcntl
 
     try:

@@ -27,39 +27,35 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     simulator. An altered file is asked for again. hil's own configs, those in the user's own folder and those that are
     named as files need no trust.
     """
+    from hil.core.config_files import distrust, trusted_folders
 
     if sum(map(bool, (folder, lists, remove))) != 1:
         raise UsageError(
             "name one folder to trust, or one of --list and --remove", hint="hil board trust board_configs"
         )
+    # Without links: two ways to one folder are one.
+    where = Path(folder or remove).expanduser().resolve()
     if lists:
-        rows = _listed()
-        texts = [
-            "\n".join([row["folder"], *(f"  {file['state']:8} {Path(file['path']).name}" for file in row["files"])])
-            for row in rows
-        ]
-        answer(as_json, {"folders": rows}, *texts)
+        _list(as_json)
     elif remove:
-        _remove(remove, as_json)
+        known = ", ".join(sorted(trusted_folders()))
+        if not distrust(where):
+            raise UsageError(f"{remove} is not trusted", hint=f"trusted are: {known}" if known else "no folder is")
+        answer(as_json, {"removed": str(where)}, f"{where} is trusted no longer")
+    elif not where.is_dir():
+        raise UsageError(f"there is no folder {folder}", hint="name the folder that holds the configs")
     else:
-        files = _trusted(folder)
-        told: list[dict[str, Any]] = [{"path": str(path), "asks": asks} for path, asks in files.items()]
-        lines = [f"trusted {one['path']}: {', '.join(one['asks']) or 'it only says what the board is'}" for one in told]
-        answer(as_json, {"folder": str(_folder(folder)), "files": told}, *lines)
+        asks = _trusted(where)
+        files = [{"path": str(path), "asks": asked} for path, asked in asks.items()]
+        nothing = "it only says what the board is"
+        lines = (f"trusted {path}: {', '.join(asked) or nothing}" for path, asked in asks.items())
+        answer(as_json, {"folder": str(where), "files": files}, *lines)
 
 
-def _folder(text: str) -> Path:
-    """The folder that is meant, without links: two ways to one are one."""
-    return Path(text).expanduser().resolve()
-
-
-def _trusted(text: str) -> dict[Path, list[str]]:
+def _trusted(folder: Path) -> dict[Path, list[str]]:
     """Trust a folder; its files, and what each asks for."""
     from hil.core.config_files import trust as keep
 
-    folder = _folder(text)
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {text}", hint="name the folder that holds the configs")
     # In a project's folder other files end in .toml as well.
     project = [*folder.glob("board_configs/*.toml"), *folder.glob(_FLOWS)]
     files = {path: _look(path) for path in sorted(project or folder.glob("*.toml"))}
@@ -74,11 +70,7 @@ def _trusted(text: str) -> dict[Path, list[str]]:
 
 
 def _look(path: Path) -> tuple[str, list[str]]:
-    """The digest that a file is trusted by, and what it asks for.
-
-    Raises:
-        UsageError: it is neither a board config nor a file of flows.
-    """
+    """The digest by which a file, a board config or a file of flows, is trusted, and what it asks for."""
     from hil.core.boards import read_board, trust_digest
     from hil.core.digest import digest_of
 
@@ -91,13 +83,17 @@ def _look(path: Path) -> tuple[str, list[str]]:
     return trust_digest(config), list(config.asks)
 
 
-def _listed() -> list[dict[str, Any]]:
+def _list(as_json: bool) -> None:
+    """Print the trusted folders, and which of their files were altered since."""
     from hil.core.config_files import trusted_folders
 
-    return [
-        {"folder": folder, "files": [{"path": path, "state": _state(Path(path))} for path in files]}
-        for folder, files in sorted(trusted_folders().items())
-    ]
+    rows: list[dict[str, Any]] = []
+    lines = []
+    for folder, paths in sorted(trusted_folders().items()):
+        files = [{"path": path, "state": _state(Path(path))} for path in paths]
+        rows.append({"folder": folder, "files": files})
+        lines += [folder, *(f"  {file['state']:8} {Path(file['path']).name}" for file in files)]
+    answer(as_json, {"folders": rows}, *lines)
 
 
 def _state(path: Path) -> str:
@@ -109,13 +105,3 @@ def _state(path: Path) -> str:
         return state_of(path, _look(path)[0])
     except UsageError:
         return "altered"
-
-
-def _remove(text: str, as_json: bool) -> None:
-    from hil.core.config_files import distrust, trusted_folders
-
-    folder = _folder(text)
-    if not distrust(folder):
-        known = ", ".join(sorted(trusted_folders()))
-        raise UsageError(f"{text} is not trusted", hint=f"trusted are: {known}" if known else "no folder is")
-    answer(as_json, {"removed": str(folder)}, f"{folder} is trusted no longer")

@@ -17,13 +17,14 @@ from hil.controller.cli.options import (
     json_option,
     limit_options,
     run_option,
+    run_options,
     run_settings,
     runs_option,
     tolerance_options,
     wait_option,
     workshop,
 )
-from hil.controller.cli.screen import Screen, answer, print_json
+from hil.controller.cli.screen import Screen, answer, say
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,10 +51,9 @@ def bundle() -> None:
 @bundle.command(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3 -o digits.hilb")
 @click.argument("model", type=FILE)
 @board_options
-@click.option("--runtime", default="", metavar="NAME", help="iree, onnxruntime, ... (default: the board's).")
+@run_option("runtime")
 @click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point. Repeats.")
-@run_option("dims")
-@click.option("--compile-flag", "compile_flags", multiple=True, metavar="FLAG", help="Added to the board's flags.")
+@run_options("dims", "compile_flags")
 @cache_options
 @click.option(
     "--case",
@@ -63,15 +63,12 @@ def bundle() -> None:
     help="A case: an .npz, or a folder of input_0.npy, output_0.npy, ... (or .pb). Repeats.",
 )
 @run_option("inputs")
-@click.option("--expected", multiple=True, metavar="[NAME=]FILE", help="Expected output of --input.")
+@run_option("expected", help="Expected output of --input.")
 @click.option("--cases", "random", type=click.IntRange(min=0), metavar="N", help="Random cases of each method.")
-@run_option("seed")
-@run_option("input_range")
-@click.option(
-    "--reference", multiple=True, metavar="NAME", help="What computes the expected outputs (default: by format)."
-)
-@click.option("--rtol", type=float, help="Relative tolerance of every case (default: by dtype).")
-@click.option("--atol", type=float, help="Absolute tolerance of every case (default: by dtype).")
+@run_options("seed", "input_range")
+@run_option("references", help="What computes the expected outputs (default: by format).")
+@run_option("rtol", help="Relative tolerance of every case (default: by dtype).")
+@run_option("atol", help="Absolute tolerance of every case (default: by dtype).")
 @run_option("timeout")
 @wait_option
 @_sign
@@ -86,11 +83,11 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.workloads.bundles.create import Request, create_bundle
 
-    if len(settings["reference"]) > 1:
+    if len(settings["references"]) > 1:
         raise UsageError("a bundle's cases expect one answer: give one --reference")
     target = _free(output or Path(f"{model.stem}.hilb"))
     choice = chosen_board(settings)
-    options = run_settings(settings, references=settings["reference"])
+    options = run_settings(settings)
     request = Request(model, settings["functions"], options, settings["files"], settings["random"])
     with workshop() as shop:
         with Screen(quiet=as_json) as screen:
@@ -118,7 +115,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.formats import formats, write_format
     from hil.controller.workloads.bundles.program_case import open_bundle
-    from hil.controller.workloads.bundles.show import counted
+    from hil.controller.workloads.bundles.show import size_text
 
     is_folder = pick("bundle format", formats(), form).is_folder
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
@@ -129,8 +126,7 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
         write_format(form, opened, path, shop=shop)
     count = sum(len(method.cases) for method in opened.methods)
     document = {"path": str(path), "format": form, "cases": count, "exit_code": 0}
-    answer(as_json, document, f"{path}: {form}, {counted(opened)}")
-    return 0
+    return answer(as_json, document, f"{path}: {form}, {size_text(opened)}")
 
 
 @bundle.command("import", epilog="Example: hil bundle import model_folder --from onnx -o model.hilb")
@@ -160,10 +156,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
     from hil.controller.workloads.bundles.show import document_of, print_bundle
 
     document = document_of(open_bundle(bundle), bundle)
-    if as_json:
-        print_json(document)
-    else:
-        print_bundle(document)
+    answer(as_json, document, show=lambda: print_bundle(document))
 
 
 @bundle.command(epilog="Example: hil bundle verify digits_cnn.hilb --key signing_key.pub")
@@ -177,7 +170,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     """
     from hil.bundles.signature import fingerprint
     from hil.controller.workloads.bundles.program_case import open_bundle
-    from hil.controller.workloads.bundles.show import counted
+    from hil.controller.workloads.bundles.show import size_text
 
     opened = open_bundle(bundle, key)
     by = fingerprint(opened.head.public_key) if opened.head.signature else ""
@@ -187,8 +180,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     signed = f"signed by {by}" if by else "not signed"
     if by and key is None:
         signed += " (a key that nobody here vouches for: name those you trust with --key)"
-    answer(as_json, document, f"{bundle}: sound, {counted(opened)}, {signed}")
-    return 0
+    return answer(as_json, document, f"{bundle}: sound, {size_text(opened)}, {signed}")
 
 
 @bundle.command(epilog="Example: hil bundle run digits_cnn.hilb --board root@10.0.0.7")
@@ -213,37 +205,30 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
     job = Job(models=(bundle,), **settings)
     with Screen(quiet=as_json) as screen:
         record = run_bundle(job, methods, key, screen=screen)
-    if as_json:
-        print_json(record)
-    else:
-        print_run(record)
-    return int(record["exit_code"])
+    return answer(as_json, record, show=lambda: print_run(record))
 
 
 def _free(path: Path) -> Path:
     """Return the bundle's path, checked before the work is done."""
-
     if path.is_dir():
         raise UsageError(f"-o {path} is a folder", hint="name the bundle's file")
     return path
 
 
 def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
+    from hil.bundles import Bundle
     from hil.bundles.signature import fingerprint
     from hil.controller.storage.runs import storing
     from hil.controller.workloads.bundles.methods import LEFT_OUT
-    from hil.controller.workloads.bundles.show import counted, document_of
+    from hil.controller.workloads.bundles.show import document_of, size_text
 
     with storing(path.parent.absolute(), "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
     head = bundle.save(path, key=key)
     if as_json:
-        from hil.bundles import Bundle
-
-        print_json(document_of(Bundle.open(path), path))
-        return 0
+        return answer(True, document_of(Bundle.open(path), path))
     signed = f", signed by {fingerprint(head.public_key)}" if head.signature else ""
-    click.echo(f"{path}: {head.size:,} bytes, {counted(bundle)}{signed}")
+    click.echo(f"{path}: {head.size:,} bytes, {size_text(bundle)}{signed}")
     for line in bundle.made.get(LEFT_OUT, ()):
-        click.echo(f"left out: {line}", err=True)
+        say(f"left out: {line}")
     return 0

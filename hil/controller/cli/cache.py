@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import answer, print_json
+from hil.controller.cli.screen import answer
 
 _SHOWN = 20
 
@@ -30,8 +30,7 @@ def ls(every: bool, as_json: bool) -> None:
     held = Cache()
     entries = held.ls()
     if as_json:
-        rows = [{**asdict(entry), "kind": entry.kind} for entry in entries]
-        print_json({"schema": 1, "root": str(held.root), "entries": rows})
+        answer(True, {"root": str(held.root), "entries": [{**asdict(entry), "kind": entry.kind} for entry in entries]})
         return
     shown = entries if every else entries[:_SHOWN]
     for entry in shown:

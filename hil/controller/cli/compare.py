@@ -8,15 +8,15 @@ from typing import Any
 import click
 
 from hil.controller.cli.options import FILE, json_option, run_option, runs_option
-from hil.controller.cli.screen import print_json
+from hil.controller.cli.screen import answer, say
 from hil.errors import UsageError
 
 
 @click.command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
 @click.argument("a")
 @click.argument("b")
-@click.option("--rtol", type=float, help="Relative tolerance (default: by dtype).")
-@click.option("--atol", type=float, help="Absolute tolerance (default: by dtype).")
+@run_option("rtol", help="Relative tolerance (default: by dtype).")
+@run_option("atol", help="Absolute tolerance (default: by dtype).")
 @run_option("allow_blind")
 @click.option("--plot", type=FILE, metavar="PNG", help="A picture of where the worst output differs.")
 @runs_option
@@ -47,17 +47,16 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     code = exit_code_of(verdict.outcome for verdict in verdicts.values())
     drawn = plot and _draw(plot, pairs, verdicts)
     records: dict[str, Any] = {name: verdict_record(verdict) for name, verdict in verdicts.items()}
-    if as_json:
-        print_json({"schema": 1, "verdicts": records, "plot": str(plot) if drawn else None, "exit_code": code})
-        return code
-    console = Console()
-    for name, record in records.items():
-        console.print(f"[bold {'green' if record['outcome'] == 'PASS' else 'red'}]{record['outcome']}[/]", end="  ")
-        console.print(name, markup=False, highlight=False)
-        print_verdict(console, record)
-    if drawn:
-        console.print(f"  plot in      {plot}", markup=False, highlight=False, soft_wrap=True)
-    return code
+
+    def show() -> None:
+        console = Console()
+        for name, record in records.items():
+            console.print(f"[bold {'green' if record['outcome'] == 'PASS' else 'red'}]{record['outcome']}[/]", end="  ")
+            console.print(name, markup=False, highlight=False)
+            print_verdict(console, record)
+
+    document = {"verdicts": records, "plot": plot if drawn else None, "exit_code": code}
+    return answer(as_json, document, *([f"  plot in      {plot}"] if drawn else ()), show=show)
 
 
 def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any]) -> bool:
@@ -76,7 +75,7 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
     if not drawable:
         why = [f"{output.name}: {output.reason or f'its values are {output.dtype}s'}" for *_, output, _, _ in found]
         why = why or [verdict.reason for verdict in verdicts.values()]
-        click.echo(f"hil: no picture was drawn: {'; '.join(why[:3])}", err=True)
+        say(f"hil: no picture was drawn: {'; '.join(why[:3])}")
         return False
     _, _, output, actual, reference = max(drawable, key=lambda item: item[:2])
     with storing(plot.parent.absolute(), "--plot"):

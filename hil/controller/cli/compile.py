@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from hil.controller.cli.options import (
     run_settings,
     workshop,
 )
-from hil.controller.cli.screen import answer
+from hil.controller.cli.screen import answer, say
 from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 
@@ -50,7 +49,6 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         raise UsageError(f"-o {output} is a folder", hint="name the program's file")
     config = choice.config
     if not knows_target(config, options.runtime):
-        say = functools.partial(click.echo, err=True)
         with BoardPool("hil compile", say=say) as pool:
             seen = pool.board(choice, runtime=options.runtime)
             config = seen.config
@@ -65,7 +63,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     artifact = case.artifact
     assert artifact is not None
     for note in (note for profile in profiles for note in profile["notes"]):
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
     target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
     with storing(target.parent.absolute(), "-o"):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,5 +77,4 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     document = {"files": written, "bytes": size, "compiler": artifact.compiler, "flags": list(artifact.flags)}
     document |= {"cached": artifact.cached, "seconds": case.timings.compile_s, "profiles": profiles, "exit_code": 0}
     how = "from the cache" if artifact.cached else f"in {case.timings.compile_s:.1f} s"
-    answer(as_json, document, f"{target}: {size:,} bytes, {artifact.compiler}, {how}")
-    return 0
+    return answer(as_json, document, f"{target}: {size:,} bytes, {artifact.compiler}, {how}")

@@ -8,8 +8,8 @@ from hil.controller.cli.lazy import LazyGroup
 
 # Command -> its module (below hil.controller.cli) and its line in `hil farm --help`.
 _COMMANDS = {
-    "up": ("farm_up", "Run a farm on this machine: database, gateway, boards."),
-    "down": ("farm_up", "Stop the farm that runs on this machine."),
+    "up": ("farm_serve", "Run a farm on this machine: database, gateway, boards."),
+    "down": ("farm_serve", "Stop the farm that runs on this machine."),
     "submit": ("farm_submit", "Queue models, a bundle or a suite."),
     "status": ("farm_show", "Show the jobs and the boards."),
     "watch": ("farm_show", "Show them live."),
@@ -23,8 +23,8 @@ _COMMANDS = {
     "drain": ("farm_admin", "Let nothing new begin on a board."),
     "resume": ("farm_admin", "Give a board to jobs again."),
     "forget": ("farm_admin", "Leave out a board that is gone for good."),
-    "host": ("farm_host", "Serve the boards of this machine to a farm."),
-    "gateway": ("farm_gateway", "Run a gateway: what users and hosts talk to."),
+    "host": ("farm_serve", "Serve the boards of this machine to a farm."),
+    "gateway": ("farm_serve", "Run a gateway: what users and hosts talk to."),
     "token": ("farm_admin", "Make, list and revoke tokens."),
     "audit": ("farm_admin", "List who asked for what, and whether it was allowed."),
     "gc": ("farm_admin", "Delete old results, and boards and files that are not needed any more."),

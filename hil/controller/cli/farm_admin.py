@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from hil.controller.cli.farm_options import UNITS, connected
+from hil.controller.cli.farm_tables import AUDIT, TOKENS, show, table
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import answer
+from hil.controller.cli.screen import answer, say
 from hil.controller.farm.messages import Role
 
 
@@ -19,14 +20,6 @@ def _period(context: click.Context, option: click.Parameter, value: str) -> floa
     if not found:
         raise click.BadParameter(f"{value!r} is no time: 30d, 12h, 90m", context, option)
     return float(found[1]) * UNITS[found[2]]
-
-
-def _number(context: click.Context, argument: click.Parameter, value: str) -> int:
-    """A token's number in the list."""
-    if not re.fullmatch("[1-9][0-9]{0,17}", value):
-        told = f"{value!r} is no number of a token: hil farm token list shows them"
-        raise click.BadParameter(told, context, argument)
-    return int(value)
 
 
 @click.group(epilog="Example: hil farm token add anna --role submitter --project vision --expires 30d")
@@ -52,7 +45,7 @@ def add(user: str, role: str, project: str, expires: float, note: str, as_json: 
         made = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
     answer(as_json, {"token": made["token"], "user": user, "role": role, "project": project}, made["token"])
     if not as_json:
-        click.echo("it is shown this once: give it to whoever it is for, as HIL_FARM_TOKEN", err=True)
+        say("it is shown this once: give it to whoever it is for, as HIL_FARM_TOKEN")
 
 
 @token.command("list", epilog="Example: hil farm token list --json")
@@ -61,18 +54,11 @@ def list_tokens(as_json: bool) -> None:
     """List the tokens: whose they are and what they may do, not what they are."""
     with connected() as farm:
         rows = farm.ask("tokens")
-    lines = [f"{'NUMBER':>6}  {'USER':16}  {'ROLE':10}  STATE"]
-    for row in rows:
-        state = "good" if row["good"] else "revoked" if row["revoked_at"] else "expired"
-        until = f"until {_time(row['expires_at'])}" if row["expires_at"] else ""
-        project = f"({row['project']})" if row["project"] else ""
-        told = (f"{row['id']:>6}", f"{row['user']:16}", f"{row['role']:10}", f"{state:8}", project, until, row["note"])
-        lines.append("  ".join(filter(None, told)))
-    answer(as_json, {"tokens": rows}, *lines)
+    answer(as_json, {"tokens": rows}, show=lambda: show(table(TOKENS, rows)))
 
 
 @token.command(epilog="Example: hil farm token revoke 7")
-@click.argument("number", callback=_number)
+@click.argument("number", type=click.IntRange(1, 10**18))
 @json_option
 def revoke(number: int, as_json: bool) -> None:
     """End a token, by its NUMBER in the list: within seconds nobody is let in with it."""
@@ -88,12 +74,7 @@ def audit(limit: int, as_json: bool) -> None:
     """List who changed what, and what was refused, the newest last."""
     with connected() as farm:
         rows = farm.ask("audit", limit=limit)
-    lines = [f"{'TIME':19}  {'USER':12}  WHAT AND FROM WHERE"]
-    for row in rows:
-        what = f"{row['action']} {row['object']}".strip()
-        refused = "" if row["allowed"] else f"  REFUSED: {row['detail'].get('reason', '')}"
-        lines.append(f"{_time(row['at'])}  {row['user'] or '?':12}  {what}  {row['peer']}{refused}")
-    answer(as_json, {"audit": rows}, *lines)
+    answer(as_json, {"audit": rows}, show=lambda: show(table(AUDIT, rows)))
 
 
 @click.command(epilog="Example: hil farm gc --dry-run")
@@ -150,10 +131,3 @@ def forget(board: str, as_json: bool) -> None:
 
 def _state(farm: Any, board: str) -> str:
     return str(next((row["state"] for row in farm.ask("boards") if row["name"] == board), "unknown"))
-
-
-def _time(text: str) -> str:
-    """A time of the farm's as this machine's clock shows it."""
-    from datetime import datetime
-
-    return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}"

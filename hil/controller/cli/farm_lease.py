@@ -12,13 +12,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hil.controller.cli.farm_options import UNITS, priority_option, project_option, select_option
 from hil.controller.cli.options import json_option, seconds
-from hil.controller.cli.screen import answer
+from hil.controller.cli.screen import answer, say
 from hil.controller.farm.messages import Priority
 from hil.core.processes import wait_or_kill
 from hil.core.scratch import temporary_folder
@@ -33,11 +33,7 @@ _GRACE_S = 10.0
 
 
 def duration(text: str) -> float:
-    """``30m``, ``1h30m``, ``90`` -> seconds.
-
-    Raises:
-        UsageError: it is no time above 0.
-    """
+    """``30m``, ``1h30m``, ``90`` -> seconds; a UsageError for what is no time above 0."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     total = sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or not total > 0:
@@ -63,7 +59,9 @@ def duration(text: str) -> float:
 )
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
-def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_json: bool, **settings: Any) -> int:
+def lease(
+    command: tuple[str, ...], selector: str, for_: str, wait_s: float, priority: str, project: str, as_json: bool
+) -> int:
     """Have a board to yourself, and run CMD with it: HIL_BOARD names it, so every hil command in CMD uses it.
 
     Without CMD the path of a board config is printed, for --board, and the board is yours until Ctrl-C. The exit code
@@ -76,15 +74,9 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"there is no command {command[0]!r}")
     purpose = " ".join(["hil farm lease", *command[:1]])
-    order = lease_order(
-        selector, purpose, for_s=for_s, priority=Priority(settings["priority"]), project=settings["project"]
-    )
-    with (
-        _terminable(),
-        LeaseSession(farm_address(), order) as holding,
-        temporary_folder("hil-lease-") as at,
-    ):
-        holding.wait_told(wait_s, lambda text: click.echo(text, err=True))
+    order = lease_order(selector, purpose, for_s=for_s, priority=Priority(priority), project=project)
+    with _terminable(), LeaseSession(farm_address(), order) as holding, temporary_folder("hil-lease-") as at:
+        holding.wait_told(wait_s, say)
         held = holding.held
         config = Path(at) / f"{held.card.name}.toml"
         config.write_text(holding.config.text)
@@ -92,14 +84,12 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
             return _run(command, config, holding)
         # Ctrl-C is how one gives it back.
         with contextlib.suppress(KeyboardInterrupt):
-            if as_json:
-                told = {"board": held.card.name, "job": held.grant.job, "lease": held.grant.lease}
-                answer(True, {**told, "config": str(config), "for_s": for_s})
-                # Whoever reads it wants it while the lease lasts.
-                sys.stdout.flush()
-            else:
-                click.echo(config)
-                click.echo("it is yours until Ctrl-C: --board, or HIL_BOARD, with this file", err=True)
+            told = {"board": held.card.name, "job": held.grant.job, "lease": held.grant.lease}
+            answer(as_json, {**told, "config": str(config), "for_s": for_s}, str(config))
+            # Whoever reads it wants it while the lease lasts.
+            sys.stdout.flush()
+            if not as_json:
+                say("it is yours until Ctrl-C: --board, or HIL_BOARD, with this file")
             while not holding.ended(_LOOK_S):
                 pass
             raise _lost(holding)
@@ -107,11 +97,7 @@ def lease(command: tuple[str, ...], selector: str, for_: str, wait_s: float, as_
 
 
 def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
-    """Run a command with the board; its exit code.
-
-    Raises:
-        FarmError: the lease ended first.
-    """
+    """Run a command with the board; its exit code, or a FarmError where the lease ended first."""
     asked = threading.Event()
     # An exception while it is being started would leave it behind; the handler before is set again by our caller.
     signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
@@ -119,7 +105,7 @@ def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
     try:
         while (code := process.poll()) is None:
             if asked.is_set():
-                _end(process)
+                process.terminate()
                 raise KeyboardInterrupt
             if holding.ended(_LOOK_S):
                 raise _lost(holding)
@@ -130,18 +116,13 @@ def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
             process.wait(_GRACE_S)
         raise
     finally:
-        _end(process)
+        if process.poll() is None:
+            process.terminate()
+            wait_or_kill(process, _GRACE_S)
 
 
 def _lost(holding: LeaseSession) -> FarmError:
     return FarmError(f"the lease ended: {holding.over}", board=holding.held.card.name)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process: asked to, then made to."""
-    if process.poll() is None:
-        process.terminate()
-        wait_or_kill(process, _GRACE_S)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,27 @@
-"""`hil farm logs`, `result` and `cancel`: one job, or all of a submission."""
+"""`hil farm logs`, `result` and `cancel`: jobs that are followed, and what they came to."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hil.controller.cli.farm_options import connected
 from hil.controller.cli.options import FOLDER, json_option
-from hil.controller.cli.screen import answer
+from hil.controller.cli.screen import Bars, answer, say
+from hil.controller.farm.messages import JobState
+from hil.core.results import Timings
+from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 
+if TYPE_CHECKING:
+    from hil.controller.farm.client import FarmClient
+    from hil.controller.farm.results import EndedJob
+    from hil.protocol.v1 import farm_pb2 as pb
+
+_OVER = (JobState.DONE.value, JobState.CANCELLED.value)
 _job = click.argument("job", metavar="JOB")
 
 
@@ -19,20 +31,16 @@ _job = click.argument("job", metavar="JOB")
 @json_option
 def logs(job: str, live: bool, as_json: bool) -> int:
     """Show what a JOB printed: a submission as 17, one of its jobs as 17.3."""
-    from hil.controller.cli.farm_wait import follow
-    from hil.errors import UsageError
-
     if live and as_json:
         raise UsageError("--json is one document, and --follow has no end yet", hint="leave one of them out")
     with connected() as farm:
         if live:
-            follow(farm, [job], print_line=click.echo)
+            _follow(farm, [job], click.echo)
             return 0
         pieces = farm.ask("logs", name=job)
     several = len({piece["job"] for piece in pieces}) > 1
     lines = [(piece["job"], line) for piece in pieces for line in piece["text"].splitlines()]
-    answer(as_json, {"logs": pieces}, *(f"{name}  {line}" if several else line for name, line in lines))
-    return 0
+    return answer(as_json, {"logs": pieces}, *(f"{name}  {line}" if several else line for name, line in lines))
 
 
 @click.command(epilog="Example: hil farm result 17 --out hil-runs/from-farm")
@@ -45,11 +53,8 @@ def result(job: str, out: Path | None, as_json: bool) -> int:
     With --out also what it made is fetched: the run's folder, as `hil run` makes it. A suite's parts become one suite
     run with all its reports, below hil-suites where --out says nothing.
     """
-    from hil.controller.cli.farm_wait import show
-    from hil.controller.farm.results import outcomes
-
     with connected() as farm:
-        return show(farm, job, outcomes(farm, job), out=out, as_json=as_json)
+        return _show(farm, job, out=out, as_json=as_json)
 
 
 @click.command(epilog="Example: hil farm cancel 17")
@@ -61,3 +66,131 @@ def cancel(job: str, as_json: bool) -> None:
         ended = farm.do("cancel", name=job)["cancelled"]
     text = f"cancelled {', '.join(ended)}" if ended else f"{job} had ended already"
     answer(as_json, {"cancelled": ended}, text)
+
+
+def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bool, as_json: bool) -> int:
+    """Follow jobs until they end and show what they came to; their exit code.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the jobs go on.
+        FarmUnreachable: no gateway answers for too long; the jobs go on.
+        NoSuchBoard: no board can run them; they stay in the queue.
+    """
+    try:
+        _follow(farm, jobs, None if as_json else say, logs=logs)
+    except (KeyboardInterrupt, FarmUnreachable, NoSuchBoard):
+        say(f"job {submission} goes on: hil farm logs {submission} -f follows it, hil farm cancel {submission} ends it")
+        raise
+    return _show(farm, str(submission), out=None, as_json=as_json)
+
+
+def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] | None, *, logs: bool = True) -> None:
+    """Show where jobs are, and what they print, until all have ended; with a bar where there are several.
+
+    Args:
+        tell: prints a line where there is no bar; None is silence.
+        logs: also what they print; without it, of the jobs that go well only the end is told, or the bar.
+
+    Raises:
+        NoSuchBoard: no board can run any of those that have not ended; they stay in the queue.
+    """
+    states: dict[str, str] = {}
+    unrunnable: dict[str, str] = {}
+    with Bars(tell is None or len(jobs) < 2, ("bar", "count", "{task.description}", "time"), 32) as bars:
+        task = bars.progress.add_task("queued", total=len(jobs))
+        for reply in farm.follow(jobs, logs=logs):
+            kind = reply.WhichOneof("kind")
+            lines: list[str] = []
+            if kind == "log":
+                prefix = f"{reply.log.job}  " if len(jobs) > 1 else ""
+                lines = [f"{prefix}{line}" for line in reply.log.text.splitlines()]
+            elif kind == "job":
+                job = reply.job
+                moved = states.get(job.name) != job.state
+                states[job.name], unrunnable[job.name] = job.state, job.unrunnable
+                lines = [_moved(job)] if moved and (logs or _is_news(job, bars.are_shown)) else []
+                done = sum(state in _OVER for state in states.values())
+                running = sum(state == JobState.RUNNING.value for state in states.values())
+                bars.progress.update(task, completed=done, description=f"{running} running")
+            for line in lines:
+                if bars.are_shown:
+                    bars.note(line, "")
+                elif tell:
+                    tell(line)
+            waiting = [name for name, state in states.items() if state not in _OVER]
+            if waiting and len(states) >= len(jobs) and all(unrunnable[name] for name in waiting):
+                raise NoSuchBoard(
+                    f"no board can run job {waiting[0]}: {unrunnable[waiting[0]]}",
+                    hint="hil farm boards and events tell more; hil farm resume BOARD has one checked again",
+                )
+
+
+def _is_news(job: pb.JobStatus, bar: bool) -> bool:
+    """Return whether one of many jobs is worth a line."""
+    if job.state in _OVER:
+        return not bar or job.exit_code != 0
+    return bool(job.attempts and job.reason)
+
+
+def _moved(job: pb.JobStatus) -> str:
+    """Return a line that says where a job is now."""
+    if job.state == JobState.RUNNING.value:
+        again = f", attempt {job.attempts}" if job.attempts > 1 else ""
+        return f"{job.name}  runs on {job.board}{again}"
+    if job.state in _OVER:
+        on = f" on {job.board}" if job.board else ""
+        return f"{job.name}  {job.outcome or job.state}{on}  {job.reason}".rstrip()
+    why = f" again: {job.reason}" if job.attempts and job.reason else ""
+    return f"{job.name}  {job.state}{why}"
+
+
+def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> int:
+    """Show what jobs came to, fetching it where it is a suite or where ``out`` says so; their exit code."""
+    from hil.controller.farm.results import exit_code, fetch_run, fetch_suite, is_suite, outcomes
+
+    ended = outcomes(farm, name)
+    document: dict[str, Any] = {"name": name}
+    rows = [{"name": one.name, **one.result.to_json()} for one in ended]
+    if is_suite(ended):
+        run = fetch_suite(farm, ended, out)
+        cases = [record.to_json() for record in run.records()]
+        document["suite"] = {**run.head, "folder": str(run.folder), "cases": cases}
+        rows = [{key: value for key, value in row.items() if key != "record"} for row in rows]
+    elif out is not None:
+        for one in ended:
+            fetch_run(farm, one, _folder(one, ended, out))
+        document["folder"] = str(out)
+    document |= {"jobs": rows, "exit_code": exit_code(ended)}
+    return answer(as_json, document, show=lambda: _print(ended, document, out))
+
+
+def _folder(one: EndedJob, ended: Sequence[EndedJob], out: Path) -> Path:
+    return out if len(ended) == 1 else out / one.name
+
+
+def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None) -> None:
+    from hil.controller.pipeline.record import print_case
+    from hil.controller.storage.console import Console
+
+    console = Console()
+    if "suite" in document:
+        from hil.controller.workloads.suites.reports.summary import print_summary
+
+        print_summary(console, Path(document["suite"]["folder"]))
+        return
+    for one in ended:
+        cases = one.result.record.get("cases") or []
+        for case in cases:
+            # The database keeps keys in an order of its own.
+            timings = {
+                field.name: case["timings"][field.name] for field in fields(Timings) if field.name in case["timings"]
+            }
+            print_case(console, {**case, "timings": timings})
+        if not cases:
+            told = one.result.outcome or ("ended" if one.result.exit_code == 0 else "failed")
+            click.echo(f"{told}  job {one.name}  {one.result.reason}".rstrip())
+        if one.result.files and out:
+            click.echo(f"  stored in {_folder(one, ended, out)}")
+        elif one.result.files:
+            name = one.name if len(ended) > 1 else document["name"]
+            click.echo(f"  hil farm result {name} --out DIR fetches what it made")

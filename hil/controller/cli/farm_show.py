@@ -1,23 +1,51 @@
-"""`hil farm status`, `boards`, `top` and `events`: what a farm does, and did."""
+"""`hil farm status`, `boards`, `top`, `events` and `watch`: what a farm does, and did."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hil.controller.cli.farm_options import connected
-from hil.controller.cli.farm_watch import watch
+from hil.controller.cli.farm_tables import (
+    ATTEMPTS,
+    EVENTS,
+    JOBS,
+    USERS,
+    boards_table,
+    latency,
+    line,
+    local,
+    plain,
+    said_labels,
+    show,
+    summary,
+    table,
+)
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import answer
-from hil.controller.farm.messages import JobState
+from hil.controller.cli.screen import answer, say
+from hil.controller.farm.messages import BoardState, JobState, parse_job
+from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["boards", "events", "status", "top", "watch"]
+    from hil.controller.farm.client import FarmClient
 
+Row = Mapping[str, Any]
 _MOST = 100_000
+_JOBS_LEAST = 20
+# An event comes at most so far behind later ones.
+_BEHIND = 500
+# So many events are read at a time, and more where that was not all.
+_EVENTS = (200, 5_000, 100_000)
+# Lines beside the two tables: what is said above them, their heads, a line between them, and the cursor's.
+_OTHER_LINES = 8
+_LINES_LEAST = 4
 limit_option = click.option(
     "--limit",
     default=20,
@@ -47,8 +75,6 @@ Examples:
 @json_option
 def status(job: str | None, states: tuple[str, ...], user: str, limit: int, as_json: bool) -> None:
     """Show the boards, the queue and the newest jobs; or one JOB, or all jobs of a submission."""
-    from hil.errors import UsageError
-
     if job and (states or user):
         raise UsageError("--state and --user choose from all jobs, and a job is named")
     with connected() as farm:
@@ -60,64 +86,38 @@ def status(job: str | None, states: tuple[str, ...], user: str, limit: int, as_j
         if not states:
             # What runs is shown, whatever was queued since.
             running = farm.ask("jobs", state=[JobState.RUNNING.value], user=user, limit=limit)
-            rows = _merged(running, rows)
+            by_name = {row["name"]: row for row in (*running, *rows)}
+            rows = sorted(by_name.values(), key=_number)
         known = [] if as_json else farm.ask("boards")
-    _show_status(stats, rows, known, as_json)
-
-
-def _merged(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Both, each job once, the newest last."""
-    from hil.controller.farm.messages import parse_job
-
-    by_name = {row["name"]: row for row in (*some, *others)}
-    return sorted(by_name.values(), key=lambda row: (parse_job(row["name"])[0], parse_job(row["name"])[1] or 0))
-
-
-def _show_status(stats: dict[str, Any], rows: list[dict[str, Any]], known: list[dict[str, Any]], as_json: bool) -> None:
-    from hil.controller.cli.farm_tables import jobs_table, line, show, summary, utc_now
-
     if as_json:
         answer(True, {"stats": stats, "jobs": rows})
-        return
-    parts = summary(stats, sum(bool(board["job"]) for board in known))
-    jobs: list[RenderableType] = [line(""), jobs_table(rows, utc_now())] if rows else []
-    show(*parts, *jobs)
+    else:
+        jobs = [line(""), table(JOBS, rows)] if rows else []
+        show(*summary(stats, sum(bool(board["job"]) for board in known)), *jobs)
 
 
-def _show_job(farm: Any, name: str, as_json: bool) -> None:
+def _number(job: Row) -> tuple[int, int]:
+    submission, number = parse_job(job["name"])
+    return submission, number or 0
+
+
+def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
     """One job with its attempts, or the jobs of a submission that has several."""
-    from hil.controller.cli.farm_tables import jobs_table, show, utc_now
-    from hil.controller.farm.messages import parse_job
-
     submission, number = parse_job(name)
     rows = farm.ask("jobs", submission=submission, limit=_MOST) if number is None else []
-    if len(rows) < 2:
-        job = farm.ask("job", name=name)
-        answer(as_json, {"job": job})
-        if not as_json:
-            _print_job(job)
-        return
+    several = len(rows) > 1
+    job = {} if several else farm.ask("job", name=name)
     if as_json:
-        answer(True, {"submission": submission, "jobs": rows})
+        answer(True, {"submission": submission, "jobs": rows} if several else {"job": job})
+    elif several:
+        show(table(JOBS, rows))
     else:
-        show(jobs_table(rows, utc_now()))
-
-
-def _print_job(job: dict[str, Any]) -> None:
-    from hil.controller.cli.farm_tables import attempts_table, jobs_table, line, show, utc_now
-
-    now = utc_now()
-    asked = [
-        ("selector", job["selector"]),
-        ("board", job.get("pinned", "")),
-        ("priority", job["priority"]),
-        ("project", job["project"]),
-    ]
-    wishes = [line((f"{label}: ", "bold"), text) for label, text in asked if text]
-    parts: list[RenderableType] = [jobs_table([job], now), line(""), *wishes]
-    if job["attempts_made"]:
-        parts += [line(""), attempts_table(job["attempts_made"], now)]
-    show(*parts)
+        asked = {"selector": job["selector"], "board": job.get("pinned", "")}
+        asked |= {key: job[key] for key in ("priority", "project")}
+        wishes = [line((f"{label}: ", "bold"), text) for label, text in asked.items() if text]
+        attempts = [{**one, "number": number} for number, one in enumerate(job["attempts_made"], 1)]
+        more = [line(""), table(ATTEMPTS, attempts)] if attempts else []
+        show(table(JOBS, [job]), line(""), *wishes, *more)
 
 
 @click.command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')
@@ -126,7 +126,6 @@ def _print_job(job: dict[str, Any]) -> None:
 @json_option
 def boards(text: str, wide: bool, as_json: bool) -> None:
     """List the boards: how they are and why, what runs on them, and their labels."""
-    from hil.controller.cli.farm_tables import boards_table, plain, said_labels, show, utc_now
     from hil.controller.farm import selector
 
     wanted = selector.parse(text)
@@ -137,15 +136,15 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
     if as_json:
         answer(True, {"boards": found})
     elif found:
-        show(boards_table(found, utc_now(), labels=not wide))
+        show(boards_table(found, labels=not wide))
         for row in found if wide else ():
             click.echo(f"{plain(row['name'])}: {plain(said_labels(row['labels'], wide=True))}")
     elif not rows:
-        click.echo("the farm has no boards: hil farm host serves those of a machine", err=True)
+        say("the farm has no boards: hil farm host serves those of a machine")
     else:
-        click.echo("no board matches; the nearest:", err=True)
+        say("no board matches; the nearest:")
         for name, misses in selector.nearest(wanted, labels):
-            click.echo(f"  {name}: {', '.join(misses)}", err=True)
+            say(f"  {name}: {', '.join(misses)}")
 
 
 @click.command(epilog="Example: hil farm top --json")
@@ -155,14 +154,13 @@ def top(as_json: bool) -> None:
 
     A user's board time is what counts for sharing: time long ago counts less.
     """
-    from hil.controller.cli.farm_tables import latency, line, show, summary, users_table
-
     with connected() as farm:
         stats = farm.ask("stats")
     if as_json:
         answer(True, {"stats": stats})
         return
-    users: list[RenderableType] = [line(""), users_table(stats["users"])] if stats["users"] else []
+    rows = sorted(stats["users"], key=lambda user: (-user["running"], -user["board_s"], user["user"]))
+    users = [line(""), table(USERS, rows)] if rows else []
     show(*summary(stats), latency(stats), *users)
 
 
@@ -173,13 +171,103 @@ def top(as_json: bool) -> None:
 @json_option
 def events(board: str, job: str, limit: int, as_json: bool) -> None:
     """List what happened to boards and jobs, and why."""
-    from hil.controller.cli.farm_tables import events_table, show
-
     with connected() as farm:
         rows = farm.ask("events", board=board, job=job, limit=limit)
     if as_json:
         answer(True, {"events": rows})
     elif rows:
-        show(events_table(rows))
+        show(table(EVENTS, rows))
     else:
-        click.echo("nothing happened", err=True)
+        say("nothing happened")
+
+
+@click.command(epilog="Example: hil farm watch")
+@click.option(
+    "--every",
+    "every_s",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 3600),
+    metavar="S",
+    help="How often to look.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Each event as a JSON document, on a line of its own.")
+def watch(every_s: float, as_json: bool) -> int:
+    """Show the boards and the queue live; Ctrl-C ends it.
+
+    Where stdout is no terminal, each event is a line, as it happens.
+    """
+    from hil.controller.storage.console import table_console
+
+    with connected() as farm, contextlib.suppress(KeyboardInterrupt):
+        if table_console().is_terminal and not as_json:
+            _live(farm, every_s)
+        else:
+            _print_events(farm, every_s, as_json)
+    return 0
+
+
+def _live(farm: FarmClient, every_s: float) -> None:
+    from rich.live import Live
+
+    from hil.controller.storage.console import table_console
+
+    out = table_console()
+    with Live(console=out, auto_refresh=False) as live:
+        while True:
+            began = time.monotonic()
+            most = max(out.height, _JOBS_LEAST)
+            jobs = [job for state in JobState for job in farm.ask("jobs", state=[state.value], limit=most)]
+            live.update(view(farm.ask("stats"), farm.ask("boards"), jobs, *out.size), refresh=True)
+            time.sleep(max(every_s - (time.monotonic() - began), 0.05))
+
+
+def view(stats: Row, boards: Sequence[Row], jobs: Sequence[Row], width: int, height: int) -> RenderableType:
+    """The farm in at most so many lines: boards that are not well or busy first, then jobs that run, wait, ended."""
+    from rich.console import Group
+
+    lines = max(height - _OTHER_LINES, _LINES_LEAST)
+    by_state = {state: [job for job in jobs if job["state"] == state.value] for state in JobState}
+    ended = sorted(by_state[JobState.DONE] + by_state[JobState.CANCELLED], key=lambda job: str(job["finished_at"]))
+    ordered = [*by_state[JobState.RUNNING], *by_state[JobState.QUEUED], *reversed(ended)]
+    some_boards = _fitting(sorted(boards, key=_interest), max(lines - len(ordered), lines // 2))
+    more_boards = len(boards) - len(some_boards)
+    some_jobs = _fitting(ordered, lines - len(some_boards) - bool(more_boards))
+    open_jobs = sum(stats["jobs"].get(state.value, 0) for state in (JobState.QUEUED, JobState.RUNNING))
+    more_jobs = open_jobs - sum(not job["finished_at"] for job in some_jobs)
+    parts: list[RenderableType] = [*summary(stats, sum(bool(board["job"]) for board in boards)), latency(stats)]
+    parts += [line(""), boards_table(some_boards, width, labels=False)]
+    parts += [line((f"... and {more_boards} more", "dim"))] if more_boards else []
+    parts += [line(""), table(JOBS, some_jobs, width)] if some_jobs else []
+    parts += [line((f"... and {more_jobs} more that run or wait", "dim"))] if more_jobs > 0 else []
+    return Group(*parts)
+
+
+def _fitting(rows: Sequence[Row], lines: int) -> Sequence[Row]:
+    """As many rows as there are lines; if that is not all, one less, for the line that says so."""
+    return rows if len(rows) <= lines else rows[: max(lines - 1, 0)]
+
+
+def _interest(board: Row) -> tuple[bool, bool, str]:
+    well = board["state"] in (BoardState.ONLINE.value, BoardState.MAINTENANCE.value, BoardState.OFFLINE.value)
+    return well, not board["job"], board["name"]
+
+
+def _print_events(farm: FarmClient, every_s: float, as_json: bool) -> None:
+    """Print each event once, as it happens. One that was written with later ones may come after them."""
+    known = {event["id"] for event in farm.ask("events", limit=_BEHIND)}
+    lowest = min(known, default=0)
+    while True:
+        time.sleep(every_s)
+        for limit in _EVENTS:
+            found = farm.ask("events", limit=limit)
+            new = [event for event in found if event["id"] > lowest and event["id"] not in known]
+            if len(new) < limit:
+                break
+        known |= {event["id"] for event in new}
+        lowest = max(lowest, max(known, default=0) - _BEHIND)
+        known = {number for number in known if number >= lowest}
+        for event in new:
+            where = " ".join(filter(None, (event["what"], event["job"], event["board"])))
+            reason = event["reason"] and f": {event['reason']}"
+            click.echo(json.dumps(event) if as_json else f"{local(event['at'])}  {plain(where)}{plain(reason)}")

@@ -11,6 +11,7 @@ from hil.controller.cli.farm_options import connected, priority_option, project_
 from hil.controller.cli.options import (
     FILE,
     flow_option,
+    given_options,
     input_options,
     iteration_options,
     json_option,
@@ -21,7 +22,7 @@ from hil.controller.cli.options import (
     seconds,
     tolerance_options,
 )
-from hil.controller.cli.screen import answer
+from hil.controller.cli.screen import answer, say
 from hil.controller.cli.suite import case_options
 from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.options import CaseSettings, Job, specs_of
@@ -105,33 +106,32 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     A SUITE is `operators`, `models`, or a folder of models; with --suite also a model. What the jobs need is uploaded,
     once: this machine may be switched off then.
     """
-    from hil.controller.cli.farm_wait import wait_for
+    from hil.controller.cli.farm_result import wait_for
     from hil.controller.farm.submitting import kind_of
     from hil.controller.farm.submitting import submit as send
 
     if not words and not settings["flagfile"]:
         raise UsageError("nothing to run was named", hint="hil farm submit MODEL, or hil farm submit --help")
     kind = kind_of(words, suite=as_suite) if words else Kind.RUN
-    _refuse_foreign(click.get_current_context(), kind)
+    _refuse_foreign(kind)
     how = {name: settings.pop(name) for name in _SCHEDULE}
     if how["timeout_s"] <= 0:
         raise UsageError("--timeout must be above 0")
     with connected() as farm:
         load = _load(farm, kind, words, how, settings)
         if not load.specs:
-            click.echo(f"hil: nothing to run: {words[0]} has no cases that the options choose", err=True)
+            say(f"hil: nothing to run: {words[0]} has no cases that the options choose")
             return EXIT_NOTHING_RAN
-        done = send(farm, load, how, say=lambda text: click.echo(text, err=True))
+        done = send(farm, load, how, say=say)
         if wait:
             logs = kind is not Kind.SUITE
             return wait_for(farm, done.submission, done.jobs, logs=logs, as_json=as_json)
     count = f" ({len(done.jobs)} jobs)" if len(done.jobs) > 1 else ""
-    answer(
+    return answer(
         as_json,
         {"submission": done.submission, "jobs": done.jobs, "uploaded_bytes": done.sent},
         f"{load.title} is job {done.submission}{count}: hil farm logs {done.submission} -f",
     )
-    return 0
 
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
@@ -155,12 +155,11 @@ def _typed(kind: type[CaseSettings], settings: dict[str, Any]) -> set[str]:
     return specs_of(kind).keys() & settings.keys()
 
 
-def _refuse_foreign(context: click.Context, kind: Kind) -> None:
+def _refuse_foreign(kind: Kind) -> None:
     """Refuse options that say nothing of this kind of jobs."""
-    several = {name for names in _OWN.values() for name in names} - set(_OWN[kind])
-    for option in context.command.params:
-        source = context.get_parameter_source(str(option.name))
-        if option.name in several and source is click.core.ParameterSource.COMMANDLINE:
+    foreign = {name for names in _OWN.values() for name in names} - set(_OWN[kind])
+    for name, option in given_options().items():
+        if name in foreign:
             what = {Kind.RUN: "models", Kind.BUNDLE: "bundles", Kind.SUITE: "suites"}[kind]
-            hint = "--suite makes one of a model" if kind is Kind.RUN and option.name in _OF_SUITES else ""
-            raise UsageError(f"{option.opts[0]} is not for {what}", hint=hint)
+            hint = "--suite makes one of a model" if kind is Kind.RUN and name in _OF_SUITES else ""
+            raise UsageError(f"{option} is not for {what}", hint=hint)

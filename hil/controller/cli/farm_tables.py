@@ -12,11 +12,12 @@ from hil.controller.farm.messages import BoardState, JobState, Kind
 from hil.core.text import visible
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
 Row = Mapping[str, Any]
+# A text and its style, or a text.
+Part = tuple[str, str] | str
 _STYLES = {
     BoardState.ONLINE.value: "green",
     BoardState.SUSPECT.value: "yellow",
@@ -40,13 +41,19 @@ class Column:
     """A column of a table."""
 
     head: str  # what stands above it
-    cell: Callable[[Row], tuple[str, str]]  # a row's text, and its style
+    cell: str | Callable[[Row], Part]  # the key of a row's text, or what makes it of the row
+    style: str = ""
     least: int = 0  # it is left out where the terminal has fewer characters
-    right: bool = False  # whether it is of numbers
+    number: bool = False  # aligned to the right, and never cut
     firm: bool = False  # whether others are cut before it
 
+    def of(self, row: Row) -> Text:
+        """A row's cell."""
+        found = row[self.cell] if isinstance(self.cell, str) else self.cell(row)
+        return line(found if isinstance(found, tuple) else (str(found), self.style))
 
-def show(*parts: RenderableType) -> None:
+
+def show(*parts: object) -> None:
     """Print tables and lines to stdout; into a pipe without blanks at the ends of lines."""
     from hil.controller.storage.console import table_console
 
@@ -54,9 +61,9 @@ def show(*parts: RenderableType) -> None:
     with out.capture() as captured:
         for part in parts:
             out.print(part)
-    lines = captured.get().splitlines()
-    for line in lines if out.is_terminal else map(str.rstrip, lines):
-        out.file.write(f"{line}\n")
+    printed = captured.get().splitlines()
+    for text in printed if out.is_terminal else map(str.rstrip, printed):
+        out.file.write(f"{text}\n")
     out.file.flush()
 
 
@@ -67,22 +74,20 @@ def table(columns: Sequence[Column], rows: Iterable[Row], width: int | None = No
 
     room = table_console().width if width is None else width
     shown = [column for column in columns if column.least <= room]
-    heads = [column.head for column in shown]
-    numbers = [column.head for column in shown if column.right]
-    whole = [column.head for column in shown if column.firm]
-    cells = ([line(column.cell(row)) for column in shown] for row in rows)
-    return texts.table(heads, cells, numbers=numbers, whole=whole)
+    return texts.table(
+        [column.head for column in shown],
+        [[column.of(row) for column in shown] for row in rows],
+        numbers=[column.head for column in shown if column.number],
+        whole=[column.head for column in shown if column.firm],
+    )
 
 
-def line(*parts: tuple[str, str] | str) -> Text:
+def line(*parts: Part) -> Text:
     """A line of texts, some with a style; cut where the terminal ends."""
     from rich.text import Text
 
-    return Text.assemble(
-        *((plain(one), "") if isinstance(one, str) else (plain(one[0]), one[1]) for one in parts),
-        no_wrap=True,
-        overflow="ellipsis",
-    )
+    styled = ((one, "") if isinstance(one, str) else one for one in parts)
+    return Text.assemble(*((plain(text), style) for text, style in styled), no_wrap=True, overflow="ellipsis")
 
 
 def plain(text: str) -> str:
@@ -90,76 +95,22 @@ def plain(text: str) -> str:
     return visible(text).translate({ord("\n"): " ", ord("\t"): " "})
 
 
-def jobs_table(rows: Sequence[Row], now: datetime, width: int | None = None) -> Table:
-    """Jobs: what, where, for whom, how long they waited and ran, and how they ended."""
-    columns = [
-        Column("JOB", lambda job: (job["name"], "bold"), firm=True),
-        Column("STATE", lambda job: _styled(job["state"]), firm=True),
-        Column("TITLE", lambda job: (job["title"], "")),
-        Column("KIND", lambda job: (job["kind"], ""), least=110),
-        Column("USER", lambda job: (_owner(job), ""), least=70),
-        Column("PRIORITY", lambda job: (job["priority"], ""), least=90),
-        Column("BOARD", lambda job: (job["board"], "")),
-        Column("WAITED", lambda job: (_waited(job, now), ""), right=True, firm=True, least=60),
-        Column("RAN", lambda job: (_ran(job, now), ""), right=True, firm=True, least=60),
-        Column("RESULT", _result),
-    ]
-    return table(columns, rows, width)
-
-
-def attempts_table(rows: Sequence[Row], now: datetime, width: int | None = None) -> Table:
-    """The attempts at a job: where, when, how long, and how they ended."""
-    columns = [
-        Column("ATTEMPT", lambda one: (str(rows.index(one) + 1), ""), right=True, firm=True),
-        Column("BOARD", lambda one: (one["board"], "bold")),
-        Column("FROM", lambda one: (local(one["granted_at"]), "dim"), firm=True, least=60),
-        Column("HELD", lambda one: (_held(one, now), ""), right=True, firm=True),
-        Column("FENCE", lambda one: (str(one["fence"]), "dim"), right=True, firm=True, least=80),
-        Column("END", lambda one: (one["reason"], "")),
-    ]
-    return table(columns, rows, width)
-
-
-def boards_table(rows: Sequence[Row], now: datetime, width: int | None = None, *, labels: bool = True) -> Table:
+def boards_table(rows: Sequence[Row], width: int | None = None, *, labels: bool = True) -> Table:
     """Boards: how they are and why, what runs there, and with ``labels`` what people look for of what selectors see."""
     columns = [
-        Column("BOARD", lambda board: (board["name"], "bold"), firm=True),
-        Column("STATE", lambda board: _styled(board["state"]), firm=True),
-        Column("JOB", _on_board, firm=True),
-        Column("USER", lambda board: (board["user"] if board["job"] else "", ""), least=60),
-        Column("SINCE", lambda board: (_since(board["since"], now), ""), right=True, firm=True, least=60),
-        Column("HOST", lambda board: ("/".join(filter(None, (board["site"], board["host"]))), ""), least=90),
-        Column("TYPE", lambda board: (board["hw_type"], ""), least=80),
+        Column("BOARD", "name", "bold", firm=True),
+        Column("STATE", _state, firm=True),
+        Column("JOB", _on_board, "cyan", firm=True),
+        Column("USER", lambda board: board["user"] if board["job"] else "", least=60),
+        Column("SINCE", lambda board: _span(board["since"]), number=True, least=60),
+        Column("HOST", lambda board: "/".join(filter(None, (board["site"], board["host"]))), least=90),
+        Column("TYPE", "hw_type", least=80),
     ]
     if any(board["reason"] for board in rows):
-        columns.append(Column("REASON", lambda board: (board["reason"], "yellow")))
+        columns.append(Column("REASON", "reason", "yellow"))
     if labels:
-        columns.append(Column("LABELS", lambda board: (said_labels(board["labels"]), "dim")))
+        columns.append(Column("LABELS", lambda board: said_labels(board["labels"]), "dim"))
     return table(columns, rows, width)
-
-
-def events_table(rows: Sequence[Row], width: int | None = None) -> Table:
-    """What happened, and why."""
-    columns = [
-        Column("TIME", lambda event: (local(event["at"]), "dim"), firm=True),
-        Column("EVENT", lambda event: (event["what"], _STYLES.get(event["what"].rpartition(".")[2], "")), firm=True),
-        Column("BOARD", lambda event: (event["board"], "")),
-        Column("JOB", lambda event: (event["job"], "")),
-        Column("REASON", lambda event: (event["reason"], "")),
-    ]
-    return table(columns, rows, width)
-
-
-def users_table(rows: Sequence[Row], width: int | None = None) -> Table:
-    """Who has boards, waits for them, and had them; who has most first."""
-    columns = [
-        Column("USER", lambda user: (user["user"], "bold")),
-        Column("PROJECT", lambda user: (user["project"], "")),
-        Column("RUNNING", lambda user: (str(user["running"]), ""), right=True, firm=True),
-        Column("QUEUED", lambda user: (str(user["queued"]), ""), right=True, firm=True),
-        Column("BOARD TIME", lambda user: (duration(user["board_s"]), ""), right=True, firm=True),
-    ]
-    return table(columns, sorted(rows, key=lambda user: (-user["running"], -user["board_s"], user["user"])), width)
 
 
 def summary(stats: Mapping[str, Any], busy: int | None = None) -> list[Text]:
@@ -209,15 +160,9 @@ def duration(seconds: float) -> str:
     return f"{whole}s"
 
 
-def moment(text: str | None) -> datetime | None:
-    """A time of the farm's."""
-    return datetime.fromisoformat(text) if text else None
-
-
-def local(text: str) -> str:
-    """A time of the farm's on the clock here."""
-    at = moment(text)
-    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else ""
+def local(text: str | None) -> str:
+    """A time of the farm's on the clock here; "" for none."""
+    return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}" if text else ""
 
 
 def utc_now() -> datetime:
@@ -225,35 +170,24 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _styled(state: str) -> tuple[str, str]:
-    return state, _STYLES.get(state, "")
+def _span(begun: str | None, *ends: str | None) -> str:
+    """How long something took, to the first of its possible ends that has come; "" where it has not begun."""
+    if not begun:
+        return ""
+    end = next(filter(None, ends), None)
+    until = datetime.fromisoformat(end) if end else utc_now()
+    return duration((until - datetime.fromisoformat(begun)).total_seconds())
+
+
+def _state(row: Row) -> Part:
+    return row["state"], _STYLES.get(row["state"], "")
 
 
 def _owner(job: Row) -> str:
     return f"{job['user']}/{job['project']}" if job["project"] else str(job["user"])
 
 
-def _since(text: str | None, now: datetime) -> str:
-    at = moment(text)
-    return duration((now - at).total_seconds()) if at else ""
-
-
-def _waited(job: Row, now: datetime) -> str:
-    queued, until = moment(job["queued_at"]), moment(job["started_at"]) or moment(job["finished_at"]) or now
-    return duration((until - queued).total_seconds()) if queued else ""
-
-
-def _ran(job: Row, now: datetime) -> str:
-    begun, until = moment(job["started_at"]), moment(job["finished_at"]) or now
-    return duration((until - begun).total_seconds()) if begun else ""
-
-
-def _held(attempt: Row, now: datetime) -> str:
-    begun, until = moment(attempt["granted_at"]), moment(attempt["ended_at"]) or now
-    return duration((until - begun).total_seconds()) if begun else ""
-
-
-def _result(job: Row) -> tuple[str, str]:
+def _result(job: Row) -> Part:
     """How it ended; of one that waits, what for."""
     if job["state"] == JobState.QUEUED.value:
         wish = f"for {job['selector']}" if job["selector"] else ""
@@ -266,6 +200,69 @@ def _result(job: Row) -> tuple[str, str]:
     return " ".join(filter(None, (outcome, job["reason"]))), "green" if good else "red"
 
 
-def _on_board(board: Row) -> tuple[str, str]:
+def _on_board(board: Row) -> str:
     check = board["job"] and board["user"] == "farm" and Kind.HEALTH.value
-    return (f"{board['job']} ({check})" if check else board["job"]), "cyan"
+    return f"{board['job']} ({check})" if check else str(board["job"])
+
+
+def _event(event: Row) -> Part:
+    return event["what"], _STYLES.get(event["what"].rpartition(".")[2], "")
+
+
+def _token_state(token: Row) -> str:
+    return "good" if token["good"] else "revoked" if token["revoked_at"] else "expired"
+
+
+def _audited(entry: Row) -> str:
+    refused = "" if entry["allowed"] else f"REFUSED: {entry['detail'].get('reason', '')}"
+    return "  ".join(filter(None, (f"{entry['action']} {entry['object']}".strip(), entry["peer"], refused)))
+
+
+JOBS = (
+    Column("JOB", "name", "bold", firm=True),
+    Column("STATE", _state, firm=True),
+    Column("TITLE", "title"),
+    Column("KIND", "kind", least=110),
+    Column("USER", _owner, least=70),
+    Column("PRIORITY", "priority", least=90),
+    Column("BOARD", "board"),
+    Column("WAITED", lambda job: _span(job["queued_at"], job["started_at"], job["finished_at"]), number=True, least=60),
+    Column("RAN", lambda job: _span(job["started_at"], job["finished_at"]), number=True, least=60),
+    Column("RESULT", _result),
+)
+ATTEMPTS = (
+    Column("ATTEMPT", "number", number=True),
+    Column("BOARD", "board", "bold"),
+    Column("FROM", lambda one: local(one["granted_at"]), "dim", firm=True, least=60),
+    Column("HELD", lambda one: _span(one["granted_at"], one["ended_at"]), number=True),
+    Column("FENCE", "fence", "dim", number=True, least=80),
+    Column("END", "reason"),
+)
+EVENTS = (
+    Column("TIME", lambda event: local(event["at"]), "dim", firm=True),
+    Column("EVENT", _event, firm=True),
+    Column("BOARD", "board"),
+    Column("JOB", "job"),
+    Column("REASON", "reason"),
+)
+USERS = (
+    Column("USER", "user", "bold"),
+    Column("PROJECT", "project"),
+    Column("RUNNING", "running", number=True),
+    Column("QUEUED", "queued", number=True),
+    Column("BOARD TIME", lambda user: duration(user["board_s"]), number=True),
+)
+TOKENS = (
+    Column("NUMBER", "id", number=True),
+    Column("USER", "user", "bold", firm=True),
+    Column("ROLE", "role", firm=True),
+    Column("STATE", _token_state, firm=True),
+    Column("PROJECT", "project"),
+    Column("EXPIRES", lambda token: f"until {local(token['expires_at'])}" if token["expires_at"] else "", firm=True),
+    Column("NOTE", "note"),
+)
+AUDIT = (
+    Column("TIME", lambda entry: local(entry["at"]), "dim", firm=True),
+    Column("USER", lambda entry: entry["user"] or "?", firm=True),
+    Column("WHAT AND FROM WHERE", _audited),
+)

@@ -14,10 +14,10 @@ from hil.controller.cli.options import (
     FILE,
     group_option,
     json_option,
-    run_option,
+    run_options,
     workshop,
 )
-from hil.controller.cli.screen import print_json
+from hil.controller.cli.screen import answer
 from hil.core.scratch import temporary_folder
 
 if TYPE_CHECKING:
@@ -32,16 +32,13 @@ if TYPE_CHECKING:
 @click.option("--from", "start", default="", metavar="A", help="Cut one part out: from this tensor, node or layer on.")
 @click.option("--to", "end", default="", metavar="B", help="Up to this tensor, node or layer.")
 @click.option("--save", type=FILE, metavar="DIR", help="Save models, their inputs and expected outputs.")
-@run_option("dims")
-@run_option("inputs")
-@run_option("seed")
+@run_options("dims", "inputs", "seed")
 @json_option
 def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, **settings: Any) -> int:
     """List the layers of an ONNX MODEL, or cut one part out of it, and save them as models of their own.
 
     The saved values are those that a CPU reference computes in the whole model.
     """
-
     from hil.controller.analysis.layers import TIMEOUT_S, activations, cut, layers_of
     from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
@@ -63,15 +60,13 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
         if save is not None and inputs is not None:
             values = activations(read, inputs, recompute=False, timeout=TIMEOUT_S, **shop)
             saved = [save_layer(layer, values, save) for layer in found]
-    if as_json:
-        _print_json(model, found, saved)
-    else:
-        _print_table(found)
-        _print_saved(saved, save)
-    return 0
+    document = {"model": model, "layers": _rows(found, saved), "exit_code": 0}
+    which = "it" if len(saved) == 1 else "the first"
+    lines = [f"saved in {save}; to run {which}:\n  {saved[0].command}"] if saved else []
+    return answer(as_json, document, *lines, show=lambda: _print_table(found))
 
 
-def _print_json(model: Path, found: Sequence[Layer], saved: Sequence[SavedLayer]) -> None:
+def _rows(found: Sequence[Layer], saved: Sequence[SavedLayer]) -> list[dict[str, Any]]:
     from hil.controller.analysis.layers import layer_specs
 
     rows = []
@@ -83,7 +78,7 @@ def _print_json(model: Path, found: Sequence[Layer], saved: Sequence[SavedLayer]
             files = {side: [str(file) for file in getattr(one, side)] for side in ("inputs", "outputs")}
             row["saved"] = {"model": str(one.model), **files, "run": one.command}
         rows.append(row)
-    print_json({"schema": 1, "model": str(model), "layers": rows, "exit_code": 0})
+    return rows
 
 
 def _print_table(found: Sequence[Layer]) -> None:
@@ -111,8 +106,3 @@ def _sides(sides: Iterable[Sequence[TensorSpec]]) -> list[str]:
     from hil.core.tensors import type_text
 
     return [", ".join(type_text(spec.dtype, spec.shape) if spec.dtype else "?" for spec in side) for side in sides]
-
-
-def _print_saved(saved: Sequence[SavedLayer], folder: Path | None) -> None:
-    if saved:
-        click.echo(f"saved in {folder}; to run {'it' if len(saved) == 1 else 'the first'}:\n  {saved[0].command}")

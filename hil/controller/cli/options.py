@@ -31,11 +31,7 @@ _DEFAULTS = RunSettings()
 
 
 def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
-    """Check the value of an option in seconds.
-
-    Raises:
-        UsageError: it is negative, infinite or NaN.
-    """
+    """Check the value of an option in seconds."""
     return parse_seconds(value, option.opts[0])
 
 
@@ -68,11 +64,7 @@ def run_options(*names: str) -> Callable[[F], F]:
 
 
 def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
-    """Refuse a second value of an option that users may expect to repeat.
-
-    Raises:
-        UsageError: there are several values.
-    """
+    """Refuse a second value of an option that users may expect to repeat."""
     if len(values) > 1:
         message = f"{option.opts[0]} is given {len(values)} times: {', '.join(values)}"
         raise UsageError(message, hint="name one, and call the command again for another")
@@ -121,20 +113,15 @@ def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
     return (board,) if isinstance(value, tuple) else board
 
 
-_WHICH = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH, HOST:PORT or farm:SELECTOR (default: HIL_BOARD)"
+def _board(name: str, more: str, **settings: Any) -> Callable[[F], F]:
+    which = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH, HOST:PORT or farm:SELECTOR (default: HIL_BOARD)"
+    return click.option("--board", name, callback=_named, metavar="ADDR|NAME", help=f"{which}{more}.", **settings)
+
+
 # The board's name and connection: the arguments of hil.controller.devices.board_resolver.choose. Then the same for
 # several boards.
-board_options = _hardware(click.option("--board", default="", callback=_named, metavar="ADDR|NAME", help=f"{_WHICH}."))
-boards_options = _hardware(
-    click.option(
-        "--board",
-        "boards",
-        multiple=True,
-        callback=_named,
-        metavar="ADDR|NAME",
-        help=f"{_WHICH}; repeats: boards share the work.",
-    )
-)
+board_options = _hardware(_board("board", "", default=""))
+boards_options = _hardware(_board("boards", "; repeats: boards share the work", multiple=True))
 wait_option = click.option(
     "--wait",
     "wait_s",
@@ -146,31 +133,29 @@ wait_option = click.option(
 )
 
 
-def fault_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a simulator that the command starts."""
-    fault = click.option(
-        "--fault",
-        "faults",
-        multiple=True,
-        metavar="FAULT",
-        help="Of a simulator: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeats.",
-    )
-    sandbox = click.option(
-        "--sandbox/--no-sandbox",
-        default=None,
-        expose_value=False,
-        callback=_choose_sandbox,
-        help="Of a simulator: programs have no network and no files to write (default: where the kernel allows it).",
-    )
-    return fault(sandbox(command))
-
-
 def _choose_sandbox(_: click.Context, __: click.Parameter, wanted: bool | None) -> None:
     """Pass the choice on to simulators, in whatever process they are started."""
     if wanted is not None:
         os.environ["HIL_SANDBOX"] = "required" if wanted else "off"
 
 
+# Options of a simulator that the command starts.
+fault_option = options(
+    click.option(
+        "--fault",
+        "faults",
+        multiple=True,
+        metavar="FAULT",
+        help="Of a simulator: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeats.",
+    ),
+    click.option(
+        "--sandbox/--no-sandbox",
+        default=None,
+        expose_value=False,
+        callback=_choose_sandbox,
+        help="Of a simulator: programs have no network and no files to write (default: where the kernel allows it).",
+    ),
+)
 # Options of every verb that runs programs on a board.
 limit_options = options(run_options("timeout", "no_fallback"), wait_option, fault_option)
 group_option = click.option(
@@ -215,11 +200,7 @@ def flow_option(default: str) -> Callable[[F], F]:
 
 
 def chosen_board(settings: dict[str, Any]) -> BoardChoice:
-    """Return the board of :data:`board_options`, whose values are removed from a command's settings.
-
-    Raises:
-        UsageError: the board does not exist.
-    """
+    """Return the board of :data:`board_options`, whose values are removed from a command's settings."""
     from hil.controller.devices.board_resolver import choose
 
     return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in SSH})
@@ -244,16 +225,22 @@ def workshop(workers: int | None = None) -> Iterator[RunContext]:
         yield RunContext(Cache(), isolated)
 
 
-def refuse_beside_resume(context: click.Context, *others: str) -> None:
-    """Refuse options beside ``--resume``: a run is resumed with its own settings.
-
-    Raises:
-        UsageError: another option is given.
-    """
+def given_options() -> dict[str, str]:
+    """Return the options of the command line that runs now: parameter -> the option's name, such as ``--seed``."""
+    context = click.get_current_context()
+    found: dict[str, str] = {}
     for option in context.command.params:
-        source = context.get_parameter_source(str(option.name))
-        if option.name not in others and source is click.core.ParameterSource.COMMANDLINE:
+        name = str(option.name)
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            found.setdefault(name, option.opts[0])
+    return found
+
+
+def refuse_beside_resume(*others: str) -> None:
+    """Refuse options beside ``--resume``, but for these: a run is resumed with its own settings."""
+    for name, option in given_options().items():
+        if name not in others:
             raise UsageError(
-                f"{option.opts[0]} cannot be given with --resume",
+                f"{option} cannot be given with --resume",
                 hint="a run goes on as it was begun; for other settings start a new one",
             )

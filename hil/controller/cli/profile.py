@@ -89,31 +89,24 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 @json_option
 def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | None, as_json: bool) -> None:
     """Show where a run's time went, operation by operation; of a compilation, phase by phase."""
-    from hil.controller.analysis.profile.show import (
-        is_compile_profile,
-        print_compile_profile,
-        print_profile,
-        profile_record,
-    )
+    from hil.controller.analysis.profile import show as shown
     from hil.controller.storage.console import table_console
 
     folder = _find(run, case, out)
-    if is_compile_profile(folder):
+    if shown.is_compile_profile(folder):
         if as_json or plot:
             raise UsageError("a profile of a compilation is not printed as JSON, nor drawn", hint=f"see {folder}/*.csv")
-        print_compile_profile(table_console(), folder, top=top)
+        shown.print_compile_profile(table_console(), folder, top=top)
         return
     found = _read(run, case, out)
     if plot:
-        from hil.controller.analysis.profile.show import plot_profile
-
-        plot_profile(plot, found, by=by, top=top)
-    if as_json:
-        answer(True, {**profile_record(found, by=by, top=top), "plot": str(plot) if plot else None})
-        return
-    print_profile(table_console(), found, by=by, top=top)
-    if plot:
-        click.echo(f"drawn in {plot}")
+        shown.plot_profile(plot, found, by=by, top=top)
+    answer(
+        as_json,
+        {**shown.profile_record(found, by=by, top=top), "plot": plot},
+        *([f"drawn in {plot}"] if plot else ()),
+        show=lambda: shown.print_profile(table_console(), found, by=by, top=top),
+    )
 
 
 @profile.command(
@@ -150,27 +143,22 @@ def diff(
 ) -> None:
     """Compare two RUNs: what is slower and what is faster in B than in A, operation by operation."""
     from hil.controller.analysis.profile.diff import compare_profiles
+    from hil.controller.analysis.profile.show import plot_diff, print_diff
+    from hil.controller.analysis.profile.trace import write_comparison
+    from hil.controller.storage.console import table_console
 
     before, after = _read(a, case, out), _read(b, case, out)
     found = compare_profiles(before, after)
     if plot:
-        from hil.controller.analysis.profile.show import plot_diff
-
         plot_diff(plot, found, top=top)
     if trace:
-        from hil.controller.analysis.profile.trace import write_comparison
-
         write_comparison(before, after, trace)
-    files = {"plot": str(plot) if plot else None, "trace": str(trace) if trace else None}
-    if as_json:
-        answer(True, {**found.as_json(), **files})
-        return
-    from hil.controller.analysis.profile.show import print_diff
-    from hil.controller.storage.console import table_console
-
-    print_diff(table_console(), found, top=top)
-    for name in filter(None, files.values()):
-        click.echo(f"written: {name}")
+    answer(
+        as_json,
+        {**found.as_json(), "plot": plot, "trace": trace},
+        *(f"written: {path}" for path in (plot, trace) if path),
+        show=lambda: print_diff(table_console(), found, top=top),
+    )
 
 
 @profile.command(epilog="Example: hil profile merge rpi4 rpi5 --trace boards.pftrace.gz")
@@ -185,5 +173,5 @@ def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_js
     found = [_read(run, case, out) for run in runs]
     cost = write_trace(found, trace)
     described = [{"run": one.run, "model": one.model, "board": one.board} for one in found]
-    document = {"profiles": described, "trace": str(trace), **asdict(cost)}
+    document = {"profiles": described, "trace": trace, **asdict(cost)}
     answer(as_json, document, f"written: {trace}, {cost.events} events")

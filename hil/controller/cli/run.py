@@ -12,6 +12,7 @@ from hil.controller.cli.options import (
     FOLDER,
     board_options,
     compile_profile_option,
+    given_options,
     input_options,
     iteration_options,
     json_option,
@@ -22,7 +23,7 @@ from hil.controller.cli.options import (
     runs_option,
     tolerance_options,
 )
-from hil.controller.cli.screen import Screen, print_json
+from hil.controller.cli.screen import Screen, answer, print_cases
 
 
 @click.command(
@@ -53,27 +54,17 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
 
     Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out.
     """
+    from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.run_job import run_job
 
     if resume:
-        refuse_beside_resume(click.get_current_context(), "models", "resume", "out", "as_json")
+        refuse_beside_resume("models", "resume", "out", "as_json")
     if settings["profile"]:
-        _measure_steadily(click.get_current_context(), settings)
+        # A profile of one cold run says little.
+        steady = {"iterations": PROFILED_ITERATIONS, "warmup": PROFILED_WARMUP}
+        settings |= {name: count for name, count in steady.items() if name not in given_options()}
     job = Job(models=models, **settings)
     with Screen(quiet=as_json) as screen:
         record = run_job(job, resume=resume, screen=screen)
-    if as_json:
-        print_json(record)
-    else:
-        screen.show(record)
-    return int(record["exit_code"])
-
-
-def _measure_steadily(context: click.Context, settings: dict[str, Any]) -> None:
-    """Set default iterations for a profile: a profile of one cold run says little."""
-    from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
-
-    for name, count in (("iterations", PROFILED_ITERATIONS), ("warmup", PROFILED_WARMUP)):
-        if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
-            settings[name] = count
+    return answer(as_json, record, show=lambda: print_cases(record))

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hil.controller.cli.options import json_option, runs_option
-from hil.controller.cli.screen import Screen, answer, print_json
+from hil.controller.cli.screen import answer, print_cases
 
 
 @click.group(epilog="Example: hil runs show latest")
@@ -45,10 +45,7 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 
     found = RunStore(out).open(run)
     record = {**found.record, "folder": str(found.folder)}
-    if as_json:
-        print_json(record)
-    else:
-        Screen(quiet=True).show(record)
+    answer(as_json, record, show=lambda: print_cases(record))
 
 
 @runs.command(epilog="Example: hil runs gc --keep 20")

@@ -31,15 +31,42 @@ def print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
 
 
-def answer(as_json: bool, document: Mapping[str, Any], *lines: str) -> None:
-    """Print the result of a verb: with ``--json`` a document of schema 1, else lines of text."""
+def answer(as_json: bool, document: Mapping[str, Any], *lines: str, show: Callable[[], object] | None = None) -> int:
+    """Print the result of a verb and return its exit code, which the document has if it is not 0.
+
+    Args:
+        as_json: the document, of schema 1 if it says nothing else; else what ``show`` prints, and the lines.
+    """
     if as_json:
         print_json({"schema": 1, **document})
-    for line in () if as_json else lines:
-        click.echo(line)
+    else:
+        if show:
+            show()
+        for line in lines:
+            click.echo(line)
+    return int(document.get("exit_code", 0))
 
 
-class _Bars:
+def say(text: str) -> None:
+    """Print on stderr what goes on."""
+    click.echo(text, err=True)
+
+
+def print_cases(record: Mapping[str, Any]) -> None:
+    """Print the results of a run's cases."""
+    from hil.controller.pipeline.record import print_case
+    from hil.controller.storage.console import Console
+
+    out, cases, where = Console(), record["cases"], shlex.quote(str(record["folder"]))
+    for case in cases:
+        print_case(out, case, where=where if len(cases) == 1 and record["folder"] else "")
+    if len(cases) > 1:
+        passed = sum(case["outcome"] == "PASS" for case in cases)
+        text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if record["folder"] else "")
+        out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class Bars:
     """Progress bars on stderr, if that is a terminal. A context manager.
 
     Args:
@@ -58,31 +85,32 @@ class _Bars:
             "count": progress.MofNCompleteColumn,
             "time": progress.TimeElapsedColumn,
         }
-        self._progress = progress.Progress(
+        self.are_shown = sys.stderr.isatty() and not quiet
+        self.progress = progress.Progress(
             *(made[name]() if name in made else progress.TextColumn(name) for name in columns),
             console=Console(stderr=True),
             transient=True,
-            disable=quiet or not sys.stderr.isatty(),
+            disable=not self.are_shown,
         )
         self._shown = contextlib.ExitStack()
 
     def note(self, text: str, style: str = "yellow") -> None:
         """Print a note above the bars."""
         with prompts.between_questions():
-            self._progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+            self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
         """Hide the bars while the user is asked a question."""
-        self._progress.stop()
+        self.progress.stop()
         try:
             yield
         finally:
-            self._progress.start()
+            self.progress.start()
 
     def __enter__(self) -> Self:
-        self._shown.enter_context(self._progress)
-        if not self._progress.disable:
+        self._shown.enter_context(self.progress)
+        if self.are_shown:
             self._shown.enter_context(prompts.pausing(self._paused))
         return self
 
@@ -90,7 +118,7 @@ class _Bars:
         self._shown.close()
 
 
-class Screen(_Bars):
+class Screen(Bars):
     """A line with a bar for each case."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -100,52 +128,39 @@ class Screen(_Bars):
 
     def begin(self, name: str, stages: int) -> None:
         """Add a case."""
-        self._tasks[name] = self._progress.add_task(name, total=stages, stage="")
+        self._tasks[name] = self.progress.add_task(name, total=stages, stage="")
 
     def stage(self, name: str, number: int, text: str) -> None:
         """Show the stage of a case."""
         with self._lock:
             if name in self._tasks:
-                self._progress.update(self._tasks[name], completed=number, stage=text)
+                self.progress.update(self._tasks[name], completed=number, stage=text)
 
     def end(self, name: str) -> None:
         """Remove a case that has ended."""
         with self._lock:
             if name in self._tasks:
-                self._progress.remove_task(self._tasks.pop(name))
-
-    def show(self, record: dict[str, Any]) -> None:
-        """Print the results of a run's cases."""
-        from hil.controller.pipeline.record import print_case
-        from hil.controller.storage.console import Console
-
-        out, cases, where = Console(), record["cases"], shlex.quote(str(record["folder"]))
-        for case in cases:
-            print_case(out, case, where=where if len(cases) == 1 and record["folder"] else "")
-        if len(cases) > 1:
-            passed = sum(case["outcome"] == "PASS" for case in cases)
-            text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if record["folder"] else "")
-            out.print(text, highlight=False, markup=False, soft_wrap=True)
+                self.progress.remove_task(self._tasks.pop(name))
 
 
-class SuiteScreen(_Bars):
+class SuiteScreen(Bars):
     """Progress of a suite."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet, ("spinner", "bar", "count", "{task.description}", "time"), 32)
-        self._task = self._progress.add_task("reading the models", total=None)
+        self._task = self.progress.add_task("reading the models", total=None)
         self._counts: Counter[str] = Counter()
         self._lost: set[str] = set()
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
         """Set the number of cases, and those that ended before."""
         self._counts.update(record.outcome for record in done)
-        self._progress.update(self._task, total=total, completed=len(done), description=self._counts_text())
+        self.progress.update(self._task, total=total, completed=len(done), description=self._counts_text())
 
     def end(self, record: CaseRecord) -> None:
         """Count a case that has ended, and print it if it failed; of cases that a lost board ends, only the first."""
         self._counts[record.outcome] += 1
-        self._progress.update(self._task, advance=1, description=self._counts_text())
+        self.progress.update(self._task, advance=1, description=self._counts_text())
         if record.outcome in _QUIET:
             return
         message = record.message.splitlines()[0][:_MESSAGE] if record.message else ""

@@ -14,10 +14,10 @@ from hil.controller.cli.options import (
     chosen_board,
     json_option,
     run_option,
-    seconds,
+    run_options,
     wait_option,
 )
-from hil.controller.cli.screen import Screen, print_json
+from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError, did_you_mean
 
 
@@ -42,20 +42,12 @@ def study() -> None:
 @click.option("--experiment", "only", multiple=True, metavar="NAME", help="Only this one. Repeats.")
 @click.option("--steps", default=5, show_default=True, help="Training steps to compare.")
 @run_option("seed")
-@click.option("--rtol", default=1e-4, show_default=True, help="Relative tolerance of every loss and variable.")
-@click.option("--atol", type=float, help="Absolute tolerance (default: by dtype, scale and noise of the tensor).")
-@run_option("allow_blind")
-@run_option("no_fallback")
+@run_option("rtol", default=1e-4, show_default=True, help="Relative tolerance of every loss and variable.")
+@run_option("atol", help="Absolute tolerance (default: by dtype, scale and noise of the tensor).")
+@run_options("allow_blind", "no_fallback")
 @board_options
 @wait_option
-@click.option(
-    "--timeout",
-    default=300.0,
-    show_default=True,
-    metavar="S",
-    callback=seconds,
-    help="Limit of loading, and of each step.",
-)
+@run_option("timeout", default=300.0, help="Limit of loading, and of each step.")
 @click.option(
     "-o",
     "--out",
@@ -72,17 +64,17 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
 
     A row for each experiment and compiler has the stage that failed and its message, or how close the values are.
     """
-
-    from hil.controller.workloads.study.record import Asked, read_study
+    from hil.controller.storage.console import table_console
+    from hil.controller.workloads.study.record import Asked, read_study, summary
     from hil.controller.workloads.study.run import run_study
+    from hil.controller.workloads.study.show import failures, terminal_table
     from hil.controller.workloads.study.toolchains import WAYS
 
     ways = [name.strip() for name in compilers.split(",")]
     for name in ways:
         if name not in WAYS:
-            raise UsageError(
-                f"a study has no compiler {name!r}", hint=f"{did_you_mean(name, WAYS)}one of {', '.join(WAYS)}"
-            )
+            hint = f"{did_you_mean(name, WAYS)}one of {', '.join(WAYS)}"
+            raise UsageError(f"a study has no compiler {name!r}", hint=hint)
     asked = Asked(
         read_study(folder, only),
         list(dict.fromkeys(ways)),
@@ -91,19 +83,5 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     choice = chosen_board(settings)
     with Screen(quiet=as_json) as screen:
         document, rows = run_study(asked, choice, wait_s=settings["wait_s"], screen=screen)
-    if as_json:
-        print_json(document)
-    else:
-        _print(rows, asked.out)
-    return int(document["exit_code"])
-
-
-def _print(rows: Any, out: Path) -> None:
-    from hil.controller.storage.console import table_console
-    from hil.controller.workloads.study.record import summary
-    from hil.controller.workloads.study.show import failures, terminal_table
-
-    table_console().print(terminal_table(rows))
-    for line in failures(rows):
-        click.echo(line)
-    click.echo(f"{summary(rows)}; stored in {out}")
+    lines = [*failures(rows), f"{summary(rows)}; stored in {asked.out}"]
+    return answer(as_json, document, *lines, show=lambda: table_console().print(terminal_table(rows)))

@@ -21,11 +21,12 @@ from hil.controller.cli.options import (
     options,
     refuse_beside_resume,
     run_option,
+    run_options,
     tolerance_options,
     wait_option,
     workshop,
 )
-from hil.controller.cli.screen import SuiteScreen, answer, print_json
+from hil.controller.cli.screen import SuiteScreen, answer, say
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 # Options that select a suite's cases: fields of hil.controller.workloads.suites.request.Request.
@@ -78,8 +79,7 @@ def suite() -> None:
 @run_option("seed")
 @tolerance_options
 @iteration_options
-@run_option("timeout")
-@run_option("no_fallback")
+@run_options("timeout", "no_fallback")
 @wait_option
 @click.option(
     "--confirm",
@@ -106,7 +106,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     if (source is None) == (resume is None):
         raise UsageError("name a suite, or a run to --resume", hint="hil suite run models, or hil suite run --help")
     if resume is not None:
-        refuse_beside_resume(click.get_current_context(), "resume", "as_json")
+        refuse_beside_resume("resume", "as_json")
     with SuiteScreen(quiet=as_json) as screen:
         if resume is not None:
             stored = resume_suite(resume, screen=screen)
@@ -114,13 +114,12 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
             stored = run_suite(_request(str(source), settings), out=out, screen=screen)
     if as_json:
         cases = [record.to_json() for record in stored.records()]
-        print_json({**stored.head, "folder": str(stored.folder), "cases": cases})
+        return answer(True, {**stored.head, "folder": str(stored.folder), "cases": cases})
+    if stored.head["ids"]:
+        print_summary(Console(), stored.folder)
     else:
-        if stored.head["ids"]:
-            print_summary(Console(), stored.folder)
-        else:
-            chosen = " that the options choose" if stored.head["suite_ids"] else ""
-            click.echo(f"hil: nothing ran: {stored.head['source']} has no cases{chosen}", err=True)
+        chosen = " that the options choose" if stored.head["suite_ids"] else ""
+        say(f"hil: nothing ran: {stored.head['source']} has no cases{chosen}")
     return int(stored.head["exit_code"])
 
 
@@ -141,19 +140,18 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a folder of models."""
     from hil.controller.models.flows import load_flow
-    from hil.controller.workloads.suites.job import suite_of
     from hil.controller.workloads.suites.request import Request
+    from hil.controller.workloads.suites.sources import open_suite
 
     request = Request(source, flow, **settings)
     with workshop() as shop:
-        found = suite_of(request, load_flow(flow), shop)
+        found = open_suite(request, load_flow(flow), shop)
     cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
     for line in found.left_out:
-        click.echo(f"left out: {line}", err=True)
+        say(f"left out: {line}")
     rows = [{"id": one.id, "model": one.model, "layer": one.layer, "op": one.op} for one in cases]
-    answer(as_json, {"suite": found.name, "cases": rows, "exit_code": code}, *(one.id for one in cases))
-    return code
+    return answer(as_json, {"suite": found.name, "cases": rows, "exit_code": code}, *(one.id for one in cases))
 
 
 @suite.command(epilog="Example: hil suite expect hil-suites/latest-run --update")
@@ -187,13 +185,10 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
 
     found = diff_runs(first, second)
     code = EXIT_FAIL if found.is_worse else EXIT_OK
-    if as_json:
-        answer(True, {**found.to_json(), "exit_code": code})
-    elif markdown:
-        click.echo(diff_markdown(found))
-    else:
-        print_diff(Console(), found)
-    return code
+    document = {**found.to_json(), "exit_code": code}
+    if markdown:
+        return answer(as_json, document, diff_markdown(found))
+    return answer(as_json, document, show=lambda: print_diff(Console(), found))
 
 
 @suite.command(epilog="Example: hil suite report hil-suites/monday")

@@ -24,9 +24,8 @@ from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
-from hil.controller.workloads.suites.job import suite_of
 from hil.controller.workloads.suites.request import Request
-from hil.controller.workloads.suites.sources import BUILT_IN, look
+from hil.controller.workloads.suites.sources import BUILT_IN, look, open_suite
 from hil.controller.workloads.suites.spec import CaseSpec, Suite, SuiteModel
 from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError
@@ -177,7 +176,7 @@ def load_suite(request: Request, boards: int) -> Workload:
     flow = load_flow(request.flow)
     with Isolated(request.jobs) as isolated:
         shop = RunContext(Cache(), isolated)
-        suite = suite_of(request, flow, shop)
+        suite = open_suite(request, flow, shop)
         parcel = JobFiles()
         source = _packed_source(request, suite, shop, parcel)
     options = {**jsonable(request.to_json()), **source, **_packed_flow(request, parcel)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, check_login, firmware_bits
 from hil.core.board_config import Power
 from hil.core.scratch import temporary_folder
+from hil.core.text import Say
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
 
 if TYPE_CHECKING:
@@ -21,13 +22,10 @@ if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
     from hil.controller.pipeline.board_pool import BoardSession
 
-Say = Callable[[str], None]
-
 _CONNECT_S = 10.0
 _DISK_MIB = 200
 _MEMORY_MIB = 64
 _CLOCK_S = 2.0
-_THROTTLED_STEPS = "cooling_device"
 
 
 def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda text: None) -> Iterator[Check]:
@@ -35,17 +33,13 @@ def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda tex
 
     Args:
         runtime: to be used on it; "" is its config's.
-
-    Raises:
-        UsageError: what was typed or configured is wrong.
     """
     from hil.controller.devices.ssh.address import is_ssh_address
 
     where = choice.address or choice.config.connection.address
     if is_ssh_address(where):
-        opened = yield from check_login(
-            where, choice.config.connection, board=choice.name, base=choice.config.path.parent
-        )
+        config = choice.config
+        opened = yield from check_login(where, config.connection, board=choice.name, base=config.path.parent)
         if opened is None:
             return
         with opened as shell:
@@ -70,28 +64,25 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[Check]:
 
     seen = ask(shell, "probe", choice.config.connection.folder, "", board=choice.name)
     yield Check("system", PASS, f"{seen.system} on {seen.machine}")
-    if seen.unusable or seen.noexec:
-        why = seen.unusable or f"nothing can be run from {seen.folder}: its file system is mounted noexec"
-        yield Check("folder", FAIL, why, "name another one in the config: [connection] folder")
-    else:
-        yield Check("folder", PASS, seen.folder)
+    noexec = f"nothing can be run from {seen.folder}: its file system is mounted noexec" if seen.noexec else ""
+    mend = "name another one in the config: [connection] folder"
+    yield _judged("folder", FAIL, seen.unusable or noexec, seen.folder, mend)
     if seen.free_bytes is not None:
-        free = seen.free_bytes / 2**20
+        free = f"{seen.free_bytes / 2**20:.0f} MiB free in {seen.folder}"
+        low = f"{free}; the agent takes about 75" if seen.free_bytes < _DISK_MIB * 2**20 else ""
         mend = "make room there, or name another folder in the config: [connection] folder"
-        found = f"{free:.0f} MiB free in {seen.folder}"
-        yield (
-            Check("disk", PASS, found)
-            if free >= _DISK_MIB
-            else Check("disk", WARN, f"{found}; the agent takes about 75", mend)
-        )
+        yield _judged("disk", WARN, low, free, mend)
     shared = shell.run(["sh", "-c", "test -w /dev/shm && df -Pk /dev/shm | tail -n 1"], check=False).text.split()
-    if len(shared) > 3 and re.fullmatch("[0-9]{1,15}", shared[3]):
-        yield Check("shared memory", PASS, f"{int(shared[3]) / 1024:.0f} MiB free in /dev/shm")
-    else:
-        yield Check(
-            "shared memory", WARN, "no /dev/shm to write to", "mount -t tmpfs tmpfs /dev/shm; runtimes may want it"
-        )
+    there = len(shared) > 3 and re.fullmatch("[0-9]{1,15}", shared[3])
+    found = f"{int(shared[3]) / 1024:.0f} MiB free in /dev/shm" if there else ""
+    mend = "mount -t tmpfs tmpfs /dev/shm; runtimes may want it"
+    yield _judged("shared memory", WARN, "" if there else "no /dev/shm to write to", found, mend)
     yield _python(seen, choice)
+
+
+def _judged(name: str, state: str, wrong: str, fine: str, mend: str) -> Check:
+    """A check that passes unless something is wrong; its state is another one then."""
+    return Check(name, state, wrong, mend) if wrong else Check(name, PASS, fine)
 
 
 def _python(seen: Seen, choice: BoardChoice) -> Check:
@@ -143,30 +134,26 @@ def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[Check]:
     """
     if "wall_ns" in info:
         off = (int(info["wall_ns"]) - now_ns) / 1e9
-        fine = abs(off) < _CLOCK_S
-        how = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's"
-        mend = "" if fine else "set it (date -s, NTP): dates of files and TLS depend on it; hil's times do not"
-        yield Check("clock", PASS if fine else WARN, "the same as this machine's" if fine else how, mend)
+        how = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's" if abs(off) >= _CLOCK_S else ""
+        mend = "set it (date -s, NTP): dates of files and TLS depend on it; hil's times do not"
+        yield _judged("clock", WARN, how, "the same as this machine's", mend)
     readings = {one["name"]: one for one in info.get("readings", ())}
     governors = {name.split()[0]: one.get("text", "") for name, one in readings.items() if name.endswith(" governor")}
     if governors:
-        slow = [cpu for cpu, governor in governors.items() if governor == "powersave"]
         found = ", ".join(f"{cpu} {governor}" for cpu, governor in governors.items())
+        slow = found if "powersave" in governors.values() else ""
         mend = "echo performance > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, on the board"
-        yield Check("governor", WARN if slow else PASS, found, mend if slow else "")
-    hot = [_step(one) for name, one in readings.items() if name.startswith(_THROTTLED_STEPS) and one.get("value")]
+        yield _judged("governor", WARN, slow, found, mend)
+    cooling = [one for name, one in readings.items() if name.startswith("cooling_device") and one.get("value")]
+    hot = [f"{one['name']} at step {one['value']:.0f}" for one in cooling]
     if (firmware_bits(bits := readings.get("firmware throttling", {}).get("text", "")) or 0) & 0xF:
         hot.append(f"firmware throttling {bits}")
     if hot:
         yield Check("throttling", WARN, ", ".join(hot), "cool the board, and give it a power supply that suffices")
     if "free memory" in readings:
         free = float(readings["free memory"].get("value", 0.0))
-        low = free < _MEMORY_MIB
-        yield Check("memory", WARN if low else PASS, f"{free:.0f} MiB free", "end what else runs there" if low else "")
-
-
-def _step(reading: Mapping[str, Any]) -> str:
-    return f"{reading['name']} at step {reading['value']:.0f}"
+        found = f"{free:.0f} MiB free"
+        yield _judged("memory", WARN, found if free < _MEMORY_MIB else "", found, "end what else runs there")
 
 
 def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, bool]:
@@ -175,12 +162,8 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
     usable = False
     for name, one in found.items():
         if error := one.get("error"):
-            yield Check(
-                f"runtime {name}",
-                FAIL if name == wanted else SKIP,
-                f"cannot be used: {error}",
-                f"hil board deploy ADDR --runtime {name}, or install it on the board by hand",
-            )
+            mend = f"hil board deploy ADDR --runtime {name}, or install it on the board by hand"
+            yield Check(f"runtime {name}", FAIL if name == wanted else SKIP, f"cannot be used: {error}", mend)
         else:
             usable = usable or name == wanted
             yield Check(f"runtime {name}", PASS, runtime_words(one))
@@ -206,11 +189,8 @@ def _command(board: Board) -> Generator[Check, None, bool]:
 
 def runtime_words(runtime: Mapping[str, Any]) -> str:
     """Version and devices of a runtime as Describe has it, or the command that stands for an agent's."""
-    words = [runtime.get("version", "")]
-    if devices := ", ".join(runtime.get("devices", ())):
-        words.append(f"on {devices}")
-    if command := runtime.get("command", ""):
-        words.append(f"by the command {command}")
+    devices, command = ", ".join(runtime.get("devices", ())), runtime.get("command", "")
+    words = (runtime.get("version"), devices and f"on {devices}", command and f"by the command {command}")
     return " ".join(filter(None, words))
 
 

@@ -100,28 +100,24 @@ def _run(
 def _has_changed(record: Mapping[str, Any], path: Path, options: Options, context: RunContext) -> bool:
     """Whether the model of a case that has ended is another one by now. One that is gone cannot be asked any more."""
     was = record["model"] and record["model"]["digest"]
+    work: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     try:
-        model = import_model(
-            path, function=options.function, dims=options.dims, isolated=context.isolated, cache=context.cache
-        )
+        return bool(was != import_model(path, function=options.function, dims=options.dims, **work).digest)
     except UsageError:
         return False
     except HilError:
         return was is not None
-    return bool(was != model.digest)
 
 
 def _check_profiles(job: Job) -> None:
     """Refuse folders that profiles cannot go to, before anything runs."""
     if job.profile is not None and job.profile == job.compile_time_profile:
         raise UsageError("--profile and --compile-time-profile each need a folder of their own")
-    wanted = [item for name in _unique_names(job.models) for item in _profile_folders(job, name).items()]
-    if not wanted:
-        return
-    from hil.controller.analysis.profile.collect import check_folder
+    for name in _unique_names(job.models):
+        for kind, folder in _profile_folders(job, name).items():
+            from hil.controller.analysis.profile.collect import check_folder
 
-    for kind, folder in wanted:
-        check_folder(folder, kind)
+            check_folder(folder, kind)
 
 
 def _profile_folders(job: Job, case: str) -> dict[str, Path]:
@@ -132,13 +128,11 @@ def _profile_folders(job: Job, case: str) -> dict[str, Path]:
 
 def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iterator[Case]:
     """Write the profiles that were asked for; yields the case with what is known of them, as they come."""
-    wanted = _profile_folders(job, case.name)
-    if not wanted:
-        return
-    from hil.controller.analysis.profile.collect import write_profiles
+    if wanted := _profile_folders(job, case.name):
+        from hil.controller.analysis.profile.collect import write_profiles
 
-    for profiles in write_profiles(case, wanted, run_id=run.id, shop=context):
-        yield replace(case, profiles=profiles)
+        for profiles in write_profiles(case, wanted, run_id=run.id, shop=context):
+            yield replace(case, profiles=profiles)
 
 
 def _unique_names(models: tuple[Path, ...]) -> list[str]:
@@ -147,13 +141,10 @@ def _unique_names(models: tuple[Path, ...]) -> list[str]:
 
 
 def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
-    """Return the one runtime that a connection is opened for; "" is the board's own.
+    """The one runtime that a connection is opened for; "" is the board's own.
 
     Args:
         wanted: what the user said, which is the answer where there are no cases.
-
-    Raises:
-        UsageError: the cases need several.
     """
     needed = sorted(set(runtimes))
     if len(needed) > 1:

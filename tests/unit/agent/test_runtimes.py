@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hil.agent import runtimes
+from hil.agent import supervisor as supervisor_module
 from hil.agent.supervisor import Supervisor
 from hil.core.runtimes import RUNTIMES, RuntimeInfo
 from hil.errors import LoadFailed
@@ -33,7 +34,8 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     packages = {"there": "json", "absent": "no_such_package", "inner": "no_such_package.inner", "part": "json.no_part"}
     references = {name: "test_runtimes:Runtime" for name in packages}
     found = {name: RuntimeInfo(name, references[name], package) for name, package in packages.items()}
-    monkeypatch.setattr(runtimes, "RUNTIMES", found)
+    for module in (runtimes, supervisor_module):
+        monkeypatch.setattr(module, "RUNTIMES", found)
     made = Supervisor(references, {})
     yield made
     made.close()

@@ -72,7 +72,7 @@ def run_bench(bench: BenchJob, *, screen: Progress) -> dict[str, Any]:
     """Measure one program, or two in turns, storing everything as it comes.
 
     Returns:
-        The bench's document (``bench`` in docs/commands.schema.json); after Ctrl-C, of what was measured until then.
+        ``bench`` of docs/commands.schema.json; after Ctrl-C, of what was measured until then.
 
     Raises:
         UsageError: something was asked for that cannot be; nothing was run.

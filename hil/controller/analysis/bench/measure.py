@@ -85,11 +85,7 @@ Keep = Callable[[Side, Batch, float], None]
 def measure(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Random) -> None:
     """Measure one side, or two in turns. What was measured is in the sides and was told to ``keep``, however it ends.
 
-    Args:
-        order: says who goes first.
-
-    Raises:
-        HilError: as loading or a run ends; it is the outcome of the side's case, too.
+    What ends it is the outcome of the side's case, too. ``order`` says who goes first.
     """
     if len(sides) == 1:
         _alone(sides[0], bench, keep)

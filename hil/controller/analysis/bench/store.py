@@ -47,11 +47,7 @@ def read_document(run: Run) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def sample_file(folder: Path) -> Iterator[Callable[[Batch], None]]:
-    """Begin ``samples.csv``; yield the function that appends a batch, which is in the file when it returns.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
+    """Begin ``samples.csv``; yield the function that appends a batch, which is in the file when it returns."""
     batches = itertools.count()
     with storing(folder):
         file = (folder / "samples.csv").open("w")
@@ -72,11 +68,7 @@ def sample_file(folder: Path) -> Iterator[Callable[[Batch], None]]:
 
 
 def keep_program(run: Run, case: Case) -> dict[str, Any]:
-    """Copy a case's program into the run, for a later ``--against``; returns what bench.json says of it.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
+    """Copy a case's program into the run, for a later ``--against``; returns what bench.json says of it."""
     artifact = case.artifact
     assert artifact is not None
     folder = run.folder / case.name / "program"
@@ -179,10 +171,7 @@ def bench_document(
 
 
 def under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nanoseconds, float]:
-    """The iterations during which all copies ran.
-
-    Args:
-        batches: of one side, those that were measured at the same time one after another.
+    """The iterations of one side's batches during which all copies ran.
 
     Returns:
         Starts and durations, int64 [n] nanoseconds in the order of time, and iterations a second of all together.
@@ -267,9 +256,6 @@ def write_google(path: Path, document: Mapping[str, Any], sides: Sequence[Side])
     """Write a bench as Google Benchmark would have told it.
 
     ``cpu_time`` is the real time by how many cores were at work on average, and the real time where that is not known.
-
-    Raises:
-        StorageError: it cannot be written there.
     """
     context = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(document["created"])),

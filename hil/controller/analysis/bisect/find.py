@@ -303,11 +303,7 @@ def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _
 
 
 def keep_case(folder: Path, case: Case, finding: Finding) -> None:
-    """Store a case that did not pass: its model's files, ``inputs/``, ``outputs/`` and ``references/`` as .npy.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
+    """Store a case that did not pass: its model's files, ``inputs/``, ``outputs/`` and ``references/`` as .npy."""
     if finding.outcome in (Outcome.PASS, Outcome.SKIP):
         return
     with storing(folder / case.name):
@@ -361,14 +357,10 @@ Atol = float | Mapping[str, float] | None
 
 
 def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection[str] = ()) -> Finding:
-    """What a case came to, its outputs judged one by one.
+    """What a case, compared within the dtypes' default tolerances, came to, its outputs judged one by one.
 
     A tolerance that suits a model's outputs may be as large as all that an inner tensor holds: there it cannot fail,
-    and the tensor is not judged. Nor is one that differs in every run.
-
-    Args:
-        case: ended, compared within the dtypes' default tolerances.
-        by_chance: names of tensors that random numbers go into.
+    and the tensor is not judged. Nor is one that random numbers go into (``by_chance``).
     """
     outcome = case.outcome or Outcome.SKIP
     if case.error is not None:

@@ -76,13 +76,12 @@ def expose(
     """Make an ONNX model that returns these tensors of it after its own outputs.
 
     Args:
-        tensors: any that its nodes make, with dtypes and shapes; those that it returns anyway stay where they are. The
-            shapes are written into a model of fixed shapes only.
+        tensors: any that its nodes make; those that it returns anyway stay where they are. Their shapes are written
+            into a model of fixed shapes only.
         only: return nothing else, and leave out every node that these do not need.
 
     Raises:
-        ImportFailed: it cannot be made.
-        StageTimeout: it took too long.
+        ImportFailed, StageTimeout: it cannot be made, or took too long.
     """
     fixed = all(isinstance(dim, int) for spec in model.inputs or () for dim in spec.shape)
     specs = [[spec.name, spec.dtype, [dim if fixed else None for dim in spec.shape]] for spec in tensors]
@@ -177,11 +176,6 @@ def open_subject(
     Args:
         path: an ONNX model, or what converts to ONNX: it is that which is compiled and taken apart.
         options: how it is run; a flow's runtime, compiler, flags and tolerance go where it says nothing.
-        artifact_model: the file to compile in its place, or None.
-
-    Raises:
-        UsageError: it is no ONNX model, does not take these inputs, or the other model is another network.
-        ImportFailed, ReferenceFailed, StageTimeout: it cannot be read, or not computed.
     """
     asked = options = with_flow(options, flow)
     log = folder / "logs" / "bisect.log"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import heapq
+import itertools
 import json
 import math
 import re
@@ -45,11 +46,9 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
 
     Args:
         observed: tensor -> [dtype, shape] as observed in runs; None before any run.
-        group: ``node`` or ``fused``.
 
     Returns:
-        ``open``: tensors whose type or shape is not fully known. If there are any and ``observed`` is None, nothing is
-        written.
+        ``open``: tensors whose type or shape is not fully known. If there are any before any run, nothing is written.
     """
     graph = Graph(Path(path), dims, observed or {})
     if graph.open and observed is None:
@@ -71,14 +70,8 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
         content = content_of(graph, one.nodes, outputs, [values.get(value, value) for value in inputs])
         original = contents.setdefault(content, name)
         values.update({value: f"{content} {number}" for number, value in enumerate(outputs)})
-        layers.append(
-            {
-                **_written(graph, one.nodes, inputs, outputs, name, Path(folder)),
-                "depth": depth,
-                "same_as": first if first != name else "",
-                "copy_of": original if original != name else "",
-            }
-        )
+        same = {"same_as": first if first != name else "", "copy_of": original if original != name else ""}
+        layers.append({**_written(graph, one.nodes, inputs, outputs, name, Path(folder)), "depth": depth, **same})
     return _document(graph, layers, Path(folder))
 
 
@@ -96,14 +89,11 @@ def cut_out(
         return {"open": graph.open}
     first, last = (_place(graph, name, fused=group == "fused") for name in (start, end))
     chosen = set(graph.live)
-    if isinstance(first, str):
-        chosen &= graph.after([first])
-    elif first.own:
-        chosen &= {*first.own, *graph.after(_made(graph, first.own))}
-    if isinstance(last, str):
-        chosen &= graph.before([last])
-    elif last.own:
-        chosen &= {*last.own, *graph.before(_made(graph, last.own))}
+    for edge, spread in ((first, graph.after), (last, graph.before)):
+        if isinstance(edge, str):
+            chosen &= spread([edge])
+        elif edge.own:
+            chosen &= {*edge.own, *spread(_made(graph, edge.own))}
     outputs = [name for name in _made(graph, chosen) if _is_end(graph, name, last)]
     if not outputs:
         what = f"{end!r} does not depend" if end else "no output of the model depends"
@@ -120,13 +110,8 @@ def cut_out(
                 hint="cut before the node that makes it, or after those that use it",
             )
     name = _safe(f"cut_{start or 'inputs'}_to_{end or 'outputs'}")
-    layer = {
-        **_written(graph, nodes, inputs, outputs, name, Path(folder)),
-        "depth": 0,
-        "same_as": "",
-        "copy_of": "",
-    }
-    return _document(graph, [layer], Path(folder))
+    layer = _written(graph, nodes, inputs, outputs, name, Path(folder))
+    return _document(graph, [{**layer, "depth": 0, "same_as": "", "copy_of": ""}], Path(folder))
 
 
 def _made(graph: Graph, numbers: Iterable[int]) -> list[str]:
@@ -197,12 +182,9 @@ def _names(graph: Graph, groups: Sequence[Group]) -> list[str]:
         if len(text) > _LONGEST_OP:
             text = f"{operators[0]}+{len(operators) - 2}_more+{operators[-1]}"
         main = [number for number in group.own if graph.nodes[number].op_type not in _QUANTISERS] or list(group.own)
-        name = stem = _safe(f"{text}_{graph.nodes[main[0]].name}")
-        number = 1
-        while name in names:
-            number += 1
-            name = f"{stem}_{number}"
-        names.append(name)
+        stem = _safe(f"{text}_{graph.nodes[main[0]].name}")
+        again = (f"{stem}_{number}" for number in itertools.count(2))
+        names.append(next(name for name in itertools.chain([stem], again) if name not in names))
     return names
 
 
@@ -264,14 +246,12 @@ class _Sets:
     """Disjoint sets of live nodes; nodes that are copied to their users are in none."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._copied = {
-            number
-            for number in graph.live
-            if graph.nodes[number].op_type == "DequantizeLinear"
-            and graph.nodes[number].output[0] not in graph.outputs
-            and graph.type_of(graph.nodes[number].output[0]) is not None
-        }
+        self._copied = set()
+        for number in graph.live:
+            made = graph.nodes[number].output[0]
+            is_inner = made not in graph.outputs and graph.type_of(made) is not None
+            if is_inner and graph.nodes[number].op_type == "DequantizeLinear":
+                self._copied.add(number)
         self._of = {number: {number} for number in graph.live if number not in self._copied}
 
     def is_copied(self, number: int) -> bool:
@@ -375,8 +355,7 @@ def signature_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str]) -> 
 
 
 def content_of(graph: Graph, nodes: Sequence[int], outputs: Sequence[str], inputs: Sequence[str]) -> str:
-    """Return a digest that two layers share only if they compute the same from the same values for any input of the
-    model.
+    """Return a digest that two layers share only if they compute the same for any input of the model.
 
     Args:
         inputs: what identifies each of its inputs among the model's values, in the layer's order.
@@ -412,20 +391,15 @@ class _Look:
         tensor = self._graph.constant(name)
         if tensor is None:
             return [*parts, self._graph.type_of(name)] if is_new else parts
-        return [*parts, tensor.data_type, list(tensor.dims), self._parameter(node, tensor)]
-
-    def _parameter(self, node: Any, tensor: Any) -> str:
-        """Return a digest of a constant that is a parameter; "" for a weight."""
+        # Of a constant that is a parameter the value counts, too; of a weight it does not.
         is_quantised = "Linear" in node.op_type or "Integer" in node.op_type
-        if node.op_type in _PARAMETERS or (tensor.data_type in _INTEGERS and not is_quantised):
-            return _short_value(tensor)
-        return ""
+        is_parameter = node.op_type in _PARAMETERS or (tensor.data_type in _INTEGERS and not is_quantised)
+        return [*parts, tensor.data_type, list(tensor.dims), _short_value(tensor) if is_parameter else ""]
 
     def _attribute(self, attribute: Any) -> list[Any]:
         from onnx import NodeProto
 
-        holder = NodeProto(attribute=[attribute])
-        if graphs := subgraphs(holder):
+        if graphs := subgraphs(NodeProto(attribute=[attribute])):
             return [attribute.name, [self._subgraph(graph) for graph in graphs]]
         plain = type(attribute)()
         plain.CopyFrom(attribute)
@@ -439,8 +413,7 @@ class _Look:
         held = [
             [self.value(item.name), item.data_type, list(item.dims), _short_value(item)] for item in graph.initializer
         ]
-        nodes = [self.node(node) for node in graph.node]
-        return [inputs, held, nodes, [self.value(item.name) for item in graph.output]]
+        return [inputs, held, list(map(self.node, graph.node)), [self.value(item.name) for item in graph.output]]
 
 
 def _short_value(tensor: Any) -> str:

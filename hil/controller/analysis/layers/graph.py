@@ -50,12 +50,9 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
 
 
 def draws(node: Any, constants: Mapping[str, Any]) -> bool:
-    """Return whether a node, or one within its subgraphs, draws random numbers.
+    """Return whether a node, or one within its subgraphs, draws random numbers: with any seed, runtimes draw others.
 
-    Even with a seed: each runtime may draw other numbers from it.
-
-    Args:
-        constants: name -> TensorProto, to recognise a Dropout of training.
+    ``constants`` (name -> TensorProto) tell a Dropout of training.
     """
     from onnx import numpy_helper
 
@@ -137,15 +134,8 @@ def _is_foldable(node: Any, known: Mapping[str, Any], types: dict[str, Any]) -> 
         return True
     if any(name not in known for name in reads(node)):
         return False
-    return all((size := _bytes(types.get(name))) is None or size <= _LARGE_BYTES for name in node.output) or (
-        _shrinks(node, known, types)
-    )
-
-
-def _shrinks(node: Any, known: Any, types: dict[str, Any]) -> bool:
-    """Return whether a node's results are no larger than its inputs."""
-    taken = sum(known[name].ByteSize() for name in reads(node))
-    return bool(sum(_bytes(types.get(name)) or 0 for name in node.output) <= taken)
+    sizes = [_bytes(types.get(name)) or 0 for name in node.output]
+    return max(sizes, default=0) <= _LARGE_BYTES or sum(sizes) <= sum(known[name].ByteSize() for name in reads(node))
 
 
 def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, Any]) -> list[Any] | None:
@@ -183,11 +173,18 @@ def _evaluated(model: Any, node: Any, known: dict[str, Any], types: dict[str, An
 
 def static_shape(kind: Any) -> tuple[int, ...] | None:
     """Return the shape of a tensor's type if every dimension is a number, else None."""
+    sizes = _sizes(kind)
+    return None if sizes is None or not all(isinstance(size, int) for size in sizes) else tuple(map(int, sizes))
+
+
+def _sizes(kind: Any) -> list[Any] | None:
+    """Return each dimension's size, its symbol, or None; None if the type is no tensor's or has no rank."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
-    dims = kind.tensor_type.shape.dim
-    sizes = tuple(dim.dim_value for dim in dims)
-    return sizes if all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims) else None
+    return [
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in kind.tensor_type.shape.dim
+    ]
 
 
 def _bytes(kind: Any) -> int | None:
@@ -205,12 +202,6 @@ class Graph:
 
     Args:
         observed: tensor -> [dtype, shape] as observed in runs, with None for a dimension that differed.
-
-    Attributes:
-        live: numbers of the nodes that depend on inputs (or on chance) and are needed for outputs.
-        producer: value -> number of the node that makes it.
-        users: value -> numbers of the live nodes that use it.
-        runtime: names of all values that depend on inputs or on chance.
     """
 
     def __init__(self, path: Path, dims: Mapping[str, int], observed: Mapping[str, Sequence[Any]]) -> None:
@@ -228,14 +219,15 @@ class Graph:
         self.outputs = [value.name for value in graph.output]
         self._types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
         self._reads = [reads(node) for node in self.nodes]
+        # Value -> number of the node that makes it.
         self.producer = {name: number for number, node in enumerate(self.nodes) for name in node.output if name}
-        self.runtime = set(self.inputs)
+        self.runtime = set(self.inputs)  # names of all values that depend on inputs or on chance
         for number, node in enumerate(self.nodes):
             if self.draws(number) or not self.runtime.isdisjoint(self._reads[number]):
                 self.runtime.update(name for name in node.output if name)
-        needed = self.before(self.outputs)
-        self.live = [number for number in sorted(needed) if self.is_runtime(number)]
-        self.users: dict[str, list[int]] = {}
+        # Numbers of the nodes that depend on inputs (or on chance) and are needed for outputs.
+        self.live = [number for number in sorted(self.before(self.outputs)) if self.is_runtime(number)]
+        self.users: dict[str, list[int]] = {}  # value -> numbers of the live nodes that use it
         for number in self.live:
             for name in self._reads[number]:
                 self.users.setdefault(name, []).append(number)
@@ -274,14 +266,8 @@ class Graph:
     def with_constants(self, numbers: Iterable[int]) -> list[int]:
         """Return nodes with those that compute constants for them, in order."""
         found = set(numbers)
-        pending = list(found)
-        while pending:
-            for name in self._reads[pending.pop()]:
-                number = self.producer.get(name)
-                if number is not None and name not in self.runtime and number not in found:
-                    found.add(number)
-                    pending.append(number)
-        return sorted(found)
+        values = {name for number in found for name in self._reads[number]} - self.runtime
+        return sorted(found | self.before(values))
 
     def takes(self, numbers: Sequence[int]) -> list[str]:
         """Return the outer values that nodes use, in order of first use."""
@@ -306,15 +292,11 @@ class Graph:
 
     def type_of(self, name: str) -> tuple[str, list[int | str | None]] | None:
         """Return a value's dtype and shape; None if it is no tensor or its rank is unknown."""
-        kind = self._types.get(name)
-        if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+        kind: Any = self._types.get(name)
+        sizes = _sizes(kind)
+        if sizes is None or (dtype := _DTYPES.get(kind.tensor_type.elem_type)) is None:
             return None
-        dtype = _DTYPES.get(kind.tensor_type.elem_type)
-        dims = kind.tensor_type.shape.dim
-        sizes = [
-            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None for dim in dims
-        ]
-        return None if dtype is None else (dtype, sizes)
+        return dtype, sizes
 
     @cached_property
     def open(self) -> list[str]:

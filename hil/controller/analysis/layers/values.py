@@ -108,11 +108,9 @@ def activations(
     does.
 
     Raises:
-        UsageError: the model is not ONNX and cannot be converted.
-        CompileFailed, CompileCrashed: converting it failed.
+        UsageError, CompileFailed, CompileCrashed: the model is not ONNX and cannot be converted.
         ReferenceFailed: no reference can run this model, or not with these inputs.
-        StageTimeout: a limit was reached.
-        StorageError: the values cannot be stored.
+        StageTimeout, StorageError: a limit was reached; the values cannot be stored.
     """
     model = as_onnx(model, cache=work["cache"], isolated=work["isolated"], log=work["log"])
     sources = {name: f"{name} {version(package)}" for name, package in _ORACLES.items()}
@@ -245,9 +243,6 @@ class SavedLayer:
 def save_layer(layer: Layer, activations: Mapping[str, Array], folder: Path) -> SavedLayer:
     """Copy a layer's model to a folder, and its input and output values as .npy to a subfolder of the layer's name.
 
-    Args:
-        folder: created if needed; files of the same names are overwritten.
-
     Raises:
         ReferenceFailed: the reference computed no value for an input or an output.
         StorageError: the folder cannot be written.
@@ -276,9 +271,6 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
 
     Returns:
         The names of the model's outputs, in order.
-
-    Raises:
-        ReferenceFailed: the oracle cannot run the model.
     """
     from hil.controller.analysis.layers.graph import prepared
 

@@ -62,12 +62,10 @@ def profile_compile(
     Args:
         runtime: ``iree``, or ``onnxruntime``, which compiles nothing: its phases are those of creating a session.
         flags: of the compiler, with the target, as in an artifact.
-        folder: created if needed; its three files are overwritten.
 
     Raises:
-        UsageError: such a model is not compiled; the compiler is not installed or does not know a flag.
+        UsageError: such a model is not compiled.
         StorageError: the folder cannot be written.
-        CompileFailed, CompileCrashed, StageTimeout: as for compiling.
     """
     if model.format == "vmfb" or runtime not in ("iree", "onnxruntime"):
         what = "a model that came compiled" if model.format == "vmfb" else f"a model for {runtime}"
@@ -172,9 +170,6 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
         ``phases``: [name, begin, end, passes], on this machine's clock in ns; a pass is [name, wall seconds, CPU
         seconds of all threads, passes within it]. ``sources``: executable -> bytes of its IR; ``binaries``: file
         -> bytes; ``program``: bytes of the whole.
-
-    Raises:
-        UsageError, CompileFailed, CompileCrashed: as for compiling.
     """
     from hil.controller.backends.compilers.iree_program import check_target, fail
 
@@ -216,11 +211,7 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
 
 
 def load_onnxruntime(model: str) -> dict[str, Any]:
-    """Create a session of ONNX Runtime as on a board: it compiles nothing, but reads, optimises and plans.
-
-    Returns:
-        ``phases`` as of :func:`compile_iree`, without passes.
-    """
+    """Create a session of ONNX Runtime, which reads, optimises and plans; return what :func:`compile_iree` does."""
     import onnxruntime
 
     with temporary_folder("hil-session-") as folder:

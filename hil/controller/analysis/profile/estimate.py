@@ -162,11 +162,7 @@ class Estimates:
 
 
 def estimate(model: Model, **how: Unpack[CachedCall]) -> Estimates:
-    """Estimate an ONNX model's nodes; the result is empty for other models.
-
-    Raises:
-        ImportFailed, StageTimeout: the model cannot be read.
-    """
+    """Estimate an ONNX model's nodes; the result is empty for other models."""
     if model.format != "onnx":
         return Estimates()
 
@@ -248,14 +244,11 @@ def _type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | None:
 
 
 def operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int | None:
-    """Count the arithmetic operations of a node of ONNX's default domain.
+    """Count the arithmetic operations of a node of ONNX's default domain; None if it or a needed shape is unknown.
 
     Args:
         ins, outs: shapes, in order; None for an unknown shape or an omitted input.
         given: the attributes.
-
-    Returns:
-        None if the operator or a shape that is needed is unknown.
     """
     if op_type in _MOVING:
         return 0

@@ -158,7 +158,6 @@ def read_ireeprof(
     Raises:
         RunFailed: the file is no profile of IREE, is cut off, or is empty.
         UsageError: ``iree-profile`` is not installed.
-        StageTimeout: the limit was reached.
     """
     tool = own_tool("iree-profile")
     if tool is None:
@@ -248,9 +247,6 @@ def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDA
     The last submissions are ``iterations`` equal sequences, as long as possible. If the number is unknown, all of them
     are repetitions of the shortest possible sequence.
 
-    Args:
-        kinds: [submissions]: equal numbers for equal submissions, in order.
-
     Returns:
         [submissions], :data:`SETUP` before the first run; and a note on what is uncertain, or "".
     """
@@ -286,15 +282,10 @@ def _alike(kinds: Sequence[int]) -> list[int]:
 
 
 def export(path: str, tool: str, folder: str) -> dict[str, Any]:
-    """Write a profile's events and memory to ``events.bin`` and ``memory.bin``, in the file's own order.
-
-    Runs in an isolated process.
+    """Write a profile's events and memory to ``events.bin`` and ``memory.bin``; runs in an isolated process.
 
     Returns:
         ``names``: the strings that ``op`` and ``key`` of an event number; ``lost``: number of invalid events.
-
-    Raises:
-        RunFailed: the file is no profile, or is cut off.
     """
     command = [tool, "export", "--format=ireeperf-jsonl", "--output=-", path]
     print("$", *command, flush=True)

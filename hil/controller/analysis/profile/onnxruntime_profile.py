@@ -168,7 +168,6 @@ def read_onnxruntime(
 
     Raises:
         RunFailed: the file is no profile of ONNX Runtime, or holds no complete run.
-        StageTimeout: the limit was reached.
     """
     if not path.is_file():
         raise RunFailed(f"there is no profile {path.name}", hint="the run that was to write it says why")

@@ -59,11 +59,7 @@ _READERS = [_READ.get(str(field.type), str) for field in dataclasses.fields(OpRo
 
 
 def write_csv(rows: Iterable[OpRow], path: Path) -> int:
-    """Write rows as CSV (UTF-8, with a header; empty cells for unknown values). Return the number of rows.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write rows as CSV (UTF-8, with a header; empty cells for unknown values). Return the number of rows."""
     written = itertools.count()
     values = attrgetter(*COLUMNS)
     nodes, types = COLUMNS.index("onnx_nodes"), COLUMNS.index("op_types")
@@ -108,12 +104,7 @@ def read_csv(path: Path) -> Iterator[OpRow]:
 
 
 def write_parquet(rows: Iterable[OpRow], path: Path) -> None:
-    """Write rows as Parquet: the CSV's columns, with lists of strings, 64-bit integers and nulls.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-        OSError: the file cannot be written.
-    """
+    """Write rows as Parquet: the CSV's columns, with lists of strings, 64-bit integers and nulls."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -319,8 +319,7 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     """Draw the top totals as bars, one iteration as a time line, and the estimates as a roofline's points.
 
     Raises:
-        UsageError: matplotlib is not installed, the profile has no rows, or the suffix is unknown.
-        StorageError: the file cannot be written.
+        UsageError: the profile has no rows; or as for any picture.
     """
     found, iteration = totals(profile.rows, by), typical_iteration(profile.rows)
     if not found:
@@ -345,8 +344,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
     """Draw the change of each operation's time, the largest first; if incomparable, each operation's share of its run.
 
     Raises:
-        UsageError: matplotlib is not installed, there is nothing to draw, or the suffix is unknown.
-        StorageError: the file cannot be written.
+        UsageError: there is nothing to draw; or as for any picture.
     """
     shown = list(diff.ops)[:top]
     if not shown:

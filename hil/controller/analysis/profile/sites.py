@@ -92,13 +92,10 @@ class Sites:
     notes: Sequence[str] = ()
 
     def match(self, submissions: Sequence[Sequence[str]]) -> tuple[list[tuple[Site, ...]], list[str]]:
-        """Find the sites of what one run of the program submitted.
+        """Find the sites of what one run of the program submitted: of each submission the dispatches' names, in order.
 
         A submission is identified by its dispatches. If several regions have the same ones, the order decides, provided
         that the loops around them leave no doubt; otherwise its sites name the nodes of all these regions.
-
-        Args:
-            submissions: names of the dispatches of each, in order.
 
         Returns:
             For each submission the sites of its dispatches; and notes on what is uncertain, a line each.
@@ -148,15 +145,12 @@ def _union(sites: Iterable[Site]) -> Site:
 
 
 def dispatch_sites(model: Model, artifact: Artifact, **how: Unpack[CachedCall]) -> Sites:
-    """Find the sites of a program by compiling its model again, half way.
+    """Find the sites of a program by compiling its model (before any conversion) again, half way.
 
-    Args:
-        model: of the program, before any conversion. A compiled model (``vmfb``) has no known sites.
-        artifact: the program; its flags are used. A program of several models has no known sites.
+    Programs of several models, and those that came compiled, have no known sites.
 
     Raises:
-        CompileFailed, CompileCrashed, StageTimeout: the compiler failed before.
-        UsageError: there is no compiler, or the artifact is no program of IREE.
+        UsageError: the artifact is no program of IREE.
     """
     if artifact.runtime != "iree":
         raise UsageError(f"a program for {artifact.runtime} has no dispatches of IREE's")
@@ -209,9 +203,6 @@ def build(
     Returns:
         ``regions``: a list of {``loop``, ``sites``: [key, nodes, shapes, flops, bytes]}, see :class:`Region`;
         ``op_types``: node -> type; ``notes``.
-
-    Raises:
-        UsageError, CompileFailed, CompileCrashed: as for compiling.
     """
     from hil.controller.analysis.layers.graph import prepared
     from hil.controller.backends.compilers.iree_program import fail, run_compiler

@@ -71,10 +71,6 @@ def write_profile(profile: Profile, folder: Path) -> None:
     """Write a profile to a folder, which is created if needed; replace the files of an older profile.
 
     The table and ``profile.json`` are written first and can be read even if the trace fails.
-
-    Raises:
-        HilError: the trace could not be made.
-        StorageError: the folder cannot be written.
     """
     with storing(folder, "--profile"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -214,10 +214,7 @@ def _p50(times: Sequence[int]) -> float | None:
 def own_times(rows: Iterable[OpRow]) -> Iterator[tuple[OpRow, int]]:
     """Yield each row with its own time in ns: its duration less that of the operations within it.
 
-    A row that encloses others comes after them.
-
-    Args:
-        rows: ordered by start.
+    A row that encloses others comes after them. The rows come by start.
     """
     open_rows: list[_Open] = []
     for row in rows:

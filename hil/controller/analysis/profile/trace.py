@@ -77,11 +77,7 @@ def write_trace(
 
 
 def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
-    """Write two profiles as one trace in which both start at 0; their processes' names begin with ``A`` and ``B``.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write two profiles as one trace in which both start at 0; their processes' names begin with ``A`` and ``B``."""
     return _write([_Part(a, "A ", _start(a)), _Part(b, "B ", _start(b))], {}, path)
 
 
@@ -240,12 +236,7 @@ class BoardClock:
 
 
 class BoardTracks:
-    """Writes the board's side of a profile.
-
-    Args:
-        stream: on the board's clock.
-        flows: for each call, the number of the arrow that ends in it.
-    """
+    """Writes the board's side of a profile; ``flows`` are the numbers of the arrows that end in each call."""
 
     def __init__(
         self,

@@ -17,28 +17,23 @@ Argument = str | int | float
 
 # Most names and parts that a stream keeps, here and in any reader; then it starts anew.
 _MOST_KEPT = 1 << 16
-_BYTES_UNIT = "bytes"
 
 
 class TraceFile:
-    """A trace that is being written: its processes and tracks, and the streams of events on them.
-
-    Attributes:
-        events: begins and ends of slices and values of counters written so far.
-    """
+    """A trace that is being written: its processes and tracks, and the streams of events on them."""
 
     def __init__(self, file: IO[bytes]) -> None:
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
-        self.events = 0
+        self.events = 0  # begins and ends of slices and values of counters written so far
         self.write_bytes = file.write
         self._builder = StreamingTraceProtoBuilder(file)
-        self._tracks = itertools.count(1)
+        self._tracks = itertools.count()
         self._processes = itertools.count(1)
         self._sequences = itertools.count(1)
         self._own = self.sequence()
         # Track 0 is the root: it makes readers order processes by rank.
-        self._describe(0, process_ordering="PROCESS_ORDERING_EXPLICIT")
+        self._described(process_ordering="PROCESS_ORDERING_EXPLICIT")
 
     def write(self, **fields: Any) -> None:
         """Write a TracePacket of these fields."""
@@ -67,32 +62,27 @@ class TraceFile:
         """
         number = next(self._processes)
         process = {"pid": number, "process_name": name, "process_labels": labels}
-        track = next(self._tracks)
-        self._describe(track, process=process, child_ordering="EXPLICIT", sibling_order_rank=number)
-        return track
+        return self._described(process=process, child_ordering="EXPLICIT", sibling_order_rank=number)
 
     def track(self, parent: int, name: str, rank: int = 0) -> int:
         """Add a track for slices or other tracks, ordered by rank, and return it. Equal names under a parent merge."""
-        track = next(self._tracks)
-        self._describe(track, parent_uuid=parent, name=name, child_ordering="EXPLICIT", sibling_order_rank=rank)
-        return track
+        return self._described(parent_uuid=parent, name=name, child_ordering="EXPLICIT", sibling_order_rank=rank)
 
     def counter(self, parent: int, name: str, unit: str, rank: int = 0) -> int:
         """Add a track for values and return it."""
-        known = {"unit": "UNIT_SIZE_BYTES"} if unit == _BYTES_UNIT else {"unit_name": unit}
-        track = next(self._tracks)
-        self._describe(track, parent_uuid=parent, name=name, sibling_order_rank=rank, counter=known)
-        return track
+        known = {"unit": "UNIT_SIZE_BYTES"} if unit == "bytes" else {"unit_name": unit}
+        return self._described(parent_uuid=parent, name=name, sibling_order_rank=rank, counter=known)
 
-    def _describe(self, track: int, **fields: Any) -> None:
+    def _described(self, **fields: Any) -> int:
+        track = next(self._tracks)
         self.write(trusted_packet_sequence_id=self._own, track_descriptor={"uuid": track, **fields})
+        return track
 
 
 class Stream:
-    """Events on one clock, on any tracks. Names and strings are written once and then referred to by number.
+    """Events on one clock, on any tracks; names are written once and then referred to by number.
 
-    Args:
-        zero: offset that is subtracted from every time.
+    ``zero`` is subtracted from every time.
     """
 
     def __init__(self, trace: TraceFile, clock: int, zero: int = 0) -> None:
@@ -120,11 +110,7 @@ class Stream:
         flows: Sequence[int] = (),
         arriving: Sequence[int] = (),
     ) -> None:
-        """Begin a slice.
-
-        Args:
-            flows: numbers of the arrows that start from it; ``arriving``: of those that end in it.
-        """
+        """Begin a slice; ``flows`` are the numbers of the arrows that start from it, ``arriving`` of those that end."""
         self.renew()
         event = self.slice(track, name, category, args or {})
         self.put(at, event + self._event(flow_ids=flows, terminating_flow_ids=arriving))
@@ -171,10 +157,9 @@ class Stream:
 
     def remember(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """Return the part for a key, made at the first use. It is valid until the next :meth:`renew`."""
-        part = self._parts.get(key)
-        if part is None:
-            part = self._parts[key] = make()
-        return part
+        if key not in self._parts:
+            self._parts[key] = make()
+        return self._parts[key]
 
     def renew(self) -> None:
         """Forget all names and parts if there are too many."""
@@ -204,8 +189,7 @@ class Stream:
         )
 
     def _event(self, **fields: Any) -> bytes:
-        event: bytes = self._messages.TrackEvent(**fields).SerializeToString()
-        return event
+        return bytes(self._messages.TrackEvent(**fields).SerializeToString())
 
     def _annotation(self, name: str, value: Argument) -> Any:
         number = self._number("debug_annotation_names", name)

@@ -15,8 +15,7 @@ from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.core.digest import digest_file
-from hil.core.results import Artifact
+from hil.controller.workloads.bundles.methods import program_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name, shape_text
 from hil.errors import UsageError
@@ -73,7 +72,7 @@ def read_bpte(path: Path, *, shop: RunContext) -> Bundle:
     with temporary_folder("hil-bpte-") as folder:
         main = Path(folder) / f"{path.stem}.pte"
         main.write_bytes(program)
-        artifact = Artifact(_RUNTIME, main.name, {main.name: main}, {main.name: digest_file(main)}, "", "executorch")
+        artifact = program_of(_RUNTIME, {main.name: main}, main.name, compiler="executorch")
         made = {
             "imported": path.name,
             "backends": sorted({one for method in methods.values() for one in method.backends}),
@@ -137,12 +136,10 @@ def _signature(method: Method) -> Signature:
 
 def _case(path: Path, method: Method, number: int, case: BundledCase) -> MethodTestCase:
     where = f"{path}: method {method.name!r}, case {number}"
-    given = _of_places(where, "input", method.inputs, case.inputs, [place for place, _ in method.input_specs()])
-    expected = _of_places(
-        where, "output", method.outputs, case.expected_outputs, [place for place, _ in method.output_specs()]
-    )
-    rtol, atol = _tolerance(expected)
-    return MethodTestCase(given, expected, rtol, atol, source=path.name)
+    inputs, outputs = ([place for place, _ in specs] for specs in (method.input_specs(), method.output_specs()))
+    given = _of_places(where, "input", method.inputs, case.inputs, inputs)
+    expected = _of_places(where, "output", method.outputs, case.expected_outputs, outputs)
+    return MethodTestCase(given, expected, *_tolerance(expected), source=path.name)
 
 
 def _of_places(
@@ -156,17 +153,12 @@ def _of_places(
         if value.constant is not None and (isinstance(found, np.ndarray) or found != value.constant):
             told = "a tensor" if isinstance(found, np.ndarray) else found
             raise UsageError(f"{where}: {what} {place} is {told}, the program has {value.constant} there, always")
-        if isinstance(found, np.ndarray) and not _fits(value, found):
+        # Of tensors whose shape may not vary, the bundle's own checks tell.
+        bounded = isinstance(found, np.ndarray) and value.dynamic and found.ndim == len(value.sizes)
+        if bounded and any(size > most for size, most in zip(found.shape, value.sizes, strict=True)):
             sizes = f"{shape_text(found.shape)}, the program takes {shape_text(value.sizes)} at most"
             raise UsageError(f"{where}: {what} {place} is {sizes}")
     return [given[place] for place in places]
-
-
-def _fits(value: Value, array: Array) -> bool:
-    """Whether a tensor is within the bounds of one whose shape may vary. Of others, the bundle's own checks tell."""
-    if not value.dynamic or array.ndim != len(value.sizes):
-        return True
-    return all(size <= most for size, most in zip(array.shape, value.sizes, strict=True))
 
 
 def _tolerance(expected: Sequence[Any]) -> tuple[float | None, float | None]:
@@ -184,13 +176,13 @@ def _tolerance(expected: Sequence[Any]) -> tuple[float | None, float | None]:
 def _saved(method: Method, cases: Sequence[Any], folder: Path) -> Iterator[dict[str, Any]]:
     """Cases for the isolated process: folders of tensors, and by place what each value is and how it lies in memory."""
     for number, case in enumerate(cases):
-        place = folder / str(number)
-        save_tensors(place / "inputs", case.inputs)
-        save_tensors(place / "outputs", case.expected_outputs)
-        yield {
-            "inputs": [str(place / "inputs"), _layout(method.inputs, method.input_specs(), case.inputs)],
-            "outputs": [str(place / "outputs"), _layout(method.outputs, method.output_specs(), case.expected_outputs)],
+        sides = {
+            "inputs": (method.inputs, method.input_specs(), case.inputs),
+            "outputs": (method.outputs, method.output_specs(), case.expected_outputs),
         }
+        for kind, (_, _, tensors) in sides.items():
+            save_tensors(folder / str(number) / kind, tensors)
+        yield {kind: [str(folder / str(number) / kind), _layout(*side)] for kind, side in sides.items()}
 
 
 def _layout(values: Sequence[Value], specs: Sequence[tuple[int, Any]], tensors: Mapping[str, Array]) -> list[Any]:

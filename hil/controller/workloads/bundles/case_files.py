@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from hil.controller.models.inputs import fits_spec
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.controller.storage.tensor_files import load_pb
-from hil.core.digest import digest_file
+from hil.controller.workloads.bundles.methods import program_of
 from hil.core.files import read_file, within
 from hil.core.npy import Npz, load_npy, save_npy, typed
-from hil.core.results import Artifact
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
 
@@ -43,21 +42,15 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
     if path.suffix != ".npz":
         raise UsageError(f"{path} is no case that hil can read", hint=_FORMS)
     specs = {spec.name: spec for spec in (*signature.outputs, *signature.inputs)}
+    named = {}
     with Npz(path) as archive:
-        if unknown := [key for key in archive.keys if key not in specs]:
-            known = ", ".join(specs)
-            raise UsageError(f"{path} holds {unknown[0]!r}, which the method neither takes nor gives", hint=known)
-        named = {
-            key: typed(archive.read(key, fits_spec(spec, strict=False)), spec.dtype)
-            for key in archive.keys
-            for spec in [specs[key]]
-        }
-    inputs = {spec.name for spec in signature.inputs}
-    return MethodTestCase(
-        {key: array for key, array in named.items() if key in inputs},
-        {key: array for key, array in named.items() if key not in inputs},
-        name=called,
-    )
+        for key in archive.keys:
+            if key not in specs:
+                hint = ", ".join(specs)
+                raise UsageError(f"{path} holds {key!r}, which the method neither takes nor gives", hint=hint)
+            named[key] = typed(archive.read(key, fits_spec(specs[key], strict=False)), specs[key].dtype)
+    inputs = {spec.name: named.pop(spec.name) for spec in signature.inputs if spec.name in named}
+    return MethodTestCase(inputs, named, name=called)
 
 
 def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> list[Array]:
@@ -72,18 +65,9 @@ def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> list[Array]:
     if sorted(found) != list(range(len(found))):
         missing = min(set(range(len(found))) - set(found))
         raise UsageError(f"{path} lacks {kind}_{missing}", hint=_FORMS)
-    return [read_tensor(found[number], specs[number].dtype if number < len(specs) else "") for number in sorted(found)]
-
-
-def read_tensor(path: Path, dtype: str) -> Array:
-    """The tensor in a .npy or .pb file, as ``dtype`` where the form forgot it; a .npy is mapped.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    if path.suffix == ".pb":
-        return load_pb(path)
-    return load_npy(path, dtype, mmap=True)
+    dtypes = [*(spec.dtype for spec in specs), *[""] * len(found)]
+    ordered = [(found[number], dtypes[number]) for number in sorted(found)]
+    return [load_pb(file) if file.suffix == ".pb" else load_npy(file, dtype, mmap=True) for file, dtype in ordered]
 
 
 GOLDEN_INDEX = "golden.json"
@@ -102,21 +86,18 @@ def write_golden(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
         for number, case in enumerate(method.cases):
             # The numbers keep apart what is alike once it is fit for a file's name.
             place = f"{safe_name(method.name)}-{len(methods)}/{number}-{safe_name(case.name)}"
-            _write(path / place, "input", case.inputs)
-            _write(path / place, "output", case.expected_outputs)
-            said = {"name": case.name, "source": case.source, "rtol": case.rtol, "atol": case.atol}
+            (path / place).mkdir(parents=True)
+            for kind, tensors in (("input", case.inputs), ("output", case.expected_outputs)):
+                for position, array in enumerate(tensors.values()):
+                    save_npy(path / place / f"{kind}_{position}.npy", array)
+            said = {name: getattr(case, name) for name in ("name", "source", "rtol", "atol")}
             cases.append({**said, **noise_json(case.noise), "folder": place})
-        specs = {"inputs": method.signature.inputs, "outputs": method.signature.outputs}
-        methods.append(
-            {"name": method.name, **{kind: signature_json(found) for kind, found in specs.items()}, "cases": cases}
-        )
+        specs = {kind: signature_json(getattr(method.signature, kind)) for kind in ("inputs", "outputs")}
+        methods.append({"name": method.name, **specs, "cases": cases})
     document = {
         "golden": _VERSION,
-        "runtime": program.runtime,
-        "main": program.main,
+        **{name: getattr(program, name) for name in ("runtime", "main", "compiler", "flags")},
         "files": sorted(program.files),
-        "compiler": program.compiler,
-        "flags": list(program.flags),
         "methods": methods,
         "made": dict(bundle.made),
     }
@@ -125,20 +106,27 @@ def write_golden(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
 
 def read_golden(path: Path, *, shop: RunContext) -> Bundle:
     """A bundle of such a folder, whoever wrote it."""
-    document = _load(within(path, path / GOLDEN_INDEX))
+    index = within(path, path / GOLDEN_INDEX)
+    try:
+        document = json.loads(read_file(index, _MAX_INDEX_BYTES))
+    except OSError as error:
+        hint = f"a golden folder has a {GOLDEN_INDEX}"
+        raise UsageError(f"{index} cannot be read: {error.strerror}", hint=hint) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{index} is no JSON: {error}") from error
     kinds = {"golden": int, "runtime": str, "main": str, "files": list, "compiler": str, "flags": list}
     version, runtime, main, names, compiler, flags, methods, made = take(
         document, GOLDEN_INDEX, **kinds, methods=list, made=dict
     )
     if version != _VERSION:
-        raise UsageError(f"{path / GOLDEN_INDEX} is of version {version}, this hil reads version {_VERSION}")
+        raise UsageError(f"{index} is of version {version}, this hil reads version {_VERSION}")
     if not all(isinstance(text, str) for text in (*names, *flags)):
-        raise UsageError(f"{path / GOLDEN_INDEX}: a file's name or a flag is no text")
+        raise UsageError(f"{index}: a file's name or a flag is no text")
     files = {file_name(name, f"{GOLDEN_INDEX}: files"): within(path, path / "program" / name) for name in names}
     if missing := [name for name, file in files.items() if not file.is_file()]:
         raise UsageError(f"{path / 'program'} lacks {missing[0]!r}")
     if main not in files:
-        raise UsageError(f"{path / GOLDEN_INDEX}: the main file {main[:80]!r} is none of its files")
+        raise UsageError(f"{index}: the main file {main[:80]!r} is none of its files")
     suites, signatures = [], {}
     for number, item in enumerate(methods):
         where = f"{GOLDEN_INDEX}: methods[{number}]"
@@ -149,8 +137,9 @@ def read_golden(path: Path, *, shop: RunContext) -> Bundle:
                 name, [_case(path, one, signature, f"{where}.cases[{place}]") for place, one in enumerate(cases)]
             )
         )
-    digests = {name: digest_file(file) for name, file in files.items()}
-    artifact = Artifact(runtime, main, files, digests, next(iter(signatures), ""), compiler, tuple(flags))
+    artifact = program_of(
+        runtime, files, main, function=next(iter(signatures), ""), compiler=compiler, flags=tuple(flags)
+    )
     return Bundle.create(artifact, suites, signatures=signatures, made=made)
 
 
@@ -163,20 +152,3 @@ def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTest
     if not place.is_dir():
         raise UsageError(f"{place} is no folder")
     return replace(read_case(place, signature, name=name), source=source, rtol=rtol, atol=atol, noise=noise)
-
-
-def _load(path: Path) -> Any:
-    try:
-        return json.loads(read_file(path, _MAX_INDEX_BYTES))
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}", hint=f"a golden folder has a {GOLDEN_INDEX}"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {error}") from error
-
-
-def _write(folder: Path, kind: str, tensors: Mapping[str, Array]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, array in enumerate(tensors.values()):
-        save_npy(folder / f"{kind}_{number}.npy", array)

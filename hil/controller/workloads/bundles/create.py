@@ -75,12 +75,25 @@ def create_bundle(
 
         signatures = signatures_of(artifact, models, context, ask=ask)
         say(f"{artifact.compiler}: {', '.join(signatures)}")
-        collected = _Cases(request, list(signatures), context, Path(folder) / "reference.log", say)
+        files = list(_files(request, list(signatures)))
+        collected = _Cases(request, files, context, Path(folder) / "reference.log", say)
         suites = [
             MethodTestSuite(name, list(collected.of(name, signature, model, only=len(models) == 1)))
             for (name, signature), model in zip(signatures.items(), models, strict=True)
         ]
-        made = _made(models[0], artifact, target)
+        model = models[0]
+        # Nothing of it changes when the bundle is made again.
+        made = {
+            "model": {
+                "name": model.path.name,
+                "format": model.format,
+                "digest": model.digest,
+                "dims": dict(model.dims),
+            },
+            "producer": dict(model.producer),
+            "target": target,
+            "tools": {"hil": own_version(), "compiler": artifact.compiler},
+        }
         return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
 
 
@@ -106,96 +119,62 @@ def _compiled(
     return case.artifact, config.name
 
 
-def _made(model: Model, artifact: Artifact, target: str) -> dict[str, Any]:
-    """How the bundle was made; nothing of it changes when it is made again."""
-    return {
-        "model": {"name": model.path.name, "format": model.format, "digest": model.digest, "dims": dict(model.dims)},
-        "producer": dict(model.producer),
-        "target": target,
-        "tools": {"hil": own_version(), "compiler": artifact.compiler},
-    }
-
-
+@dataclass(frozen=True)
 class _Cases:
     """The cases of each method, from all that was said of them."""
 
-    def __init__(
-        self, request: Request, methods: Sequence[str], context: RunContext, log: Path, say: Callable[[str], None]
-    ) -> None:
-        self._request = request
-        self._context = context
-        self._log = log
-        self._say = say
-        self._files = [_split(text) for text in request.cases]
-        for name, path in self._files:
-            if name not in methods and (name or len(methods) > 1):
-                what = f"there is no method {name!r}" if name else "there are several methods"
-                raise UsageError(f"--case {path}: {what}", hint=f"--case METHOD={path}, one of {', '.join(methods)}")
+    request: Request
+    files: Sequence[tuple[str, Path]]  # method, or "" for the only one, and where a case of it lies
+    context: RunContext
+    log: Path
+    say: Callable[[str], None]
 
     def of(self, method: str, signature: Signature, model: Model, *, only: bool) -> Iterator[MethodTestCase]:
         """A method's cases, with what they expect.
 
         Args:
-            signature: what it takes and gives.
             model: asked for what nobody said to expect.
             only: whether it is the only one, so that what names no method is its.
-
-        Raises:
-            UsageError: a case cannot be read, or nobody can tell what it is to give.
-            ReferenceFailed, StageTimeout: the reference cannot answer.
         """
-        options = self._request.options
-        given = bool(options.inputs or options.expected)
-        if given:
+        options, random = self.request.options, self.request.random
+        found = []
+        if options.inputs or options.expected:
             if not only:
                 raise UsageError(
                     "--input and --expected are of one method, and there are several",
                     hint="choose one with --function, or give cases in files: --case METHOD=FOLDER",
                 )
-            yield self._complete(method, self._typed(signature, model), signature, model)
-        files = [path for name, path in self._files if name in (method, "")]
-        for path in files:
-            yield self._complete(method, read_case(path, signature), signature, model)
-        random = self._request.random
-        for number in range(random if random is not None else int(not given and not files)):
-            seed = options.seed + number
+            inputs = self._inputs(signature, model, options.inputs, options.seed)
+            expected = expected_result(options.expected, signature.outputs) if options.expected else None
+            outputs, source = (dict(expected.outputs), expected.source) if expected else ({}, "")
+            found.append(MethodTestCase(inputs, outputs, name="given", source=source))
+        found += [read_case(path, signature) for name, path in self.files if name in (method, "")]
+        for seed in range(options.seed, options.seed + (random if random is not None else int(not found))):
             inputs = self._inputs(signature, model, (), seed)
-            yield self._complete(method, MethodTestCase(inputs, {}, name=f"seed{seed}"), signature, model)
-
-    def _typed(self, signature: Signature, model: Model) -> MethodTestCase:
-        options = self._request.options
-        inputs = self._inputs(signature, model, options.inputs, options.seed)
-        if not options.expected:
-            return MethodTestCase(inputs, {}, name="given")
-        expected = expected_result(options.expected, signature.outputs)
-        return MethodTestCase(inputs, dict(expected.outputs), name="given", source=expected.source)
+            found.append(MethodTestCase(inputs, {}, name=f"seed{seed}"))
+        for case in found:
+            yield self._complete(method, case, signature, model)
 
     def _inputs(self, signature: Signature, model: Model, given: Any, seed: int) -> dict[str, Any]:
-        options = self._request.options
-        return make_inputs(
-            signature.inputs,
-            given,
-            seed=seed,
-            ranges=model.ranges,
-            user_range=options.input_range,
-            dims=options.dims,
-        )
+        options = self.request.options
+        more: dict[str, Any] = {"ranges": model.ranges, "user_range": options.input_range, "dims": options.dims}
+        return make_inputs(signature.inputs, given, seed=seed, **more)
 
     def _complete(self, method: str, case: MethodTestCase, signature: Signature, model: Model) -> MethodTestCase:
         """The case with the tolerances asked for and, where it expects nothing yet, with a reference's answer."""
-        options = self._request.options
+        options = self.request.options
         case = replace(case, rtol=options.rtol, atol=options.atol)
         if len(case.expected_outputs):
             return case if case.source else replace(case, source="given with the case")
         inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
         settings: dict[str, Any] = {
-            "cache": self._context.cache,
-            "isolated": self._context.isolated,
+            "cache": self.context.cache,
+            "isolated": self.context.isolated,
             "recompute": options.recompute,
             "timeout": options.timeout,
-            "log": self._log,
+            "log": self.log,
         }
-        self._say(f"asking the reference for {case.name}")
+        self.say(f"asking the reference for {case.name}")
         if options.references:
             result = refer(options.references[0], model, inputs, **settings)
         else:
@@ -203,15 +182,18 @@ class _Cases:
         outputs = list(result.outputs.values())
         # The board judges itself with what stands in the bundle: there is no reference to ask.
         measured = telling_noise(result.outputs, measure_noise(model, inputs, result, **settings))
-        noise = {
-            spec.name: measured[name]
-            for spec, name in zip(signature.outputs, result.outputs, strict=True)
-            if name in measured
-        }
+        names = zip((spec.name for spec in signature.outputs), result.outputs, strict=True)
+        noise = {name: measured[theirs] for name, theirs in names if theirs in measured}
         return replace(case, inputs=inputs, expected_outputs=outputs, source=result.source, noise=noise)
 
 
-def _split(text: str) -> tuple[str, Path]:
-    """``METHOD=PATH`` or ``PATH``."""
-    name, equals, path = text.partition("=")
-    return (name, Path(path)) if equals and not Path(text).exists() else ("", Path(text))
+def _files(request: Request, methods: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Of each ``[METHOD=]PATH`` the method, "" where none is named, and the path."""
+    for text in request.cases:
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).exists():
+            name, path = "", text
+        if name not in methods and (name or len(methods) > 1):
+            what = f"there is no method {name!r}" if name else "there are several methods"
+            raise UsageError(f"--case {path}: {what}", hint=f"--case METHOD={path}, one of {', '.join(methods)}")
+        yield name, Path(path)

@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hil.bundles import Bundle, Method, MethodTestCase, MethodTestSuite
@@ -22,7 +23,6 @@ from hil.bundles.cases import BundledCase
 from hil.compare.tolerance import fitted
 from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references import expected_result
-from hil.controller.devices.agentless.signature import signature_of
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile, tool_tolerance
 from hil.controller.storage.run_context import RunContext
@@ -31,12 +31,11 @@ from hil.controller.workloads.bundles.methods import (
     LEFT_OUT,
     import_methods,
     no_board,
+    own_signature,
+    program_of,
     settled_signatures,
     signatures_of,
 )
-from hil.core.digest import digest_file
-from hil.core.results import Artifact
-from hil.core.scratch import temporary_folder
 from hil.core.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, settled
 from hil.core.text import numbered
 from hil.errors import LoadFailed, UsageError
@@ -64,15 +63,18 @@ def write_flagfiles(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     parameters = [name for name in program.files if name.endswith(".irpa")]
     prefix = "" if len(bundle.methods) == 1 else "{}-"
     wanted = [safe_name(prefix.format(method.name) + case.name) for method in bundle.methods for case in method.cases]
-    own = sorted({name.partition("/")[0].casefold() for name in program.files})
-    names = iter(numbered([*own, *wanted], alike=str.casefold)[len(own) :])
+    taken = sorted({name.partition("/")[0].casefold() for name in program.files})
+    names = iter(numbered([*taken, *wanted], alike=str.casefold)[len(taken) :])
     for method in bundle.methods:
-        takes, gives = _own(artifact, method, shop)
+        try:
+            own = own_signature(replace(artifact, function=method.name), shop)
+        except LoadFailed as error:
+            raise UsageError(f"the bundle's program cannot be read: {error.message}", hint=error.hint) from error
         for case, name in zip(method.cases, names, strict=False):
             (path / name).mkdir()
             try:
-                inputs = list(_tensors(path, name, "input", takes, case.inputs))
-                outputs = list(_tensors(path, name, "output", gives, case.expected_outputs))
+                inputs = list(_tensors(path, name, "input", own.inputs, case.inputs))
+                outputs = list(_tensors(path, name, "output", own.outputs, case.expected_outputs))
             except LoadFailed as error:
                 raise UsageError(f"case {case.name!r}: {error.message}", hint=error.hint) from error
             lines = [
@@ -84,19 +86,6 @@ def write_flagfiles(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
                 *tolerances[method.name, case.name],
             ]
             (path / f"{name}{_SUFFIX}").write_text("\n".join(lines) + "\n")
-
-
-def _own(artifact: Artifact, method: Method, shop: RunContext) -> tuple[Sequence[TensorSpec], Sequence[TensorSpec]]:
-    """What the program itself says it takes and gives: it alone tells bare numbers from tensors."""
-    program = Artifact(
-        artifact.runtime, artifact.main, artifact.files, artifact.digests, method.name, artifact.compiler
-    )
-    with temporary_folder("hil-bundle-") as folder:
-        try:
-            said = signature_of(program, shop.isolated, Path(folder) / "read.log", needs_own=True)
-        except LoadFailed as error:
-            raise UsageError(f"the bundle's program cannot be read: {error.message}", hint=error.hint) from error
-    return said.inputs, said.outputs
 
 
 def _tensors(
@@ -184,9 +173,7 @@ def read_flagfiles(path: Path, *, shop: RunContext) -> Bundle:
     functions = list(dict.fromkeys(flags.function for flags in found.values()))
     models = import_methods(module, [] if functions == [""] else functions, shop)
     program = {module.name: module, **{weight.name: weight for weight in weights}}
-    artifact = Artifact(
-        "iree", module.name, program, {name: digest_file(one) for name, one in program.items()}, models[0].function, ""
-    )
+    artifact = program_of("iree", program, module.name, function=models[0].function)
     signatures = signatures_of(artifact, models, shop, ask=no_board)
     suites = []
     for file, flags in found.items():

@@ -5,10 +5,9 @@ A package adds one by the entry point group ``hil.bundle_formats``, whose value 
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from hil.bundles import Bundle
@@ -63,34 +62,20 @@ class Format:
     summary: str
 
 
-_BUILT_IN = MappingProxyType(
-    {
-        "onnx": Format(
-            onnx.read_onnx,
-            onnx.write_onnx,
-            True,
-            "a folder of model.onnx and ONNX's own test_data_set_* folders",
-        ),
-        "flagfile": Format(
-            flagfile.read_flagfiles,
-            flagfile.write_flagfiles,
-            True,
-            "a folder of a .vmfb, .npy files and a flagfile a case, as iree-run-module takes them",
-        ),
-        "golden": Format(
-            case_files.read_golden,
-            case_files.write_golden,
-            True,
-            "a folder of the program, the cases' tensors as .npy, and golden.json",
-        ),
-        "bpte": Format(
-            bpte.read_bpte,
-            bpte.write_bpte,
-            False,
-            "ExecuTorch's bundled program, a .bpte file",
-        ),
-    }
-)
+_IREE = "a folder of a .vmfb, .npy files and a flagfile a case, as iree-run-module takes them"
+_BUILT_IN = {
+    "onnx": Format(
+        onnx.read_onnx, onnx.write_onnx, True, "a folder of model.onnx and ONNX's own test_data_set_* folders"
+    ),
+    "flagfile": Format(flagfile.read_flagfiles, flagfile.write_flagfiles, True, _IREE),
+    "golden": Format(
+        case_files.read_golden,
+        case_files.write_golden,
+        True,
+        "a folder of the program, the cases' tensors as .npy, and golden.json",
+    ),
+    "bpte": Format(bpte.read_bpte, bpte.write_bpte, False, "ExecuTorch's bundled program, a .bpte file"),
+}
 
 
 def formats() -> dict[str, Format]:
@@ -99,27 +84,16 @@ def formats() -> dict[str, Format]:
 
 
 def read_format(name: str, path: Path, *, shop: RunContext) -> Bundle:
-    """Read a bundle from another tool's form.
-
-    Raises:
-        UsageError: there is no such form, or as :class:`Read` says.
-    """
+    """Read a bundle from another tool's form. Raises UsageError: there is no such form, or as :class:`Read` says."""
     read: Read = _resolved(pick("bundle format", formats(), name).read)
     return read(path, shop=shop)
 
 
 def write_format(name: str, bundle: Bundle, path: Path, *, shop: RunContext) -> None:
-    """Write a bundle in another tool's form.
-
-    Raises:
-        UsageError: there is no such form, or as :class:`Write` says.
-    """
+    """Write a bundle in another tool's form. Raises UsageError: there is no such form, or as :class:`Write` says."""
     write: Write = _resolved(pick("bundle format", formats(), name).write)
     write(bundle, path, shop=shop)
 
 
 def _resolved(function: Any) -> Any:
-    if not isinstance(function, str):
-        return function
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return pkgutil.resolve_name(function) if isinstance(function, str) else function

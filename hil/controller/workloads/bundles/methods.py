@@ -16,6 +16,7 @@ from hil.controller.devices.board_client import Loaded
 from hil.controller.models.importers import import_model, importers, mlir
 from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.run_context import RunContext
+from hil.core.digest import digest_file
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, dtype_name
@@ -36,13 +37,10 @@ def import_methods(path: Path, functions: Sequence[str], context: RunContext, **
     Args:
         functions: those to take; none are all of a module, MLIR or compiled, and of another model its main one.
         settings: ``dims`` of :func:`import_model`.
-
-    Raises:
-        UsageError, ImportFailed, StageTimeout: as :func:`import_model`.
     """
     names = list(dict.fromkeys(functions)) or _functions(path, context)
-    kept: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
-    models = [import_model(path, function=name, **kept, **settings) for name in names]
+    settings |= {"isolated": context.isolated, "cache": context.cache}
+    models = [import_model(path, function=name, **settings) for name in names]
     if len(models) > 1 and models[0].format not in _WHOLE:
         raise UsageError(
             f"a program of {path.name} has one method: of a {models[0].format} model each is compiled by itself",
@@ -84,7 +82,6 @@ def signatures_of(
 
     Args:
         artifact: the program, of the first model.
-        models: the entry points.
         ask: loads a program on the board, where nobody else can tell.
 
     Raises:
@@ -116,18 +113,17 @@ def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[Met
     for method, signature in signatures.items():
         cases = [case for suite in suites if suite.method_name == method for case in suite.test_cases]
         inputs, outputs = [case.inputs for case in cases], [case.expected_outputs for case in cases]
+        sides = ("input", signature.inputs, inputs), ("output", signature.outputs, outputs)
         found[method] = Signature(
-            _side(f"method {method!r}, input", signature.inputs, inputs),
-            _side(f"method {method!r}, output", signature.outputs, outputs),
+            *(
+                tuple(
+                    _settled(f"method {method!r}, {kind} {spec.name!r}", spec, [_at(one, spec, place) for one in given])
+                    for place, spec in enumerate(specs)
+                )
+                for kind, specs, given in sides
+            )
         )
     return found
-
-
-def _side(what: str, specs: Sequence[TensorSpec], given: Sequence[Values]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        _settled(f"{what} {spec.name!r}", spec, [_at(values, spec, place) for values in given])
-        for place, spec in enumerate(specs)
-    )
 
 
 def _at(values: Values, spec: TensorSpec, place: int) -> Any:
@@ -153,15 +149,30 @@ def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
 
 
 def no_board(program: Artifact) -> Loaded:
-    """In place of a board, where there is none to ask.
-
-    Raises:
-        UsageError: always.
-    """
+    """Raise a UsageError: in place of a board, where there is none to ask."""
     raise UsageError(
         "only a board can tell what this program takes and gives",
         hint="make a bundle of the program with hil bundle create --board, and give the cases with --case",
     )
+
+
+def program_of(
+    runtime: str, files: Mapping[str, Path], main: str, *, function: str = "", compiler: str = "", **more: Any
+) -> Artifact:
+    """The program that files are; ``more`` are fields of an Artifact."""
+    digests = {name: digest_file(file) for name, file in files.items()}
+    return Artifact(runtime, main, files, digests, function, compiler, **more)
+
+
+def own_signature(program: Artifact, context: RunContext) -> Signature:
+    """What a program of IREE's itself says it takes and gives: it alone tells bare numbers from tensors.
+
+    Raises:
+        LoadFailed: it cannot be read.
+    """
+    with temporary_folder("hil-bundle-") as folder:
+        said = signature_of(program, context.isolated, Path(folder) / "read.log", needs_own=True)
+    return Signature(tuple(said.inputs), tuple(said.outputs))
 
 
 def _read(program: Artifact, context: RunContext) -> Signature | None:
@@ -169,11 +180,10 @@ def _read(program: Artifact, context: RunContext) -> Signature | None:
         return Signature(tuple(program.inputs), tuple(program.outputs))
     if program.runtime != "iree" or not program.function:
         return None
-    with temporary_folder("hil-bundle-") as folder:
-        try:
-            said = signature_of(program, context.isolated, Path(folder) / "read.log", needs_own=True)
-        except LoadFailed:
-            return None  # of a newer IREE, or of a vendor's: the board decides
+    try:
+        said = own_signature(program, context)
+    except LoadFailed:
+        return None  # of a newer IREE, or of a vendor's: the board decides
     return Signature(_plain(said.inputs), _plain(said.outputs))
 
 

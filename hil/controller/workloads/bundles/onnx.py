@@ -7,20 +7,16 @@ the cases' names have no place there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hil.bundles import Bundle, MethodTestSuite
-from hil.controller.backends.compilers import compile_model
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
-from hil.controller.workloads.bundles.methods import LEFT_OUT, import_methods, no_board, signatures_of
+from hil.controller.workloads.bundles.methods import LEFT_OUT, import_methods, no_board, program_of, signatures_of
 from hil.core import own_version
 from hil.core.files import within
-from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array
 from hil.errors import UsageError
 
 _MODEL = "model.onnx"
@@ -59,19 +55,9 @@ def read_onnx(path: Path, *, shop: RunContext) -> Bundle:
     if not found:
         raise UsageError(f"{path} holds no test data", hint="a case is a folder test_data_set_N beside the model")
     (model,) = import_methods(chosen, (), shop)
-    with temporary_folder("hil-bundle-") as folder:
-        artifact = compile_model(
-            model,
-            compiler="none",
-            runtime="onnxruntime",
-            flags=(),
-            cache=shop.cache,
-            isolated=shop.isolated,
-            recompute=False,
-            debug_ir=None,
-            timeout=None,
-            log=Path(folder) / "compile.log",
-        )
+    main = next(name for name, file in model.files.items() if file == model.path)
+    known = {"inputs": model.inputs, "outputs": model.outputs}
+    artifact = program_of("onnxruntime", model.files, main, function=model.function, compiler="none", **known)
     ((name, signature),) = signatures_of(artifact, [model], shop, ask=no_board).items()
     cases = [replace(read_case(one, signature), source="ONNX test data") for one in found]
     made: dict[str, Any] = {
@@ -96,6 +82,8 @@ def write_onnx(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
         )
     if len(bundle.methods) != 1:
         raise UsageError(f"the bundle has {len(bundle.methods)} methods, and an ONNX model has one graph")
+    from onnx import numpy_helper
+
     (method,) = bundle.methods
     path.mkdir(exist_ok=True)
     bundle.extract(path)
@@ -103,16 +91,10 @@ def write_onnx(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     for number, case in enumerate(method.cases):
         folder = path / f"test_data_set_{number}"
         folder.mkdir()
-        _write(folder, "input", case.inputs.items())
-        _write(folder, "output", case.expected_outputs.items())
-
-
-def _write(folder: Path, kind: str, tensors: Iterable[tuple[str, Array]]) -> None:
-    from onnx import numpy_helper
-
-    for number, (name, array) in enumerate(tensors):
-        try:
-            tensor: Any = numpy_helper.from_array(array, name)
-        except Exception as error:  # a dtype that ONNX has no name for
-            raise UsageError(f"ONNX holds no such tensor as {kind} {name!r}: {error}") from error
-        (folder / f"{kind}_{number}.pb").write_bytes(tensor.SerializeToString())
+        for kind, tensors in (("input", case.inputs), ("output", case.expected_outputs)):
+            for place, (name, array) in enumerate(tensors.items()):
+                try:
+                    tensor = numpy_helper.from_array(array, name)
+                except Exception as error:  # a dtype that ONNX has no name for
+                    raise UsageError(f"ONNX holds no such tensor as {kind} {name!r}: {error}") from error
+                (folder / f"{kind}_{place}.pb").write_bytes(tensor.SerializeToString())

@@ -22,15 +22,12 @@ def open_bundle(path: Path, key: Path | None = None) -> Bundle:
         key: a file of public keys, one of which must have signed it; None takes any signature, or none.
 
     Raises:
-        UsageError: as :meth:`Bundle.open`, the signature is wrong, or not one of those keys'.
+        UsageError: as :meth:`Bundle.open`, or the signature is wrong, or not one of those keys'.
     """
     bundle = Bundle.open(path)
     if key is not None or bundle.head.signature:
         verify(bundle.head, public_keys(key) if key is not None else None)
     return bundle
-
-
-_FILES = "program"
 
 
 @dataclass(frozen=True)
@@ -74,18 +71,13 @@ class ProgramCase:
 
 
 def stored_program(bundle: Bundle, cache: Cache) -> Artifact:
-    """A bundle's program, its files in the cache: cases that have one program share them.
-
-    Raises:
-        StorageError: the cache cannot be written.
-        UsageError: the bundle's file was changed since it was opened.
-    """
+    """A bundle's program, its files in the cache: cases that have one program share them."""
     digests, *_ = program_files(bundle.head.document())
     key = Cache.key("bundle-program", digests=dict(digests))
 
     def make(folder: Path) -> None:
-        (folder / _FILES).mkdir()
-        bundle.extract(folder / _FILES)
+        (folder / "program").mkdir()
+        bundle.extract(folder / "program")
 
     entry, _ = cache.get_or_make(key, {"model": bundle.program.main}, make)
-    return bundle.program_at(entry / _FILES)
+    return bundle.program_at(entry / "program")

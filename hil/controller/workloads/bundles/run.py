@@ -36,9 +36,8 @@ def run_bundle(
     Args:
         job: the board and how to run; its one model is the bundle's file. Tolerances go before the cases' own.
         methods: those to run; none are all.
-        key: a file of public keys, one of which must have signed it; None takes any bundle.
-        isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
-        choice: the board; None is the one that the job names.
+        key: as :func:`open_bundle` takes it.
+        isolated, choice: as :func:`hil.controller.workloads.run_job.run_job` takes them.
 
     Returns:
         The run's record (the schema of docs/run.schema.json) with ``folder``, its place.

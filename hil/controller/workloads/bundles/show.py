@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.bundles import Bundle, Method
+from hil.bundles.manifest import signature_json
 from hil.bundles.signature import fingerprint
 from hil.compare.stats import STATISTICS, worst_of
-from hil.controller.storage.texts import table
+from hil.controller.storage.texts import counted, say, table
 from hil.core.digest import digest_of
 from hil.core.tensors import Array, dtype_name, to_bytes, type_text
 
@@ -45,24 +45,20 @@ def document_of(bundle: Bundle, path: Path) -> dict[str, Any]:
     }
 
 
-def counted(bundle: Bundle) -> str:
+def size_text(bundle: Bundle) -> str:
     """How many methods and cases it has: ``1 method, 3 cases``."""
     cases = sum(len(method.cases) for method in bundle.methods)
-    numbers = {"method": len(bundle.methods), "case": cases}
-    return ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in numbers.items())
+    return f"{counted(len(bundle.methods), 'method')}, {counted(cases, 'case')}"
 
 
 def _method(method: Method) -> dict[str, Any]:
     return {
         "name": method.name,
-        "inputs": [asdict(spec) for spec in method.signature.inputs],
-        "outputs": [asdict(spec) for spec in method.signature.outputs],
+        "inputs": signature_json(method.signature.inputs),
+        "outputs": signature_json(method.signature.outputs),
         "cases": [
             {
-                "name": case.name,
-                "source": case.source,
-                "rtol": case.rtol,
-                "atol": case.atol,
+                **{name: getattr(case, name) for name in ("name", "source", "rtol", "atol")},
                 "inputs": _tensors(case.inputs),
                 "outputs": _tensors(case.expected_outputs),
             }
@@ -72,16 +68,12 @@ def _method(method: Method) -> dict[str, Any]:
 
 
 def _tensors(tensors: Mapping[str, Array]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "dtype": dtype_name(array.dtype),
-            "shape": list(array.shape),
-            "bytes": to_bytes(array).nbytes,
-            "digest": digest_of(to_bytes(array)),
-        }
-        for name, array in tensors.items()
-    ]
+    found = []
+    for name, array in tensors.items():
+        data = to_bytes(array)
+        spec = {"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape)}
+        found.append({**spec, "bytes": data.nbytes, "digest": digest_of(data)})
+    return found
 
 
 def print_bundle(document: Mapping[str, Any]) -> None:
@@ -89,36 +81,34 @@ def print_bundle(document: Mapping[str, Any]) -> None:
     from hil.controller.storage.console import Console
 
     console = Console()
-    program = document["program"]
-    console.print(f"{document['path']}: {document['bytes']:,} bytes", highlight=False, markup=False, soft_wrap=True)
-    _say(console, "digest", document["digest"])
-    _say(console, "signed", document["signed_by"] or "no")
-    _say(console, "runtime", program["runtime"])
-    _say(console, "compiler", program["compiler"])
-    for flag in program["flags"]:
-        _say(console, "", flag)
-    for file in program["files"]:
-        _say(console, "file", f"{file['name']}, {file['bytes']:,} bytes")
-    model, target = document["made"].get("model"), document["made"].get("target")
-    if isinstance(model, dict):
-        _say(console, "model", f"{model.get('name')!s} {model.get('digest')!s}")
-    if target:
-        _say(console, "target", str(target))
+    say(console, "", f"{document['path']}: {document['bytes']:,} bytes", indent=0, whole=True)
+    for label, text in _lines(document):
+        _say(console, label, text)
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    program, made = document["program"], document["made"]
+    yield "digest", document["digest"]
+    yield "signed", document["signed_by"] or "no"
+    yield "runtime", program["runtime"]
+    yield "compiler", program["compiler"]
+    yield from (("", flag) for flag in program["flags"])
+    yield from (("file", f"{file['name']}, {file['bytes']:,} bytes") for file in program["files"])
+    if isinstance(model := made.get("model"), dict):
+        yield "model", f"{model.get('name')!s} {model.get('digest')!s}"
+    if target := made.get("target"):
+        yield "target", str(target)
     for method in document["methods"]:
-        _say(console, "method", _call(method))
+        takes, gives = (
+            ", ".join(f"{spec['name']}: {type_text(spec['dtype'], spec['shape'])}" for spec in method[kind])
+            for kind in ("inputs", "outputs")
+        )
+        yield "method", f"{method['name']}({takes}) -> ({gives})"
         for case in method["cases"]:
             given = [f"{name} {case[name]:g}" for name in ("rtol", "atol") if case[name] is not None]
             size = sum(tensor["bytes"] for kind in ("inputs", "outputs") for tensor in case[kind])
             words = [case["source"] and f"as {case['source']} says", *given, f"{size:,} bytes"]
-            _say(console, "case", f"{case['name']}: {', '.join(word for word in words if word)}")
-
-
-def _call(method: Mapping[str, Any]) -> str:
-    takes, gives = (
-        ", ".join(f"{spec['name']}: {type_text(spec['dtype'], spec['shape'])}" for spec in method[kind])
-        for kind in ("inputs", "outputs")
-    )
-    return f"{method['name']}({takes}) -> ({gives})"
+            yield "case", f"{case['name']}: {', '.join(word for word in words if word)}"
 
 
 def print_run(record: Mapping[str, Any]) -> None:
@@ -135,55 +125,38 @@ def print_run(record: Mapping[str, Any]) -> None:
     ]
     if rows:
         console.print(table(_COLUMNS, rows, numbers=_COLUMNS[2:], whole=_COLUMNS))
-    for reason, names, hint in _reasons(record["cases"]):
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for case in record["cases"]:
+        if case["outcome"] != "PASS":
+            hint = case["error"]["hint"] if case["error"] else ""
+            reasons.setdefault((case["reason"], hint), []).append(case["name"])
+    for (reason, hint), names in reasons.items():
         _say(console, "", f"{', '.join(names)}: {reason}", style="red")
         if hint:
             _say(console, "hint", hint)
     for note in dict.fromkeys(filter(None, (case["provenance"].get("elsewhere") for case in record["cases"]))):
         _say(console, "note", note)
     passed = sum(case["outcome"] == "PASS" for case in record["cases"])
-    text = f"{passed} of {len(record['cases'])} cases passed{_where(record)}"
-    text += f", stored in {record['folder']}" if record["folder"] else ""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _reasons(cases: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], str]]:
-    """Why cases did not pass, each reason once: with their names, and what to do."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for case in cases:
-        if case["outcome"] != "PASS":
-            hint = case["error"]["hint"] if case["error"] else ""
-            found.setdefault((case["reason"], hint), []).append(case["name"])
-    return [(reason, names, hint) for (reason, hint), names in found.items()]
-
-
-def _where(record: Mapping[str, Any]) -> str:
-    board = record["board"].get("name", "")
-    return f" on {board}" if board else ""
+    where = f" on {record['board']['name']}" if record["board"].get("name") else ""
+    where += f", stored in {record['folder']}" if record["folder"] else ""
+    say(console, "", f"{passed} of {len(record['cases'])} cases passed{where}", indent=0, whole=True)
 
 
 def _statistics(case: Mapping[str, Any]) -> list[str]:
     found = worst_of(output for verdict in case["verdicts"] for output in verdict["outputs"])
-    if found["mismatches"] is None:
-        return ["-", *("-" for _ in _STATISTICS), _device(case)]
-    mismatches = f"{found['mismatches']} of {found['elements']}"
-    return [mismatches, *(_number(found[one.key]) for one in _STATISTICS), _device(case)]
-
-
-def _device(case: Mapping[str, Any]) -> str:
-    device = case["device"]
-    if not device or not device["iterations"]:
-        return "-"
-    cold = " cold" if device["iterations"] == 1 and device.get("cold_ns") is not None else ""
-    return f"{device['p50_ns'] / 1e6:.3g} ms{cold}"
+    compared = found["mismatches"] is not None
+    device, shown = case["device"], "-"
+    if device and device["iterations"]:
+        cold = " cold" if device["iterations"] == 1 and device.get("cold_ns") is not None else ""
+        shown = f"{device['p50_ns'] / 1e6:.3g} ms{cold}"
+    mismatches = f"{found['mismatches']} of {found['elements']}" if compared else "-"
+    return [mismatches, *(_number(found[one.key] if compared else None) for one in _STATISTICS), shown]
 
 
 def _say(console: Console, label: str, text: str, style: str = "") -> None:
-    from rich.text import Text
-
-    # What a bundle says of its making may hold anything, a terminal's orders too.
+    """A labelled line, whatever a bundle says of its making: line ends and a terminal's orders are in it no more."""
     shown = "".join(char if char.isprintable() else "?" for char in text)
-    console.print(Text(f"  {label:<11}{shown}", style=style), soft_wrap=True)
+    say(console, label or " ", shown, style=style, width=11, whole=True)
 
 
 def _number(value: Any) -> str:

@@ -74,12 +74,12 @@ def match_steps(
     Args:
         results: each step's outputs and variables.
         expected_of: TensorFlow's, by the step's number from 0, and their noise by name.
-        rtol, atol, allow_blind: as :func:`hil.compare.verdict.compare_output` takes them.
 
     Raises:
         Differs: one does not agree, or there is nothing to compare.
         CannotBeJudged: all agree, and one that is not allowed to be blind would agree with wrong values too.
     """
+    within: dict[str, Any] = {"rtol": rtol, "atol": atol, "allow_blind": allow_blind}
     if not results:
         raise Differs("there is no step to compare")
     unjudged: dict[str, str] = {}
@@ -93,15 +93,7 @@ def match_steps(
             raise Differs(f"{place}: there is nothing to compare: neither outputs nor variables")
         for name, reference in expected.items():
             try:
-                compared = compare_output(
-                    name,
-                    outputs[name],
-                    reference,
-                    rtol=rtol,
-                    atol=atol,
-                    noise=noise.get(name),
-                    allow_blind=allow_blind,
-                )
+                compared = compare_output(name, outputs[name], reference, noise=noise.get(name), **within)
             except VacuousTolerance as error:
                 unjudged.setdefault(name, f"{place}: {error.message}")
                 continue
@@ -267,17 +259,12 @@ class _Study:
         finally:
             session.after_run(program.artifact, broken=False)
         asked = self.asked
-        stage(
-            MATCH,
-            lambda: match_steps(
-                row,
-                results,
-                lambda step: (load_tensors(trained / RESULT.format(step)), load_noise(trained / NOISE.format(step))),
-                rtol=asked.rtol,
-                atol=asked.atol,
-                allow_blind=asked.allow_blind,
-            ),
-        )
+
+        def expected_of(step: int) -> tuple[Tensors, Mapping[str, Noise]]:
+            return load_tensors(trained / RESULT.format(step)), load_noise(trained / NOISE.format(step))
+
+        within: dict[str, Any] = {"rtol": asked.rtol, "atol": asked.atol, "allow_blind": asked.allow_blind}
+        stage(MATCH, lambda: match_steps(row, results, expected_of, **within))
 
     def _run_steps(self, row: Row, loaded: LoadedProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
         """Every step's outputs; each starts from the variables as the program itself left them."""

@@ -10,7 +10,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
@@ -18,7 +17,8 @@ from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage import prompts
-from hil.controller.workloads.suites.request import Settings
+from hil.controller.workloads.suites.preparing import prepared
+from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import (
@@ -36,6 +36,7 @@ from hil.controller.workloads.suites.tasks import (
     unread,
 )
 from hil.core.results import Outcome, Stage
+from hil.core.text import Say
 from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnreachable, FarmError, SessionEnded
 
 # A case that lost its board runs again, counted, but not for ever: it may be the case that takes boards down.
@@ -45,55 +46,43 @@ _WAITING = 256
 _JOIN_S = 15.0
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How an engine runs its cases."""
-
-    flow: Flow
-    settings: Settings
-    confirm: int = 0  # how often a mismatch is run again, on the same board and on another in turns
-    faults: tuple[str, ...] = ()
-    wait_s: float = 60.0
-    boards: int = 1  # how many boards of a farm to use at a time
-    purpose: str = "hil suite"
-    say: Callable[[str], None] = lambda text: None  # told what goes on; called from several threads
-
-
 class Engine:
     """Runs cases on boards.
 
     Args:
         choices: the boards, each once, or what boards of a farm must be; what they are compiled for must be the same.
-        prepare: does the host's part: :func:`~hil.controller.workloads.suites.preparing.prepared`.
-
-    Attributes:
-        boards: what each board that was opened said of itself, by name.
+        say: told what goes on; called from several threads.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        request: Request,
+        flow: Flow,
         choices: Sequence[BoardChoice],
         runner: Runner,
         run: SuiteRun,
-        prepare: Callable[..., Iterator[Task]],
+        *,
+        say: Say = lambda text: None,
     ) -> None:
-        self._plan = plan
-        self._seats = seats_of(choices, plan.boards, plan.purpose, plan.wait_s)
+        self._request = request
+        self._flow = flow
         self._runner = runner
         self._run = run
-        self._prepare_cases = prepare
+        self._say = say
+        purpose = f"hil suite {run.folder.name}"
+        at_a_time = (request.jobs or 1) if request.on_farm else 1
+        self._seats = seats_of(choices, at_a_time, purpose, request.wait_s)
         self._queue = TaskQueue([seat.name for seat in self._seats])
         self._ended: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._agreed = Agreement(plan.flow.compiler or plan.flow.runtime)
+        self._agreed = Agreement(flow.compiler or flow.runtime)
         self._lost: BoardError | None = None
         self._got_in = False
-        self._pool = BoardPool(plan.purpose, wait_s=plan.wait_s, say=plan.say, opened=self._opened)
-        self._going = Going(self._over.is_set, lambda: self._pool.any_open, plan.say)
+        self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._opened)
+        self._going = Going(self._over.is_set, lambda: self._pool.any_open, say)
         self._hw_type = choices[0].config.hw_type
-        self.boards: dict[str, dict[str, object]] = {}
-        if all(knows_target(choice.config, plan.flow.runtime) for choice in choices):
+        self.boards: dict[str, dict[str, object]] = {}  # what each board that was opened said of itself, by name
+        if all(knows_target(choice.config, flow.runtime) for choice in choices):
             self._agreed.join(choices[0].config)
 
     def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
@@ -102,10 +91,8 @@ class Engine:
         Raises:
             UsageError: a board cannot be used that way.
         """
-        threads = [threading.Thread(target=self._guarded, args=(self._prepare, specs), daemon=True)]
-        threads += [
-            threading.Thread(target=self._guarded, args=(self._serve, seat), daemon=True) for seat in self._seats
-        ]
+        work = [(self._prepare, specs), *((self._serve, seat) for seat in self._seats)]
+        threads = [threading.Thread(target=self._guarded, args=one, daemon=True) for one in work]
         for thread in threads:
             thread.start()
         try:
@@ -152,12 +139,11 @@ class Engine:
         if self._agreed.config is None:
             # No board answered, so nobody knows what to compile for.
             for spec in specs:
-                case = unread(spec.id, self._plan.flow.runtime, self._run.case_folder(spec.id))
+                case = unread(spec.id, self._flow.runtime, self._run.case_folder(spec.id))
                 self._end_lost(Task(case))
             return
-        plan = self._plan
-        config = self._agreed.config
-        for task in self._prepare_cases(specs, plan.flow, plan.settings, self._runner, config, self._run, self._over):
+        settings, config = self._request.settings, self._agreed.config
+        for task in prepared(specs, self._flow, settings, self._runner, config, self._run, self._over):
             if task.case.outcome:
                 self._end(task)
             elif not self._queue.put(task, most=_WAITING) and not self._over.is_set():
@@ -175,7 +161,7 @@ class Engine:
                 useless = 0 if loss.task else useless + 1
                 another = seat.lent and useless < _TRIES and not isinstance(loss.gone, OtherTarget)
                 if another:
-                    self._plan.say(f"{choice.name} is lost: {loss.gone.message}; another board is to take its place")
+                    self._say(f"{choice.name} is lost: {loss.gone.message}; another board is to take its place")
                     self._lost = loss.gone
                     self._queue.rename(choice.name, seat.name)
                     seat.give_back()
@@ -201,10 +187,10 @@ class Engine:
 
     def _use(self, seat: Seat, choice: BoardChoice) -> Loss | None:
         """Run what there is to run on one board; how it was lost, None where it was not."""
-        runtimes = (self._plan.flow.runtime,)
+        runtimes = (self._flow.runtime,)
         try:
             try:
-                session = self._pool.session(choice, runtimes=runtimes, faults=self._plan.faults)
+                session = self._pool.session(choice, runtimes=runtimes, faults=self._request.faults)
             except BoardError as refused:
                 return None if self._over.is_set() else Loss(refused)
             while (task := self._queue.take(choice.name)) is not None:
@@ -223,15 +209,15 @@ class Engine:
                 try:
                     if why := seat.over():
                         raise SessionEnded(f"the lease ended: {why}")
-                    self._plan.say(f"{choice.name}: {error.message}; looking for it again")
-                    self._pool.reconnect(choice, error, faults=self._plan.faults)
-                    session = self._pool.session(choice, runtimes=runtimes, faults=self._plan.faults)
+                    self._say(f"{choice.name}: {error.message}; looking for it again")
+                    self._pool.reconnect(choice, error, faults=self._request.faults)
+                    session = self._pool.session(choice, runtimes=runtimes, faults=self._request.faults)
                 except BoardError as gone:
                     return Loss(gone, task, error)
                 self._run_again(task, error)
             return None
         finally:
-            self._pool.give_back(choice, faults=self._plan.faults)
+            self._pool.give_back(choice, faults=self._request.faults)
 
     def _opened(self, board: Board) -> None:
         """A board is there; it must take the programs that the others take."""
@@ -249,7 +235,7 @@ class Engine:
         waiting = self._queue.leave(board)
         if not (self._queue.alive or self._got_in) and isinstance(error, (BoardRefused, BoardUnreachable)):
             raise error
-        self._plan.say(f"{board} is left out from now on: {error.message}")
+        self._say(f"{board} is left out from now on: {error.message}")
         for task in waiting:
             if not self._put(task):
                 self._end_lost(task)
@@ -282,9 +268,9 @@ class Engine:
         if task.wrong is not None:
             task.attempts.append(attempt("confirm", task))
             task.confirmations.append((task.board, case.outcome is not Outcome.PASS))
-        elif case.outcome is Outcome.FAIL and self._plan.confirm:
+        elif case.outcome is Outcome.FAIL and self._request.confirm:
             task.wrong, task.wrong_on = case, task.board
-        where = next_confirmation(task, self._plan.confirm, self._queue.alive) if task.wrong is not None else None
+        where = next_confirmation(task, self._request.confirm, self._queue.alive) if task.wrong is not None else None
         if where is not None:
             task.case, task.boards = fresh(case), where
             if self._put(task):

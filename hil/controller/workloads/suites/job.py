@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +17,10 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import GO_ON, check_seal
-from hil.controller.workloads.suites.engine import Engine, Plan
+from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
-from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
+from hil.controller.workloads.suites.preparing import check_settings, suite_runner
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
@@ -73,7 +73,9 @@ def run_suite(
         BoardRefused, BoardUnreachable: no board was ever reached; nothing ran there.
         KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
     """
-    return _with_workers(request, lambda context: _start(request, out, context, screen, choices), isolated)
+    with _context(request, isolated) as context:
+        job = _SuiteJob(request, context, screen, choices)
+        return job.start(out)
 
 
 def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
@@ -93,7 +95,9 @@ def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
             f"{folder} cannot be gone on with: its suite.json does not say what was asked for ({error})",
             hint="it is another version's, or damaged: start a new run",
         ) from error
-    return _with_workers(request, lambda context: _resume(run, request, context, screen))
+    with _context(request) as context:
+        job = _SuiteJob(request, context, screen)
+        return job.resume(run)
 
 
 def select(
@@ -111,177 +115,131 @@ def select(
     return found
 
 
-def suite_of(request: Request, flow: Flow, context: RunContext) -> Suite:
-    """The suite that a request names."""
-    return open_suite(
-        request.source,
-        flow,
-        context,
-        layers=request.layers,
-        group=request.group,
-        layer_inputs=request.layer_inputs,
-        merge=request.merge,
-        seed=request.settings.seed,
-        dims=request.dims,
-    )
+@contextlib.contextmanager
+def _context(request: Request, isolated: Isolated | None = None) -> Iterator[RunContext]:
+    with lent(isolated, None if request.on_farm else request.jobs) as workers:
+        yield RunContext(Cache(), workers)
 
 
-def boards_of(request: Request) -> list[BoardChoice]:
-    """The boards that a request names.
-
-    Raises:
-        UsageError: there is no such board, one is named twice, or one has not the flow's runtime.
-    """
-    choices = [choose(board, request.hw_type, **_ssh(request)) for board in request.boards or ("",)]
+def _boards_of(request: Request) -> list[BoardChoice]:
+    """The boards that a request names. UsageError: one is named twice, or as :func:`choose`."""
+    ssh: dict[str, Any] = {name: Path(path) for name in ("identity", "known_hosts") if (path := request.ssh.get(name))}
+    ssh["accept_new_host_key"] = bool(request.ssh.get("accept_new_host_key"))
+    choices = [choose(board, request.hw_type, **ssh) for board in request.boards or ("",)]
     names = [choice.name for choice in choices]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--board {twice} is named twice", hint="each board once: it runs one program at a time")
     return choices
 
 
-def _ssh(request: Request) -> dict[str, Any]:
-    paths = {name: request.ssh.get(name) for name in ("identity", "known_hosts")}
-    given: dict[str, Any] = {name: Path(path) for name, path in paths.items() if path}
-    return {**given, "accept_new_host_key": bool(request.ssh.get("accept_new_host_key"))}
+class _SuiteJob:
+    """A suite on its boards, from the first check to the reports."""
 
+    def __init__(
+        self, request: Request, context: RunContext, screen: Progress, boards: Sequence[BoardChoice] = ()
+    ) -> None:
+        self._request = request
+        self._context = context
+        self._screen = screen
+        self._flow = load_flow(request.flow)
+        self._choices = list(boards) or _boards_of(request)
+        if request.on_farm and request.only_expected_failures and not request.hw_type:
+            raise UsageError(
+                "which failures are expected depends on the kind of hardware, which a farm's board only shows later",
+                hint="name it: --runtime-hw-type TYPE",
+            )
+        check_settings(request.settings, self._flow, self._choices)
+        self._suite = open_suite(request, self._flow, context)
+        self._expectations = Expectations.load(self._suite.expected)
 
-def _with_workers(
-    request: Request, work: Callable[[RunContext], SuiteRun], isolated: Isolated | None = None
-) -> SuiteRun:
-    with lent(isolated, None if request.on_farm else request.jobs) as workers:
-        return work(RunContext(Cache(), workers))
+    def start(self, out: Path | None) -> SuiteRun:
+        suite, flow = self._suite, self._flow
+        specs = select(suite, self._request, flow, self._expectations, self._choices)
+        folder = out or default_folder(suite.name, flow.name)
+        head = {
+            "request": self._request.to_json(),
+            "id": folder.name,
+            "source": suite.source,
+            "suite": suite.name,
+            "flow": flow.name,
+            "runtime": flow.runtime,
+            "boards": [choice.name for choice in self._choices],
+            "command": _resume_command(folder),
+            "versions": versions(),
+            "ids": [spec.id for spec in specs],
+            "suite_ids": [spec.id for spec in suite.cases],
+            "expected": str(suite.expected) if suite.expected else None,
+            "left_out": list(suite.left_out),
+            "interrupted": False,
+        }
+        is_new, is_first = not folder.exists(), not folder.parent.exists()
+        run = SuiteRun.create(folder, head)
+        try:
+            with run.writing():
+                return self._run(run, specs)
+        except (FarmError, BoardRefused, BoardUnreachable):
+            # No board of the farm will ever do, as it said at once, or none was reached: nothing of ours is to be kept.
+            if is_new and all(record.outcome in NEVER_IN for record in run.records()):
+                shutil.rmtree(folder, ignore_errors=True)
+                if is_first:
+                    with contextlib.suppress(OSError):  # somebody else's run is there by now
+                        folder.parent.rmdir()
+            raise
 
-
-def _start(
-    request: Request, out: Path | None, context: RunContext, screen: Progress, boards: Sequence[BoardChoice]
-) -> SuiteRun:
-    flow, choices = _checked(request, boards)
-    suite = suite_of(request, flow, context)
-    expectations = Expectations.load(suite.expected)
-    specs = select(suite, request, flow, expectations, choices)
-    folder = out or default_folder(suite.name, flow.name)
-    head = {
-        "request": request.to_json(),
-        "id": folder.name,
-        "source": suite.source,
-        "suite": suite.name,
-        "flow": flow.name,
-        "runtime": flow.runtime,
-        "boards": [choice.name for choice in choices],
-        "command": _resume_command(folder),
-        "versions": versions(),
-        "ids": [spec.id for spec in specs],
-        "suite_ids": [spec.id for spec in suite.cases],
-        "expected": str(suite.expected) if suite.expected else None,
-        "left_out": list(suite.left_out),
-        "interrupted": False,
-    }
-    is_new, is_first = not folder.exists(), not folder.parent.exists()
-    run = SuiteRun.create(folder, head)
-    try:
+    def resume(self, run: SuiteRun) -> SuiteRun:
+        by_id = {spec.id: spec for spec in self._suite.cases}
+        if missing := [case_id for case_id in run.head["ids"] if case_id not in by_id]:
+            raise UsageError(
+                f"{run.folder} cannot be gone on with: the suite {self._suite.name} has no case {missing[0]!r} any more"
+                + (f", nor {len(missing) - 1} others" if len(missing) > 1 else ""),
+                hint="its models or the onnx package changed: start a new run",
+            )
         with run.writing():
-            return _run(run, request, flow, choices, suite, specs, expectations, context, screen)
-    except (FarmError, BoardRefused, BoardUnreachable):
-        # No board of the farm will ever do, as it said at once, or none was reached: nothing of ours is to be kept.
-        if is_new and all(record.outcome in NEVER_IN for record in run.records()):
-            shutil.rmtree(folder, ignore_errors=True)
-            if is_first:
-                with contextlib.suppress(OSError):  # somebody else's run is there by now
-                    folder.parent.rmdir()
-        raise
+            was, now = run.head.get("versions", {}), versions()
+            if other := [f"{name} {was[name]} (here: {now.get(name)})" for name in was if was[name] != now.get(name)]:
+                told = f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same"
+                self._screen.note(told)
+            run.head.update(interrupted=False, finished=None, exit_code=None)
+            run.save()
+            return self._run(run, [by_id[case_id] for case_id in run.head["ids"]])
 
-
-def _resume(run: SuiteRun, request: Request, context: RunContext, screen: Progress) -> SuiteRun:
-    flow, choices = _checked(request)
-    suite = suite_of(request, flow, context)
-    by_id = {spec.id: spec for spec in suite.cases}
-    if missing := [case_id for case_id in run.head["ids"] if case_id not in by_id]:
-        raise UsageError(
-            f"{run.folder} cannot be gone on with: the suite {suite.name} has no case {missing[0]!r} any more"
-            + (f", nor {len(missing) - 1} others" if len(missing) > 1 else ""),
-            hint="its models or the onnx package changed: start a new run",
-        )
-    specs = [by_id[case_id] for case_id in run.head["ids"]]
-    with run.writing():
-        was, now = run.head.get("versions", {}), versions()
-        if other := [f"{name} {was[name]} (here: {now.get(name)})" for name in was if was[name] != now.get(name)]:
-            screen.note(f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same")
-        run.head.update(interrupted=False, finished=None, exit_code=None)
-        run.save()
-        return _run(run, request, flow, choices, suite, specs, Expectations.load(suite.expected), context, screen)
-
-
-def _checked(request: Request, boards: Sequence[BoardChoice] = ()) -> tuple[Flow, list[BoardChoice]]:
-    flow = load_flow(request.flow)
-    choices = list(boards) or boards_of(request)
-    if request.on_farm and request.only_expected_failures and not request.hw_type:
-        raise UsageError(
-            "which failures are expected depends on the kind of hardware, which a farm's board only shows later",
-            hint="name it: --runtime-hw-type TYPE",
-        )
-    check_settings(request.settings, flow, choices)
-    return flow, choices
-
-
-def _run(
-    run: SuiteRun,
-    request: Request,
-    flow: Flow,
-    choices: Sequence[BoardChoice],
-    suite: Suite,
-    specs: Sequence[CaseSpec],
-    expectations: Expectations,
-    context: RunContext,
-    screen: Progress,
-) -> SuiteRun:
-    if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
-        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
-        screen.note(f"{stale[0]}{more} will run again: the model, what lies beside it, or the flow has changed")
-    done = {record.id: record for record in run.records()}
-    todo = [spec for spec in specs if spec.id not in done]
-    screen.begin(len(specs), list(done.values()))
-    for line in suite.left_out:
-        screen.note(f"left out: {line}")
-    for remark in expectations.remarks([spec.id for spec in suite.cases], flow=flow.name, runtime=flow.runtime):
-        screen.note(remark)
-    by_id = {spec.id: spec for spec in todo}
-    plan = Plan(
-        flow,
-        request.settings,
-        confirm=request.confirm,
-        faults=request.faults,
-        wait_s=request.wait_s,
-        boards=(request.jobs or 1) if request.on_farm else 1,
-        purpose=f"hil suite {run.head['id']}",
-        say=screen.note,
-    )
-    try:
-        if todo:
-            engine = Engine(plan, choices, suite_runner(context), run, prepared)
-            # Filled as boards are opened; those that an earlier part of the run had are kept.
-            engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
-            for task in engine.run(todo):
-                # What never came to a board was compiled for boards like these.
-                task.hw_type = task.hw_type or engine.hw_type
-                record = record_of(by_id[task.case.name], task, suite.name, flow, request, run)
-                record = expectations.judge(record)
-                run.append(record)
-                screen.end(record)
-            if request.on_farm:
-                run.head["boards"] = sorted(engine.boards)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
+    def _run(self, run: SuiteRun, specs: Sequence[CaseSpec]) -> SuiteRun:
+        request, suite, flow, screen = self._request, self._suite, self._flow, self._screen
+        if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
+            more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+            screen.note(f"{stale[0]}{more} will run again: the model, what lies beside it, or the flow has changed")
+        done = {record.id: record for record in run.records()}
+        todo = {spec.id: spec for spec in specs if spec.id not in done}
+        screen.begin(len(specs), list(done.values()))
+        every = [spec.id for spec in suite.cases]
+        remarks = self._expectations.remarks(every, flow=flow.name, runtime=flow.runtime)
+        for line in (*(f"left out: {one}" for one in suite.left_out), *remarks):
+            screen.note(line)
+        try:
+            if todo:
+                engine = Engine(request, flow, self._choices, suite_runner(self._context), run, say=screen.note)
+                # Filled as boards are opened; those that an earlier part of the run had are kept.
+                engine.boards = run.head["board_info"] = dict(run.head.get("board_info", {}))
+                for task in engine.run(list(todo.values())):
+                    # What never came to a board was compiled for boards like these.
+                    task.hw_type = task.hw_type or engine.hw_type
+                    record = record_of(todo[task.case.name], task, suite.name, flow, request, run)
+                    record = self._expectations.judge(record)
+                    run.append(record)
+                    screen.end(record)
+                if request.on_farm:
+                    run.head["boards"] = sorted(engine.boards)
+        except KeyboardInterrupt:
             run.head.update(interrupted=True, exit_code=EXIT_INTERRUPTED)
             run.save()
             write_reports(run.folder)
             screen.note(f"{GO_ON}{_resume_command(run.folder)}")
-        raise
-    records = run.records()
-    outcomes = [Outcome(record.outcome) for record in records]
-    run.head.update(finished=time.time(), exit_code=exit_code_of(outcomes) if records else EXIT_NOTHING_RAN)
-    run.save()
-    write_reports(run.folder)
-    return run
+            raise
+        outcomes = [Outcome(record.outcome) for record in run.records()]
+        run.head.update(finished=time.time(), exit_code=exit_code_of(outcomes) if outcomes else EXIT_NOTHING_RAN)
+        run.save()
+        write_reports(run.folder)
+        return run
 
 
 def _resume_command(folder: Path) -> str:

@@ -36,10 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What layers are (``node``, ``fused``), what goes into them (``real``, ``random``), and which are one case.
-
-    ``merge`` is that of :func:`hil.controller.analysis.layers.unmerged`.
-    """
+    """What layers are, what goes into them, and which are one case: as a suite's request has them."""
 
     group: str = "node"
     inputs: str = "real"
@@ -71,9 +68,9 @@ def cases_of(
         UsageError: layers of a kind that there is not, or a dimension that no model has.
         StorageError: the cache cannot be written.
     """
-    wholes = [_Whole(model, flow, seed, dims or {}) for model in models]
+    wholes = [_Whole(model, flow, context, seed, dims or {}) for model in models]
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
-        found = list(pool.map(lambda whole: _cases(whole, context, layers), wholes))
+        found = list(pool.map(lambda whole: _cases(whole, layers), wholes))
     symbols = {symbol for model in models for symbol in symbols_of(model.path, context)} if dims else set()
     if unknown := sorted(set(dims or {}) - symbols):
         hint = f"{did_you_mean(unknown[0], symbols)}their dimensions: {', '.join(sorted(symbols)) or 'all fixed'}"
@@ -85,35 +82,29 @@ def cases_of(
     )
 
 
-def _cases(whole: _Whole, context: RunContext, choice: LayerChoice | None) -> list[CaseSpec]:
-    source = whole.source
+def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
+    source, context = whole.source, whole.context
     own = _own_cases(source, whole.flow, context)
     if own and not source.is_case:
         return own
-    name, content = source.name, whole.content(context)
+    name, content = source.name, whole.content()
     specs = [CaseSpec(f"{name}_full_model", name, whole.make, content=content), *own]
     for place in source.data_sets:
         make_set = functools.partial(whole.make_data_set, place)
         specs.append(CaseSpec(f"{name}_{place.name}", name, make_set, content=content))
-    if choice is None or whole.source.path.suffix.lower() != ".onnx":
+    if choice is None or source.path.suffix.lower() != ".onnx":
         return specs
     with temporary_folder("hil-suite-") as folder:
         log = Path(folder) / "layers.log"
         try:
-            model = whole.final(context, log)
+            model, inputs = whole.final(log), whole.inputs()
         except StorageError:
             raise
         except HilError:  # the whole model's case runs into it again, and tells
             return specs
+        work: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated, "log": log}
         try:
-            layers = layers_of(
-                model,
-                cache=context.cache,
-                isolated=context.isolated,
-                log=log,
-                group=choice.group,
-                inputs=whole.inputs(context),
-            )
+            layers = layers_of(model, group=choice.group, inputs=inputs, **work)
         except UsageError:
             raise
         except HilError as error:
@@ -127,10 +118,8 @@ def _cases(whole: _Whole, context: RunContext, choice: LayerChoice | None) -> li
 
 def _own_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[CaseSpec]:
     """A case for each that the model's file brings with it; of a file that cannot be read one that says so."""
-    if source.own_cases is None:
-        return []
     try:
-        found = source.own_cases(context)
+        found = source.own_cases(context) if source.own_cases else ()
     except StorageError:
         raise
     except HilError as error:
@@ -146,8 +135,8 @@ def _own_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[Case
     ]
 
 
-def _make_own(own: OwnCase, path: Path, flow: Flow, context: RunContext, folder: Path) -> CaseData:
-    program = own.make(context, folder)
+def _make_own(own: OwnCase, path: Path, flow: Flow, folder: Path) -> CaseData:
+    program = own.make(folder)
     runtime = program.artifact.runtime
     if flow.recipe:
         raise ImportFailed(
@@ -161,8 +150,8 @@ def _make_own(own: OwnCase, path: Path, flow: Flow, context: RunContext, folder:
     return CaseData(path, rtol=program.given.rtol, atol=program.given.atol, program=program)
 
 
-def _raising(error: HilError) -> Callable[[RunContext, Path], CaseData]:
-    def make(context: RunContext, folder: Path) -> CaseData:
+def _raising(error: HilError) -> Callable[[Path], CaseData]:
+    def make(folder: Path) -> CaseData:
         raise error
 
     return make
@@ -171,63 +160,67 @@ def _raising(error: HilError) -> Callable[[RunContext, Path], CaseData]:
 class _Whole:
     """A model read, given inputs, put through the flow's recipe, run by the reference: each once, when asked for."""
 
-    def __init__(self, source: SuiteModel, flow: Flow, seed: int, dims: Mapping[str, int]) -> None:
+    def __init__(self, source: SuiteModel, flow: Flow, context: RunContext, seed: int, dims: Mapping[str, int]) -> None:
         self.source = source
         self.flow = flow
+        self.context = context
         self._seed = seed
         self._dims = dims
         self._lock = threading.RLock()
         self._known: dict[str, Any] = {}
 
-    def make(self, context: RunContext, folder: Path) -> CaseData:
+    def make(self, folder: Path) -> CaseData:
         """The data of the whole model's case."""
-        plain = self._plain(context)
+        plain = self._plain()
         expected = _read(self.source.expected)
         if not expected and not default_references(plain):
             raise ImportFailed(
                 f"a {plain.format} model has no reference to be compared with",
                 hint=f"say what it should give in {self.source.path.stem}.expected.npz beside it",
             )
-        return self._data(self.inputs(context), expected, context, folder)
+        return self._data(self.inputs(), expected, folder)
 
-    def make_data_set(self, place: Path, context: RunContext, folder: Path) -> CaseData:
+    def make_data_set(self, place: Path, folder: Path) -> CaseData:
         """The data of a case that is a folder of inputs and expected outputs."""
-        given = self._data_set(place, context)
-        return self._data(dict(given.inputs), given.expected_outputs, context, folder)
+        given = self._data_set(place)
+        return self._data(dict(given.inputs), given.expected_outputs, folder)
 
-    def _data(
-        self, inputs: Mapping[str, Array], expected: Mapping[str, Array], context: RunContext, folder: Path
-    ) -> CaseData:
-        plain = self._plain(context)
-        path = self._after_recipe(context, folder / "prepare.log", self._sizes(context, inputs))
+    def _data(self, inputs: Mapping[str, Array], expected: Mapping[str, Array], folder: Path) -> CaseData:
+        plain = self._plain()
+        path = self._after_recipe(folder / "prepare.log", self._sizes(inputs))
         if path == plain.path:
             return CaseData(path, inputs, expected, rtol=self.source.rtol, atol=self.source.atol, dims=plain.dims)
         return CaseData(path, inputs, plain_path=plain.path, plain_expected=expected, dims=plain.dims)
 
-    def _data_set(self, place: Path, context: RunContext) -> BundledCase:
-        model = self._plain(context)
+    def _data_set(self, place: Path) -> BundledCase:
+        model = self._plain()
         signature = Signature(tuple(model.inputs or ()), tuple(model.outputs or ()))
         (given,) = checked_cases(model.function, signature, [read_case(place, signature)])
         return given
 
-    def make_layer(self, layer: Layer, mode: str, context: RunContext, folder: Path) -> CaseData:
+    def make_layer(self, layer: Layer, mode: str, folder: Path) -> CaseData:
         """The data of a layer's case: its inputs come from what the reference computed for the whole model."""
-        computed = self._activations(context, folder / "prepare.log")
+        log = folder / "prepare.log"
+        work: dict[str, Any] = {"cache": self.context.cache, "isolated": self.context.isolated, "log": log}
+        limits: dict[str, Any] = {"recompute": False, "timeout": COMPILE_TIMEOUT_S}
+        computed: Activations = self._once(
+            "activations", lambda: activations(self.final(log), self.inputs(), **limits, **work)
+        )
         return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._seed))
 
-    def final(self, context: RunContext, log: Path) -> Model:
+    def final(self, log: Path) -> Model:
         """The model as the recipe made it, every dimension that the inputs settle fixed: what layers are cut from."""
 
         def read() -> Model:
-            sizes = self._sizes(context, self.inputs(context))
-            return _import(self._after_recipe(context, log, sizes), sizes, context)
+            sizes = self._sizes(self.inputs())
+            return _import(self._after_recipe(log, sizes), sizes, self.context)
 
         return self._once("final", read)
 
-    def content(self, context: RunContext) -> str:
+    def content(self) -> str:
         """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""
         try:
-            model = self._plain(context).digest
+            model = self._plain().digest
         except StorageError:
             raise
         except HilError:  # its case runs into it again, and tells
@@ -235,20 +228,19 @@ class _Whole:
         beside = [_digest(file) for file in self.source.beside]
         return digest_of(repr((model, beside, self.flow)).encode())
 
-    def _plain(self, context: RunContext) -> Model:
+    def _plain(self) -> Model:
         def read() -> Model:
-            known = symbols_of(self.source.path, context) if self._dims else ()
+            known = symbols_of(self.source.path, self.context) if self._dims else ()
             chosen = {name: size for name, size in self._dims.items() if name in known}
-            return _import(self.source.path, {**self.source.dims, **chosen}, context)
+            return _import(self.source.path, {**self.source.dims, **chosen}, self.context)
 
         return self._once("plain", read)
 
-    def inputs(self, context: RunContext) -> dict[str, Array]:
+    def inputs(self) -> dict[str, Array]:
         """Every input by name: those given, and seeded random ones."""
 
         def read() -> dict[str, Array]:
-            model = self._plain(context)
-            given = self._given(context)
+            model, given = self._plain(), self._given()
             if model.inputs is None:  # only the board knows them: what is missing is made when it has said
                 return dict(given)
             try:
@@ -259,50 +251,34 @@ class _Whole:
 
         return self._once("inputs", read)
 
-    def _given(self, context: RunContext) -> Mapping[str, Array]:
+    def _given(self) -> Mapping[str, Array]:
         """The inputs that lie beside the model."""
         given = _read(self.source.given)
-        if given or not self.source.data_sets:
-            return given
-        return self._data_set(self.source.data_sets[0], context).inputs
+        return given or (self._data_set(self.source.data_sets[0]).inputs if self.source.data_sets else {})
 
-    def _sizes(self, context: RunContext, inputs: Mapping[str, Array]) -> dict[str, int]:
+    def _sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Every dimension that is known: those given, and those that the inputs settle."""
-        plain = self._plain(context)
+        plain = self._plain()
         sizes = dict(plain.dims)
         for spec in plain.inputs or ():
             pairs = zip(spec.shape, inputs[spec.name].shape, strict=True)
             sizes |= {dim: size for dim, size in pairs if isinstance(dim, str)}
         return sizes
 
-    def _after_recipe(self, context: RunContext, log: Path, sizes: Mapping[str, int]) -> Path:
+    def _after_recipe(self, log: Path, sizes: Mapping[str, int]) -> Path:
         def apply() -> Path:
-            return apply_recipe(self.flow, self._plain(context).path, self._samples(context), context, log, dims=sizes)
+            return apply_recipe(self.flow, self._plain().path, self._samples(), self.context, log, dims=sizes)
 
         return self._once(f"recipe {sorted(sizes.items())}", apply)
 
-    def _samples(self, context: RunContext) -> Sequence[Mapping[str, Array]]:
+    def _samples(self) -> Sequence[Mapping[str, Array]]:
         """What a recipe is told to calibrate with; nothing where it is to look for itself."""
         if found := self.source.calibration():
             return found
         if exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
             return []
-        given = self._given(context)
+        given = self._given()
         return [given] if given else []
-
-    def _activations(self, context: RunContext, log: Path) -> Activations:
-        def compute() -> Activations:
-            return activations(
-                self.final(context, log),
-                self.inputs(context),
-                cache=context.cache,
-                isolated=context.isolated,
-                recompute=False,
-                timeout=COMPILE_TIMEOUT_S,
-                log=log,
-            )
-
-        return self._once("activations", compute)
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
         """What was made before; an error comes again as well."""

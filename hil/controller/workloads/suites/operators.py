@@ -54,10 +54,11 @@ def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     entry, _ = context.cache.get_or_make(key, {"model": f"node tests of onnx {installed}"}, make)
     archive = zipfile.ZipFile(entry / _ARCHIVE)
     content = digest_of(repr((key, flow)).encode())
-    return tuple(
-        CaseSpec(test["id"], test["id"], functools.partial(_make, archive, test, flow), op=test["op"], content=content)
-        for test in json.loads(archive.read(_INDEX))
-    )
+    specs = []
+    for test in json.loads(archive.read(_INDEX)):
+        make_case = functools.partial(_make, archive, test, flow, context)
+        specs.append(CaseSpec(test["id"], test["id"], make_case, op=test["op"], content=content))
+    return tuple(specs)
 
 
 def _make(archive: zipfile.ZipFile, test: Mapping[str, Any], flow: Flow, context: RunContext, folder: Path) -> CaseData:

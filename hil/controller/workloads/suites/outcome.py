@@ -42,12 +42,14 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
     case = task.case if task.wrong is None else task.wrong
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _keep(case, run, ended is not Outcome.PASS or request.keep_all)
-    word = confirmed(task.wrong_on, task.confirmations)
+    artifact, error = case.artifact, case.error
+    files = artifact.files.values() if artifact else ()
     statistics = device_statistics(case.result) if case.result else {}
     verdict = case.verdicts[0] if case.verdicts else None
-    error = case.error
     provenance = case.result.provenance if case.result else {}
     parts = provenance.get("placement")
+    # Some models are programs, and some cases come with one.
+    compiled = artifact is not None and artifact.compiler != "none" and case.timings.compile_s is not None
     return CaseRecord(
         id=spec.id,
         model=spec.model,
@@ -70,11 +72,11 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         device_p90_ns=statistics.get("p90_ns"),
         iterations=statistics.get("iterations", 0),
         cold=statistics.get("iterations") == 1 and statistics["cold_ns"] is not None,
-        agentless=case.result.provenance.get("command", {}).get("why", "") if case.result else "",
-        artifact_bytes=_size(case),
-        program=case.artifact.digests[case.artifact.main] if case.artifact else "",
-        cached=case.artifact.cached if case.artifact is not None and _is_compiled(case) else None,
-        notes=case.artifact.notes if case.artifact else {},
+        agentless=provenance.get("command", {}).get("why", ""),
+        artifact_bytes=sum(path.stat().st_size for path in files if path.exists()) if artifact else None,
+        program=artifact.digests[artifact.main] if artifact else "",
+        cached=artifact.cached if artifact and compiled else None,
+        notes=artifact.notes if artifact else {},
         placement=None if parts is None else tuple(parts),
         elsewhere=provenance.get("elsewhere", ""),
         outputs=_comparisons(verdict),
@@ -82,7 +84,7 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         plain_outputs=_comparisons(case.plain_verdict),
         plain_against=case.plain_verdict.against if case.plain_verdict is not None else "",
         attempts=tuple(task.attempts),
-        confirmed=word,
+        confirmed=confirmed(task.wrong_on, task.confirmations),
         repeat=request.command(spec.id),
         diff=_diff(case, kept),
         folder=f"cases/{spec.id}" if run.case_folder(spec.id).exists() else "",
@@ -96,19 +98,8 @@ def _hint(hint: str) -> str:
     return next((instead for option, instead in _INSTEAD.items() if re.search(option, hint)), hint)
 
 
-def _is_compiled(case: Case) -> bool:
-    """Whether a compiler was asked for the program: some models are programs, and some cases come with one."""
-    return case.timings.compile_s is not None and case.artifact is not None and case.artifact.compiler != "none"
-
-
 def _comparisons(verdict: Verdict | None) -> tuple[Mapping[str, Any], ...]:
     return () if verdict is None else tuple(jsonable(verdict_record(verdict)["outputs"]))
-
-
-def _size(case: Case) -> int | None:
-    if case.artifact is None:
-        return None
-    return sum(path.stat().st_size for path in case.artifact.files.values() if path.exists())
 
 
 def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]:
@@ -139,8 +130,7 @@ def _diff(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
     # Comparisons are in the order of the outputs, under the names of the references, which may be in another order.
     output, worst = max(zip(kept["outputs"].values(), verdict.outputs, strict=True), key=lambda pair: _badness(pair[1]))
     words = ["hil", "compare", str(output), str(kept[kind][worst.name])]
-    tolerance = worst.tolerance
-    if tolerance is not None:
+    if (tolerance := worst.tolerance) is not None:
         words += ["--rtol", f"{tolerance.rtol:g}", "--atol", f"{tolerance.atol:g}"]
     return shlex.join([*words, "--plot", "diff.png"])
 

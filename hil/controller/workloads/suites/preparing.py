@@ -68,7 +68,7 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     name = name or spec.id
     try:
-        data = spec.make(runner.context, folder)
+        data = spec.make(folder)
         if data.program is not None:
             return data.program.begin(options_for(data, flow, settings, spec.id), folder, name)
         quantum = quantum_atol(flow, data.path, runner.context, folder / "logs" / "import.log")
@@ -101,14 +101,11 @@ def check_settings(settings: Settings, flow: Flow, choices: Iterable[BoardChoice
 
 def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
     """The pipeline's options for a case: its data, its flow, and how it is to be run."""
-    # A tolerance that the user typed goes before the flow's, and that before the case's own.
-    chosen: dict[str, Any] = {
-        name: next(
-            (one for one in (getattr(settings, name), getattr(flow, name)) if one is not None), getattr(data, name)
-        )
-        for name in ("rtol", "atol")
-    }
-    chosen["debug_ir"] = settings.debug_ir / case_id if settings.debug_ir else None
+    chosen: dict[str, Any] = {"debug_ir": settings.debug_ir / case_id if settings.debug_ir else None}
+    for name in ("rtol", "atol"):
+        # A tolerance that the user typed goes before the flow's, and that before the case's own.
+        given = [getattr(one, name) for one in (settings, flow, data)]
+        chosen[name] = next((one for one in given if one is not None), None)
     return Options(
         **{**vars(settings), **chosen},
         runtime=flow.runtime,
@@ -134,11 +131,7 @@ def prepared(
     run: SuiteRun,
     over: threading.Event,
 ) -> Iterator[Task]:
-    """Cases that are ready to run, or that ended before, as they come.
-
-    Args:
-        over: set when nobody wants more.
-    """
+    """Cases that are ready to run, or that ended before, as they come; until ``over`` is set."""
     context = runner.context
     batches = [specs[start : start + _BATCH] for start in range(0, len(specs), _BATCH)]
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="prepare") as pool:
@@ -169,12 +162,12 @@ def prepared(
                 # In the suite's order, so that the same ones are compiled together each time.
                 cases = [found for future in begun if isinstance(found := future.result(), Case)]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
-                compiled = _compiled_together(
-                    cases, flow, settings, config, context, run.folder / "logs" / f"{number:03}"
-                )
-                for ready in concurrent.futures.as_completed(
-                    [pool.submit(finish, case, compiled.get(case.model.digest if case.model else "")) for case in cases]
-                ):
+                logs = run.folder / "logs" / f"{number:03}"
+                compiled = _compiled_together(cases, flow, settings, config, context, logs)
+                finishing = [
+                    pool.submit(finish, case, compiled.get(case.model.digest if case.model else "")) for case in cases
+                ]
+                for ready in concurrent.futures.as_completed(finishing):
                     yield ready.result()
         finally:
             for future in begun:

@@ -33,10 +33,9 @@ class Request:
     # an equals sign the id itself.
     filters: tuple[str, ...] = ()
     layers: bool = True  # also a case for each layer of a model
-    # group, layer_inputs, merge: what layers are, what they are run on, and which of them are one case.
-    group: str = "node"
-    layer_inputs: str = "real"
-    merge: str = "content"
+    group: str = "node"  # what a layer is: see :func:`hil.controller.analysis.layers.layers_of`
+    layer_inputs: str = "real"  # or ``random``: layers run on what the reference computed, or on random values
+    merge: str = "content"  # which layers are one case: see :func:`hil.controller.analysis.layers.unmerged`
     dims: Mapping[str, int] = field(default_factory=dict)  # values of symbolic dimensions
     only_expected_failures: bool = False  # leave out what is expected to pass
     confirm: int = 0  # how often a mismatch is run again

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
@@ -31,6 +32,7 @@ from hil.controller.workloads.bundles.onnx import data_sets, data_sets_left_out,
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
 from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
 from hil.controller.workloads.suites.operators import operator_cases
+from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import OwnCase, Suite, SuiteModel, worded
 from hil.controller.workloads.suites.torch_cases import starts_from_torch, torch_cases
 from hil.controller.workloads.suites.zoo import zoo_models
@@ -46,31 +48,16 @@ EXPECTED = "expected.toml"
 _SHIPPED = Path(__file__).parent / "expected_lists"
 
 
-def open_suite(
-    source: str,
-    flow: Flow,
-    context: RunContext,
-    *,
-    layers: bool = True,
-    group: str = "node",
-    layer_inputs: str = "real",
-    merge: str = "content",
-    seed: int = 0,
-    dims: Mapping[str, int] | None = None,
-) -> Suite:
+def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
     """The cases of a suite, in order. Nothing is compiled yet; models are read, to know their layers.
 
+    The source is ``operators`` (the node tests of the installed onnx), ``models`` (hil's own), both of ExecuTorch's
+    backend tester for a flow that starts from PyTorch; a model's file, or a folder: every model in it and below, but
+    for hidden files. Beside a model may lie ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or output -> tensor) and
+    ``NAME.calibration.npz`` (input -> tensors, stacked).
+
     Args:
-        source: ``operators`` (the node tests of the installed onnx), ``models`` (hil's own), both of ExecuTorch's
-            backend tester for a flow that starts from PyTorch; a model's file, or a folder: every model in it and
-            below, but for hidden files. Beside a model may lie ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or
-            output -> tensor) and ``NAME.calibration.npz`` (input -> tensors, stacked).
         flow: what models are made into: a flow's recipe is applied before a model is cut into layers.
-        layers: a case for each layer of a model, besides the one for the whole.
-        group: what a layer is: ``node`` or ``fused``; see :func:`hil.controller.analysis.layers.layers_of`.
-        layer_inputs: ``real`` (what the reference computed for the whole model) or ``random``.
-        merge: which layers are one case: see :func:`hil.controller.analysis.layers.unmerged`.
-        dims: values of symbolic dimensions, for the models that have them.
 
     Returns:
         The suite; it has no cases where a folder holds no models.
@@ -78,14 +65,15 @@ def open_suite(
     Raises:
         UsageError: there is no such suite, file or folder, or the file is no model.
     """
+    source = request.source
     if source in BUILT_IN and starts_from_torch(flow):
         return Suite(source, source, torch_cases(source, flow, context), _SHIPPED / f"{source}_torch.toml")
     if source == "operators":
         return Suite(source, source, operator_cases(flow, context), _SHIPPED / "operators.toml")
-    choice = LayerChoice(group, layer_inputs, merge) if layers else None
+    choice = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
+    how: dict[str, Any] = {"layers": choice, "seed": request.settings.seed, "dims": request.dims}
     if source == "models":
-        cases = cases_of(zoo_models(context), flow, context, layers=choice, seed=seed, dims=dims)
-        return Suite(source, source, cases, _SHIPPED / "models.toml")
+        return Suite(source, source, cases_of(zoo_models(context), flow, context, **how), _SHIPPED / "models.toml")
     path = Path(source)
     if not exists(path):
         raise UsageError(
@@ -94,8 +82,8 @@ def open_suite(
         )
     folder = path if path.is_dir() else path.parent
     found = look(path)
-    cases = cases_of(found.models, flow, context, layers=choice, seed=seed, dims=dims)
     name = path.stem if path.is_file() else path.resolve().name
+    cases = cases_of(found.models, flow, context, **how)
     return Suite(name, source, cases, folder / EXPECTED, tuple(found.left_out))
 
 
@@ -210,14 +198,15 @@ def _called(file: Path) -> Path:
 
 
 def _model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
-    inputs, expected, calibration = (_archive(file, kind) for kind in (_INPUTS, _EXPECTED, _CALIBRATION))
-    beside = [inputs, expected, calibration]
+    called = _called(file)
+    beside = [called.with_name(called.stem + kind) for kind in (_INPUTS, _EXPECTED, _CALIBRATION)]
+    inputs, expected, _ = beside
     model = SuiteModel(name, file, given=functools.partial(_read, inputs), expected=functools.partial(_read, expected))
     is_case = exists(inputs) or exists(expected)
     if flagfiles:
         beside += [one for flagfile in flagfiles for one in _files_of(flagfile) if one != file]
-        own = cases_of_flagfiles(flagfiles, file.parent)
-        model = replace(model, own_cases=lambda context: own, is_case=is_case)
+        own_cases = functools.partial(cases_of_flagfiles, flagfiles, file.parent)
+        model = replace(model, own_cases=own_cases, is_case=is_case)
     elif brings_cases(file):
         if is_golden(file):
             beside += [one for one in sorted(file.parent.rglob("*")) if one.is_file() and one != file]
@@ -240,17 +229,9 @@ def _read(archive: Path) -> Mapping[str, Array]:
     return load_npz(archive) if exists(archive) else {}
 
 
-def _archive(file: Path, kind: str) -> Path:
-    own = _called(file)
-    return own.with_name(own.stem + kind)
-
-
-BUNDLES = (".hilb", ".bpte")
-
-
 def brings_cases(file: Path) -> bool:
     """Whether a file is one that may bring cases with it, by its name: a bundle, or the index of a golden folder."""
-    return file.suffix.lower() in BUNDLES or is_golden(file)
+    return file.suffix.lower() in (".hilb", ".bpte") or is_golden(file)
 
 
 def is_golden(file: Path) -> bool:
@@ -259,14 +240,7 @@ def is_golden(file: Path) -> bool:
 
 
 def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
-    """Every case of every method of a bundle or a golden folder, in order; none of a ``.bpte`` that bundles none.
-
-    Args:
-        file: one that :func:`brings_cases`.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Every case of every method of a file that :func:`brings_cases`; none of a ``.bpte`` that bundles none."""
     if is_golden(file):
         bundle = read_golden(file.parent, shop=context)
     elif file.suffix.lower() == ".hilb":
@@ -275,20 +249,15 @@ def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
         bundle = read_bpte(file, shop=context)
     else:
         return []
-    return list(_own_cases_of(file, bundle))
+    return list(_own_cases_of(file, bundle, context))
 
 
-def cases_of_flagfiles(files: Sequence[Path], folder: Path) -> list[OwnCase]:
-    """The cases of flag files of one program, one each.
+def cases_of_flagfiles(files: Sequence[Path], folder: Path, context: RunContext) -> list[OwnCase]:
+    """The cases of flag files of one program, one each; their names are relative to a folder."""
 
-    Args:
-        files: the flag files, in the folder or below.
-        folder: what the cases' names are relative to.
-    """
-
-    def make(file: Path, context: RunContext, place: Path) -> ProgramCase:
-        (own,) = _own_cases_of(file, read_flagfiles(file, shop=context))
-        return own.make(context, place)
+    def make(file: Path, place: Path) -> ProgramCase:
+        (own,) = _own_cases_of(file, read_flagfiles(file, shop=context), context)
+        return own.make(place)
 
     return [OwnCase(case_name(file, folder), _content(file), functools.partial(make, file)) for file in files]
 
@@ -313,27 +282,20 @@ def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[
         except (OSError, UsageError):
             program = file
         programs.setdefault(program, []).append(file)
-    left_out = [f"{silent[0]}{_more(silent)}: nothing is expected, for there is no --expected_output"] if silent else []
+    more = f" and {len(silent) - 1} more flag files" if len(silent) > 1 else ""
+    left_out = [f"{silent[0]}{more}: nothing is expected, for there is no --expected_output"] if silent else []
     return programs, left_out
 
 
-def _more(files: Sequence[Path]) -> str:
-    return f" and {len(files) - 1} more flag files" if len(files) > 1 else ""
-
-
 def files_of(flagfile: Path) -> list[Path]:
-    """The flag file and every file that it names.
-
-    Raises:
-        UsageError: it is no flag file.
-    """
+    """The flag file and every file that it names."""
     flags = parse_flagfile(flagfile)
     tensors = [text.partition("@")[2] for text in (*flags.inputs, *flags.expected)]
     return [flagfile, *flags.modules, *flags.parameters, *(Path(name) for name in tensors if name)]
 
 
-def _own_cases_of(file: Path, bundle: Bundle) -> Iterator[OwnCase]:
-    def make(method: Method, case: BundledCase, context: RunContext, place: Path) -> ProgramCase:
+def _own_cases_of(file: Path, bundle: Bundle, context: RunContext) -> Iterator[OwnCase]:
+    def make(method: Method, case: BundledCase, place: Path) -> ProgramCase:
         program = sealed(stored_program(bundle, context.cache), bundle.head, place)
         return ProgramCase(file, bundle.digest, method, case, program)
 

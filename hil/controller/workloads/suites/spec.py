@@ -59,7 +59,7 @@ class CaseSpec:
     model: str
     # makes the data; the folder is the case's own and empty. Called in a thread, for each case at most once. Raises
     # HilError (stage ``import`` where it says none).
-    make: Callable[[RunContext, Path], CaseData]
+    make: Callable[[Path], CaseData]
     layer: str = ""  # the layer's name; "" is the whole model
     op: str = ""  # the operator, or those of a group (``Conv+Relu``); "" is a whole model
     # digest of all that it is made from. A run that is gone on with runs a case again where it is another.
@@ -86,11 +86,7 @@ class OwnCase:
     name: str  # unique in its file and the same in every run
     content: str  # digest of all that it is made from; "" where that cannot be read, then making it says so
     # makes it, with the case's own folder; raises UsageError where it cannot be read.
-    make: Callable[[RunContext, Path], ProgramCase]
-
-
-def _nothing() -> Mapping[str, Array]:
-    return {}
+    make: Callable[[Path], ProgramCase]
 
 
 @dataclass(frozen=True)
@@ -100,8 +96,8 @@ class SuiteModel:
     name: str  # unique in the suite
     path: Path
     dims: Mapping[str, int] = field(default_factory=dict)
-    given: Callable[[], Mapping[str, Array]] = _nothing  # inputs by name; what is missing is seeded random
-    expected: Callable[[], Mapping[str, Array]] = _nothing  # outputs that take the reference's place
+    given: Callable[[], Mapping[str, Array]] = dict  # inputs by name; what is missing is seeded random
+    expected: Callable[[], Mapping[str, Array]] = dict  # outputs that take the reference's place
     # samples for recipes, each input -> tensor. Where there are none, recipes look for ``<model>.calibration.npz``
     # beside the model, then take what was given as inputs, then random samples.
     calibration: Callable[[], Sequence[Mapping[str, Array]]] = tuple

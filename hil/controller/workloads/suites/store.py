@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.packages import version
-from hil.controller.storage.runs import safe_name, seal, storing, write_file, write_json
+from hil.controller.storage.runs import Run, safe_name, seal, storing, write_file, write_json
 from hil.core import own_version
 from hil.core.files import read_file
-from hil.core.npy import save_npy
 from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import UsageError
@@ -94,7 +93,7 @@ class CaseRecord:
 
     def to_json(self) -> dict[str, Any]:
         """What JSON can say of it."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return dict(vars(self))
 
 
 _PACKAGES = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
@@ -131,25 +130,17 @@ _LOCK = ".lock"
 
 
 class SuiteRun:
-    """A suite run in its folder; one process at a time writes it (:meth:`writing`).
-
-    Attributes:
-        head: what suite.json holds: ``schema``, ``request``, ``suite``, ``flow``, ``runtime``, ``boards``, ``command``,
-            ``versions``, ``ids`` (of all cases, in order), ``started``, ``finished``, ``exit_code``, ``interrupted``.
-    """
+    """A suite run in its folder; one process at a time writes it (:meth:`writing`)."""
 
     def __init__(self, folder: Path, head: dict[str, Any]) -> None:
         self.folder = folder
+        # What suite.json holds: ``schema``, ``request``, ``suite``, ``flow``, ``runtime``, ``boards``, ``command``,
+        # ``versions``, ``ids`` (of all cases, in order), ``started``, ``finished``, ``exit_code``, ``interrupted``.
         self.head = head
 
     @classmethod
     def create(cls, folder: Path, head: Mapping[str, Any]) -> SuiteRun:
-        """A new run; its folder must not hold one already.
-
-        Raises:
-            UsageError: it does.
-            StorageError: it cannot be written.
-        """
+        """A new run. Raises UsageError: the folder holds one already."""
         if (folder / HEAD).exists():
             raise UsageError(
                 f"{folder} holds a suite run already",
@@ -165,11 +156,7 @@ class SuiteRun:
 
     @classmethod
     def open(cls, folder: Path) -> SuiteRun:
-        """A stored run.
-
-        Raises:
-            UsageError: there is none, or its head cannot be read.
-        """
+        """A stored run. Raises UsageError: there is none, or its head cannot be read."""
         try:
             head = json.loads(read_file(folder / HEAD))
             if head["schema"] > SCHEMA:
@@ -191,8 +178,7 @@ class SuiteRun:
     def writing(self) -> Iterator[None]:
         """Have the run for oneself. What a killed writer left of a line is taken away.
 
-        Raises:
-            UsageError: somebody else writes it.
+        Raises UsageError: somebody else writes it.
         """
         import filelock
 
@@ -202,7 +188,9 @@ class SuiteRun:
                 lock.acquire()
             except filelock.Timeout as error:
                 raise UsageError(f"another hil writes {self.folder} now", hint="wait until it has ended") from error
-            self._cut_partial_line()
+            path = self.folder / LINES
+            if path.exists() and (half := path.read_bytes().rpartition(b"\n")[2]):
+                os.truncate(path, path.stat().st_size - len(half))
         try:
             yield
         finally:
@@ -221,7 +209,9 @@ class SuiteRun:
         """The same, and how many lines cannot be read: of these nothing is known, so that their cases run again."""
         found: dict[str, CaseRecord] = {}
         damaged = 0
-        for line in self._lines():
+        path = self.folder / LINES
+        # What follows the last line's end is half a line, or nothing.
+        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
             try:
                 record = CaseRecord.of_json(json.loads(line))
             except (ValueError, TypeError, AttributeError, RecursionError):
@@ -238,16 +228,11 @@ class SuiteRun:
             content: of each case: see :class:`~hil.controller.workloads.suites.spec.CaseSpec`.
         """
         records = self.records()
-        kept = [record for record in records if record.content == content.get(record.id)]
         stale = [record.id for record in records if record.content != content.get(record.id)]
         if stale:
-            write_file(self.folder / LINES, b"".join(map(_line, kept)))
+            kept = b"".join(_line(record) for record in records if record.id not in stale)
+            write_file(self.folder / LINES, kept)
         return stale
-
-    def _lines(self) -> list[bytes]:
-        """What was written, line by line. What follows the last line's end is half a line, or nothing."""
-        path = self.folder / LINES
-        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
     def case_folder(self, case_id: str) -> Path:
         """Where a case keeps its files."""
@@ -255,21 +240,8 @@ class SuiteRun:
 
     def save_tensors(self, case_id: str, kind: str, tensors: Mapping[str, Array]) -> list[Path]:
         """Write tensors of a case as .npy below ``cases/<id>/<kind>``; returns their files, in order."""
-        folder = self.case_folder(case_id) / kind
-        files = []
-        with storing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for number, (name, array) in enumerate(tensors.items()):
-                files.append(folder / f"{number}-{safe_name(name)}.npy")
-                save_npy(files[-1], array)
-        return files
-
-    def _cut_partial_line(self) -> None:
-        path = self.folder / LINES
-        if path.exists():
-            whole = path.read_bytes().rpartition(b"\n")
-            if whole[2]:
-                os.truncate(path, len(whole[0]) + len(whole[1]))
+        cases = Run(self.folder / "cases", {})
+        return [cases.folder / entry["file"] for entry in cases.save_tensors(case_id, kind, tensors)]
 
 
 def _line(record: CaseRecord) -> bytes:

@@ -35,6 +35,10 @@ class Task:
     confirmations: list[tuple[str, bool]] = field(default_factory=list)
     started: float = field(default_factory=time.time)  # seconds since the epoch
 
+    def fits(self, boards: Sequence[str]) -> bool:
+        """Whether one of some boards may run it."""
+        return bool(boards) and not (self.boards and set(self.boards).isdisjoint(boards))
+
 
 class TaskQueue:
     """Tasks that wait for a board; threads take what their board may run, first come, first served."""
@@ -60,7 +64,7 @@ class TaskQueue:
         with self._changed:
             while not self._closed and most is not None and len(self._waiting) >= most and self._alive:
                 self._changed.wait(0.5)
-            if self._closed or not any(not task.boards or board in task.boards for board in self._alive):
+            if self._closed or not task.fits(self._alive):
                 return False
             self._waiting.append(task)
             self._changed.notify_all()
@@ -70,11 +74,10 @@ class TaskQueue:
         """The next task for a board; waits for one. None when the queue is closed."""
         with self._changed:
             while not self._closed:
-                for task in self._waiting:
-                    if not task.boards or board in task.boards:
-                        self._waiting.remove(task)
-                        self._changed.notify_all()
-                        return task
+                if (task := next((task for task in self._waiting if task.fits([board])), None)) is not None:
+                    self._waiting.remove(task)
+                    self._changed.notify_all()
+                    return task
                 self._changed.wait(0.5)
             return None
 
@@ -82,13 +85,8 @@ class TaskQueue:
         """A board takes no more; returns the tasks that nobody is left for."""
         with self._changed:
             self._alive.remove(board)
-            stranded = [
-                task
-                for task in self._waiting
-                if not any(not task.boards or other in task.boards for other in self._alive)
-            ]
-            for task in stranded:
-                self._waiting.remove(task)
+            stranded = [task for task in self._waiting if not task.fits(self._alive)]
+            self._waiting = [task for task in self._waiting if task.fits(self._alive)]
             self._changed.notify_all()
             return stranded
 
@@ -147,14 +145,11 @@ def attempt(why: str, task: Task) -> dict[str, str]:
 
 
 def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[str, ...] | None:
-    """Where the next run that confirms a mismatch takes place: the same board first, then in turns another.
+    """The boards that may confirm a mismatch next: the same one first, then in turns another; None is nobody any more.
 
     Args:
         wanted: how many such runs are asked for.
         boards: those that still take tasks.
-
-    Returns:
-        The boards that may do it; None when there is nothing more to do.
     """
     done = len(task.confirmations)
     if done >= wanted or not boards:
@@ -188,28 +183,16 @@ class OtherTarget(BoardError):
 
 
 class Agreement:
-    """What boards agree on: the first one's target.
-
-    Args:
-        compiler: whose flags say what that is.
-
-    Attributes:
-        config: of the first board; None while there is none.
-        settled: set when it is there, or will never be.
-    """
+    """What boards agree on: the first one's target, as the flags of one compiler say it."""
 
     def __init__(self, compiler: str) -> None:
         self._compiler = compiler
         self._lock = threading.Lock()
-        self.config: BoardConfig | None = None
-        self.settled = threading.Event()
+        self.config: BoardConfig | None = None  # of the first board; None while there is none
+        self.settled = threading.Event()  # set when it is there, or will never be
 
     def join(self, config: BoardConfig) -> None:
-        """A board comes in.
-
-        Raises:
-            OtherTarget: it needs other programs.
-        """
+        """A board comes in. Raises OtherTarget: it needs other programs."""
         with self._lock:
             agreed = self.config = self.config or config
             self.settled.set()
@@ -245,25 +228,16 @@ class Loss:
 
 
 class Seat:
-    """A board that was named: it is there once, and when it is lost the seat is empty.
+    """A board that was named: it is there once, and when it is lost the seat is empty."""
 
-    Attributes:
-        name: what the queue calls it while there is no board.
-        lent: whether it may be given another board.
-    """
-
-    lent = False
+    lent = False  # whether it may be given another board
 
     def __init__(self, choice: BoardChoice) -> None:
-        self.name = choice.name
+        self.name = choice.name  # what the queue calls it while there is no board
         self._choice = choice
 
     def take(self, going: Going) -> BoardChoice | None:
-        """The board; None where nobody wants it any more.
-
-        Raises:
-            BoardError: it cannot be had.
-        """
+        """The board; None where nobody wants it any more. Raises BoardError: it cannot be had."""
         return self._choice
 
     def over(self) -> str:
@@ -275,12 +249,7 @@ class Seat:
 
 
 class LentSeat(Seat):
-    """A board that is lent, and another one when that is lost.
-
-    Args:
-        number: which of the seats for that choice it is, from 1.
-        wait_s: how long to wait for one while no other board runs cases.
-    """
+    """A board that is lent, and another one when that is lost; the seats for one choice are numbered from 1."""
 
     lent = True
 
@@ -296,28 +265,27 @@ class LentSeat(Seat):
         """Wait for a board: for as long as others run, it may still come in time."""
         provider, selector = provider_of(_address(self._choice))
         deadline = time.monotonic() + self._wait_s
-        while not going.over():
-            if going.running():
-                deadline = time.monotonic() + self._wait_s
-            try:
-                if self._loan is None:
-                    self._loan = provider.order(selector, self._purpose)
-                if self._loan.wait(_LOOK_S):
-                    going.say(f"{self._loan.name} of the farm runs cases")
-                    self._had_one = True
-                    return BoardChoice(self._loan.config)
-            except FarmUnreachable:
-                # Who never reached the farm need not wait for it.
-                if not (self._had_one or going.running()) or time.monotonic() > deadline:
-                    raise
-                time.sleep(_LOOK_S)
-            except BaseException:
-                self.give_back()
-                raise
-            if time.monotonic() > deadline:
-                told = self._loan.queue_text() if self._loan else ""
-                self.give_back()
-                raise BoardBusy(f"the farm had no board for us within {self._wait_s:g} s: {told}".rstrip(": "))
+        try:
+            while not going.over():
+                if going.running():
+                    deadline = time.monotonic() + self._wait_s
+                try:
+                    self._loan = self._loan or provider.order(selector, self._purpose)
+                    if self._loan.wait(_LOOK_S):
+                        going.say(f"{self._loan.name} of the farm runs cases")
+                        self._had_one = True
+                        return BoardChoice(self._loan.config)
+                except FarmUnreachable:
+                    # Who never reached the farm need not wait for it.
+                    if not (self._had_one or going.running()) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(_LOOK_S)
+                if time.monotonic() > deadline:
+                    told = self._loan.queue_text() if self._loan else ""
+                    raise BoardBusy(f"the farm had no board for us within {self._wait_s:g} s: {told}".rstrip(": "))
+        except BaseException:
+            self.give_back()
+            raise
         self.give_back()
         return None
 
@@ -333,10 +301,9 @@ class LentSeat(Seat):
 
 
 def seats_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: float) -> list[Seat]:
-    """The seats for what was named: one for a board, so many for a selector of boards that are lent.
+    """The seats for what was named: one for a board, ``boards`` for a selector of boards that are lent.
 
     Args:
-        boards: how many lent boards at a time, for each selector.
         wait_s: how long to wait for a lent board while no other runs cases.
     """
     seats: list[Seat] = []

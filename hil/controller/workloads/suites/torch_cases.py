@@ -101,7 +101,7 @@ def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, 
         made_by = {"versions": versions, "version": _VERSION, "quantize": bool(flow.recipe) and test.depends}
         made_by["test"] = [test.module, test.function, test.choice, test.number]
         content = digest_of(repr((made_by, flow)).encode())
-        make = functools.partial(_make, test, made_by, flow, whole)
+        make = functools.partial(_make, test, made_by, flow, whole, context)
         op = "" if whole else test.op
         specs.append(CaseSpec(test.id, test.id, make, op=op, params=test.params, content=content))
     return tuple(specs)

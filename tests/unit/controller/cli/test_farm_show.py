@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from hil.controller.cli import farm_tables, farm_watch
+from hil.controller.cli import farm_show, farm_tables
 from hil.controller.cli.farm_show import boards, events, status, top, watch
 from hil.errors import UsageError
 
@@ -312,7 +312,7 @@ def test_the_live_view_fits_into_any_terminal(width: int, height: int):
     waiting = [job(str(number), title="long" * 30) for number in range(100)] + [job("200", "running")]
     stats = {**STATS, "jobs": {**STATS["jobs"], "queued": 5000}}
     ended = [job("300", "done"), job("301", "done")]
-    shown = farm_watch.view(stats, many, waiting + ended, NOW, width, height)
+    shown = farm_show.view(stats, many, waiting + ended, width, height)
     out = StringIO()
     Console(file=out, width=width, height=height, highlight=False).print(shown)
     lines = out.getvalue().splitlines()
@@ -330,9 +330,7 @@ def test_the_live_view_fits_into_any_terminal(width: int, height: int):
 
 
 def test_the_live_view_leaves_nothing_out_where_there_is_room():
-    shown = farm_watch.view(
-        {**STATS, "jobs": {"queued": 1}}, [board("rpi-1")], [job("3", "done"), job("5")], NOW, 120, 40
-    )
+    shown = farm_show.view({**STATS, "jobs": {"queued": 1}}, [board("rpi-1")], [job("3", "done"), job("5")], 120, 40)
     out = StringIO()
     Console(file=out, width=120).print(shown)
     heads = [line.split()[0] for line in out.getvalue().splitlines() if line]
@@ -356,7 +354,7 @@ def happening(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str
 
     farm.answers["events"] = lambda limit: sorted(happened, key=lambda one: one["id"])[-limit:]
     # Its sleep alone: other threads of this process sleep, too.
-    monkeypatch.setattr(farm_watch, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(farm_show, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     return rounds
 
 

@@ -81,9 +81,8 @@ def test_what_does_not_change_the_run_may_be_given_with_resume():
     @click.option("--resume")
     @click.option("--seed", default=3)
     @click.option("--json", "as_json", is_flag=True)
-    @click.pass_context
-    def one(context: click.Context, **_: Callable[..., object]) -> str:
-        refuse_beside_resume(context, "resume", "as_json")
+    def one(**_: Callable[..., object]) -> str:
+        refuse_beside_resume("resume", "as_json")
         return "goes on"
 
     assert called(one, "--resume", "it", "--json") == "goes on"

@@ -24,7 +24,7 @@ from hil.errors import UsageError
 def cases(*counts: int) -> list[CaseSpec]:
     """So many cases of each model."""
     return [
-        CaseSpec(f"m{model}_{number}", f"m{model}", lambda shop, folder: None)
+        CaseSpec(f"m{model}_{number}", f"m{model}", lambda folder: None)
         for model, count in enumerate(counts)
         for number in range(count)
     ]

@@ -28,9 +28,8 @@ def junit_xml(run: SuiteResults) -> str:
     for record in run.records:
         _add(suite, record)
     for name in run.missing:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=_class(run.suite, run.flow), name=plain(name), time="0"
-        )
+        about = {"classname": _class(run.suite, run.flow), "name": plain(name), "time": "0"}
+        case = ElementTree.SubElement(suite, "testcase", about)
         ElementTree.SubElement(case, "skipped", message="not run: the run was cut off before it")
     counts = {
         "tests": len(suite.findall("testcase")),
@@ -51,13 +50,8 @@ def junit_xml(run: SuiteResults) -> str:
 
 
 def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
-    case = ElementTree.SubElement(
-        suite,
-        "testcase",
-        classname=_class(record.suite, record.flow, record.model),
-        name=plain(record.id),
-        time=f"{host_seconds(record):.3f}",
-    )
+    about = {"classname": _class(record.suite, record.flow, record.model), "name": plain(record.id)}
+    case = ElementTree.SubElement(suite, "testcase", {**about, "time": f"{host_seconds(record):.3f}"})
     kind = kind_of(record.outcome)
     if kind == "quiet":
         ElementTree.SubElement(case, "skipped", message=_why_quiet(record))
@@ -66,7 +60,10 @@ def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
         message = line(record.message) or record.outcome
         problem = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
         problem.text = _problem_text(record)
-    out = [f"board: {record.board}" if record.board else "", *_attempts(record)]
+    out = [f"board: {record.board}" if record.board else ""]
+    for one in record.attempts:
+        tried = f"also tried ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')}"
+        out.append(f"{tried} {line(one.get('message') or '')}".strip())
     if kind in ("fail", "error", "board"):
         out += [f"repeat: {record.repeat}" if record.repeat else "", f"diff: {record.diff}" if record.diff else ""]
     if text := plain("\n".join(filter(None, out))):
@@ -74,12 +71,10 @@ def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
 
 
 def _why_quiet(record: CaseRecord) -> str:
+    if record.outcome != EXPECTED:
+        return line(record.message or record.outcome)
     reason = " ".join(filter(None, (record.expectation.get("reason"), record.expectation.get("issue"))))
-    if record.outcome == EXPECTED:
-        reason = f"expected failure ({record.ended}): {reason or record.message}"
-    else:
-        reason = record.message or record.outcome
-    return line(reason)
+    return line(f"expected failure ({record.ended}): {reason or record.message}")
 
 
 def _problem_text(record: CaseRecord) -> str:
@@ -93,14 +88,6 @@ def _problem_text(record: CaseRecord) -> str:
         shortened(record.detail),
     )
     return plain("\n".join(filter(None, parts)))
-
-
-def _attempts(record: CaseRecord) -> list[str]:
-    return [
-        f"also tried ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')} "
-        f"{line(one.get('message') or '')}".strip()
-        for one in record.attempts
-    ]
 
 
 def _class(*parts: str) -> str:

@@ -30,20 +30,12 @@ from hil.core.text import jsonable
 
 _SCRIPTS = ("base.js", "plots.js", "details.js", "table.js")
 _STATISTICS = [one for one in STATISTICS if one.report]
+_OF_STATISTICS = ("key", "title", "unit", "digits")
 _SHOWN = (
-    "name",
-    "passed",
-    "reason",
-    "dtype",
-    "shape",
-    "tolerance",
-    "elements",
-    "mismatches",
+    *("name", "passed", "reason", "dtype", "shape", "tolerance", "elements", "mismatches"),
     *(one.key for one in _STATISTICS),
-    "worst_index",
-    "worst_values",
+    *("worst_index", "worst_values"),
 )
-
 # Fields of a record that the page has under their own names, in this order.
 _COPIED = (
     *("id", "model", "layer", "op", "board", "hw_type", "outcome", "stage", "message", "hint", "against", "confirmed"),
@@ -57,11 +49,9 @@ def report_html(run: SuiteResults) -> str:
 
     The page fetches nothing and its policy allows no script but its own: texts of models, tools and boards are data.
     """
-    style = _part("page.css")
-    script = "\n".join(_part(name) for name in _SCRIPTS)
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'"
-    )
+    style, script = _part("page.css"), "\n".join(map(_part, _SCRIPTS))
+    sources = f"img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'"
     return Template(_part("page.html")).substitute(
         title=html.escape(plain(run.title)), policy=policy, style=style, script=script, data=_embedded(_data(run))
     )
@@ -110,9 +100,7 @@ def _data(run: SuiteResults) -> Any:
         "kinds": {outcome: kind_of(outcome) for outcome in totals.outcomes},
         "stages": [one.value for one in Stage],
         "columns": [{"name": one.name, "title": one.title, "unit": one.unit} for one in columns],
-        "statistics": [
-            {"key": one.key, "title": one.title, "unit": one.unit, "digits": one.digits} for one in _STATISTICS
-        ],
+        "statistics": [{name: getattr(one, name) for name in _OF_STATISTICS} for one in _STATISTICS],
         "cases": [_case(record, columns) for record in run.records],
     }
     return _clean(jsonable(whole))

@@ -16,16 +16,10 @@ from hil.controller.workloads.suites.reports.results import Delegation, SuiteRes
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import Timings
 
-_OUTPUT = ("name", "passed", "reason", "dtype", "shape", "reference_dtype", "reference_shape")
-_OUTPUT_STATISTICS = (
-    "elements",
-    "mismatches",
-    "mismatch_share",
-    *(one.key for one in STATISTICS),
-    "first_index",
-    "first_values",
-    "worst_index",
-    "worst_values",
+_OUTPUT = (
+    *("id", "beside", "against", "name", "passed", "reason", "dtype", "shape", "reference_dtype", "reference_shape"),
+    *("rtol", "atol", "elements", "mismatches", "mismatch_share", *(one.key for one in STATISTICS)),
+    *("first_index", "first_values", "worst_index", "worst_values"),
 )
 
 
@@ -112,7 +106,6 @@ def cases_csv(run: SuiteResults) -> str:
 
 def outputs_csv(run: SuiteResults) -> str:
     """Write a row per output and reference: the flow's own, and that of the model before the flow's recipe."""
-    header = ("id", "beside", "against", *_OUTPUT, "rtol", "atol", *_OUTPUT_STATISTICS)
     rows = []
     for record in run.records:
         for beside, against, outputs in (
@@ -122,8 +115,8 @@ def outputs_csv(run: SuiteResults) -> str:
             for output in outputs:
                 known = {**output, **(output.get("tolerance") or {})}
                 known |= {"id": record.id, "beside": beside, "against": against}
-                rows.append([known.get(name) for name in header])
-    return csv_text(header, rows)
+                rows.append([known.get(name) for name in _OUTPUT])
+    return csv_text(_OUTPUT, rows)
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -41,12 +41,12 @@ def test_a_program_without_cases_has_none(tmp_path, shop):
 def test_a_bundled_program_of_executorch_brings_all_its_cases(tmp_path, shop):
     found = cases_in(FILES / "mixed.bpte", shop)
     assert [one.name for one in found] == ["forward_0", "forward_1", "forward_2"]
-    begun = found[2].make(shop, tmp_path).begin(Options(), tmp_path)
+    begun = found[2].make(tmp_path).begin(Options(), tmp_path)
     assert begun.options.runtime == begun.artifact.runtime == "executorch" and begun.options.function == "forward"
     assert list(begun.inputs) == ["input0"] and begun.references[0].source == "mixed.bpte"
     # As its own verifier judges it, unless the user says otherwise.
     assert begun.options.rtol == pytest.approx(1e-5, rel=1e-4)
-    assert found[2].make(shop, tmp_path).begin(Options(rtol=0.5), tmp_path).options.rtol == 0.5
+    assert found[2].make(tmp_path).begin(Options(rtol=0.5), tmp_path).options.rtol == 0.5
 
 
 def test_cases_of_one_program_share_its_files(tmp_path, shop):
@@ -58,7 +58,7 @@ def test_cases_of_one_program_share_its_files(tmp_path, shop):
         found = cases_in(file, shop)
         assert [one.name for one in found] == ["f_case 1", "f_case 2", "f_case 3"]
         for number, one in enumerate(found, 1):
-            begun = one.make(shop, tmp_path).begin(Options(), tmp_path)
+            begun = one.make(tmp_path).begin(Options(), tmp_path)
             assert begun.inputs["x"].shape == (number, 2)
             programs.add(begun.artifact.files["main.bin"])
     (program,) = programs
@@ -81,4 +81,4 @@ def test_flag_files_are_of_the_program_that_they_name(tmp_path):
     assert [file.name for file in found.pop(program)] == ["a.flagfile", "b.flagfile"]
     assert [file.name for file in found] == ["odd.flagfile"]
     assert len(left_out) == 1 and "silent.flagfile" in left_out[0]
-    assert [one.name for one in cases_of_flagfiles(files[:2], tmp_path)] == ["a", "below.b"]
+    assert [one.name for one in cases_of_flagfiles(files[:2], tmp_path, None)] == ["a", "below.b"]

@@ -15,9 +15,9 @@ from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.engine import Engine, Plan
-from hil.controller.workloads.suites.preparing import prepared, suite_runner
-from hil.controller.workloads.suites.request import Settings
+from hil.controller.workloads.suites.engine import Engine
+from hil.controller.workloads.suites.preparing import suite_runner
+from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task, fresh
@@ -33,8 +33,8 @@ def engine(tmp_path):
     choices = [choose(f"unix:{tmp_path / name}", "") for name in ("a", "b")]
     with Isolated(1) as isolated:
         shop = RunContext(Cache(tmp_path / "cache"), isolated)
-        plan, run = Plan(load_flow("onnxruntime"), Settings()), SuiteRun(tmp_path / "run", {})
-        yield Engine(plan, choices, suite_runner(shop), run, prepared)
+        run = SuiteRun(tmp_path / "run", {})
+        yield Engine(Request("s"), load_flow("onnxruntime"), choices, suite_runner(shop), run)
 
 
 def task(name: str, *boards: str) -> Task:
@@ -66,7 +66,7 @@ def test_a_case_that_runs_again_keeps_no_times_of_the_run_before():
 def test_when_a_suite_is_given_up_the_cases_to_come_are_not_begun(fake_boards, engine):
     begun = []
 
-    def make(shop, folder):
+    def make(folder):
         begun.append(folder)
         if len(begun) > 200:
             engine._over.wait(30)

@@ -32,7 +32,7 @@ def cases(shop: RunContext) -> dict[str, CaseSpec]:
 
 @pytest.fixture
 def made(cases: dict[str, CaseSpec], shop: RunContext, tmp_path: Path) -> Iterator[object]:
-    yield lambda name: cases[name].make(shop, tmp_path)
+    yield lambda name: cases[name].make(tmp_path)
 
 
 def test_there_are_over_a_thousand_in_order_with_ids_fit_for_files(cases):
@@ -95,7 +95,7 @@ def test_they_are_made_once_for_all_that_share_a_cache(shop, cases):
 def test_a_flow_with_a_recipe_runs_what_it_made_and_keeps_what_the_test_expects_of_the_plain_model(shop, tmp_path):
     flow = Flow("half", "onnxruntime", recipe="float16")
     (case,) = [case for case in operator_cases(flow, shop) if case.id == "matmul_2d"]
-    data = case.make(shop, tmp_path)
+    data = case.make(tmp_path)
     assert data.plain_path is not None
     assert "Cast" in {node.op_type for node in onnx.load(data.path).graph.node}
     assert "Cast" not in {node.op_type for node in onnx.load(data.plain_path).graph.node}

@@ -23,7 +23,7 @@ from hil.errors import CompileFailed
 FLOW = Flow("onnxruntime", "onnxruntime")
 
 
-def make(shop: object, folder: Path) -> CaseData:
+def make(folder: Path) -> CaseData:
     raise AssertionError("a case that has ended is not made")
 
 

@@ -17,6 +17,7 @@ from hil.controller.models.flows import Flow, load_flow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseData, Suite
 from hil.errors import ImportFailed, UsageError
@@ -35,7 +36,7 @@ def data_of(shop: RunContext, tmp_path: Path) -> Callable[[Suite, str], CaseData
         folder = tmp_path / "case" / case_id
         folder.mkdir(parents=True)
         (spec,) = [one for one in suite.cases if one.id == case_id]
-        return spec.make(shop, folder)
+        return spec.make(folder)
 
     return make
 
@@ -54,7 +55,7 @@ def ids(suite: Suite) -> list[str]:
 
 def test_a_model_is_a_case_and_so_is_each_of_its_layers(tmp_path, shop):
     two_layers(tmp_path / "net.onnx")
-    suite = open_suite(str(tmp_path), PLAIN, shop)
+    suite = open_suite(Request(str(tmp_path)), PLAIN, shop)
     assert ids(suite) == ["net_full_model", "net_layer_MatMul_mix", "net_layer_Relu_clamp"]
     assert [case.op for case in suite.cases] == ["", "MatMul", "Relu"]
     assert [case.layer for case in suite.cases] == ["", "MatMul_mix", "Relu_clamp"]
@@ -63,8 +64,8 @@ def test_a_model_is_a_case_and_so_is_each_of_its_layers(tmp_path, shop):
 
 def test_layers_can_be_left_out_and_fused(tmp_path, shop):
     path = str(two_layers(tmp_path / "net.onnx"))
-    assert ids(open_suite(path, PLAIN, shop, layers=False)) == ["net_full_model"]
-    assert ids(open_suite(path, PLAIN, shop, group="fused")) == ["net_full_model", "net_layer_MatMul+Relu_mix"]
+    assert ids(open_suite(Request(path, layers=False), PLAIN, shop)) == ["net_full_model"]
+    assert ids(open_suite(Request(path, group="fused"), PLAIN, shop)) == ["net_full_model", "net_layer_MatMul+Relu_mix"]
 
 
 @pytest.mark.parametrize(
@@ -78,17 +79,17 @@ def test_layers_that_are_merged_are_one_case(tmp_path, shop, merge, left):
     ]
     outputs = [(name, TensorProto.FLOAT, [2, 3]) for name in ("first", "again", "second")]
     path = save_model(tmp_path / "net.onnx", nodes, [("x", TensorProto.FLOAT, [2, 3])], outputs, tensors)
-    suite = open_suite(str(path), PLAIN, shop, merge=merge)
+    suite = open_suite(Request(str(path), merge=merge), PLAIN, shop)
     assert ids(suite) == ["net_full_model", *(f"net_layer_MatMul_{name}" for name in left)]
 
 
 def test_layers_are_merged_in_no_other_way(tmp_path, shop):
     with pytest.raises(UsageError, match="by 'size'"):
-        open_suite(str(two_layers(tmp_path / "net.onnx")), PLAIN, shop, merge="size")
+        open_suite(Request(str(two_layers(tmp_path / "net.onnx")), merge="size"), PLAIN, shop)
 
 
 def test_layers_run_on_what_the_reference_computed_for_the_whole_model(tmp_path, shop, data_of):
-    suite = open_suite(str(two_layers(tmp_path / "net.onnx")), PLAIN, shop)
+    suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx"))), PLAIN, shop)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     (hidden,) = clamp.inputs.values()
     np.testing.assert_allclose(hidden, whole.inputs["x"] @ np.array([[1, -1], [2, 0], [0, 3]]), rtol=1e-5)
@@ -96,7 +97,7 @@ def test_layers_run_on_what_the_reference_computed_for_the_whole_model(tmp_path,
 
 
 def test_random_inputs_of_layers_are_in_the_range_of_what_the_reference_computed_but_others(tmp_path, shop, data_of):
-    suite = open_suite(str(two_layers(tmp_path / "net.onnx")), PLAIN, shop, layer_inputs="random")
+    suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx")), layer_inputs="random"), PLAIN, shop)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     (hidden,) = clamp.inputs.values()
     real = whole.inputs["x"] @ np.array([[1, -1], [2, 0], [0, 3]], np.float32)
@@ -108,7 +109,7 @@ def test_files_beside_a_model_are_its_inputs_and_expected_outputs(tmp_path, shop
     two_layers(tmp_path / "net.onnx", batch="N")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((5, 3), np.float32))
     np.savez(tmp_path / "net.expected.npz", y=np.zeros((5, 2), np.float32))
-    suite = open_suite(str(tmp_path), PLAIN, shop)
+    suite = open_suite(Request(str(tmp_path)), PLAIN, shop)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     assert whole.inputs["x"].shape == (5, 3)
     assert whole.expected["y"].shape == (5, 2)
@@ -118,8 +119,8 @@ def test_files_beside_a_model_are_its_inputs_and_expected_outputs(tmp_path, shop
 def test_an_open_dimension_is_told_of_and_can_be_given(tmp_path, shop, data_of):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(ImportFailed, match="N"):
-        data_of(open_suite(path, PLAIN, shop), "net_full_model")
-    suite = open_suite(path, PLAIN, shop, dims={"N": 7})
+        data_of(open_suite(Request(path), PLAIN, shop), "net_full_model")
+    suite = open_suite(Request(path, dims={"N": 7}), PLAIN, shop)
     assert len(suite.cases) == 3
     assert data_of(suite, "net_layer_MatMul_mix").inputs["x"].shape == (7, 3)
 
@@ -127,14 +128,14 @@ def test_an_open_dimension_is_told_of_and_can_be_given(tmp_path, shop, data_of):
 def test_a_dimension_that_no_model_has_is_refused(tmp_path, shop):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(UsageError, match="dimension of that name") as caught:
-        open_suite(path, PLAIN, shop, dims={"M": 7})
+        open_suite(Request(path, dims={"M": 7}), PLAIN, shop)
     assert "N" in caught.value.hint
 
 
 def test_a_model_that_cannot_be_read_is_a_case_that_says_so_and_the_others_stay(tmp_path, shop, data_of):
     two_layers(tmp_path / "net.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
-    suite = open_suite(str(tmp_path), PLAIN, shop)
+    suite = open_suite(Request(str(tmp_path)), PLAIN, shop)
     assert ids(suite)[:2] == ["broken_full_model", "net_full_model"]
     assert len(suite.cases) == 4
     with pytest.raises(ImportFailed, match=r"broken\.onnx"):
@@ -146,7 +147,7 @@ def test_what_a_model_and_its_layers_are_made_from_has_a_digest(tmp_path, shop):
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
 
     def content(flow: Flow = PLAIN) -> str:
-        broken, *net = open_suite(str(tmp_path), flow, shop).cases
+        broken, *net = open_suite(Request(str(tmp_path)), flow, shop).cases
         assert broken.content == "" and len(net) == 3
         (digest,) = {case.content for case in net}
         return digest
@@ -164,14 +165,14 @@ def test_what_a_model_and_its_layers_are_made_from_has_a_digest(tmp_path, shop):
 def test_inputs_that_a_model_does_not_take_are_told_with_its_case(tmp_path, shop, data_of):
     two_layers(tmp_path / "net.onnx")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((9, 9), np.float32))
-    suite = open_suite(str(tmp_path), PLAIN, shop)
+    suite = open_suite(Request(str(tmp_path)), PLAIN, shop)
     assert ids(suite) == ["net_full_model"]
     with pytest.raises(ImportFailed, match="takes 2x3 float32"):
         data_of(suite, "net_full_model")
 
 
 def test_a_recipe_is_applied_before_a_model_is_cut(tmp_path, shop, data_of):
-    suite = open_suite(str(DIGITS / "digits_cnn.onnx"), load_flow("onnxruntime-static-int8-per-channel"), shop)
+    suite = open_suite(Request(str(DIGITS / "digits_cnn.onnx")), load_flow("onnxruntime-static-int8-per-channel"), shop)
     assert any("QuantizeLinear" in case.op for case in suite.cases)
     whole = data_of(suite, "digits_cnn_full_model")
     assert whole.plain_path == DIGITS / "digits_cnn.onnx"
@@ -179,18 +180,18 @@ def test_a_recipe_is_applied_before_a_model_is_cut(tmp_path, shop, data_of):
 
 
 def test_a_folder_without_models_is_an_empty_suite(tmp_path, shop):
-    assert open_suite(str(tmp_path), PLAIN, shop).cases == ()
+    assert open_suite(Request(str(tmp_path)), PLAIN, shop).cases == ()
 
 
 @pytest.mark.parametrize(("source", "meant"), [("model", "'models'"), ("operator", "'operators'")])
 def test_a_source_that_is_not_there_is_refused_with_what_was_meant(shop, source, meant):
     with pytest.raises(UsageError, match="no suite, model or folder") as caught:
-        open_suite(source, PLAIN, shop)
+        open_suite(Request(source), PLAIN, shop)
     assert f"did you mean {meant}" in caught.value.hint
 
 
 def test_hils_own_models_come_whole_and_in_layers(shop, data_of):
-    suite = open_suite("models", PLAIN, shop)
+    suite = open_suite(Request("models"), PLAIN, shop)
     found = ids(suite)
     assert len(found) == len(set(found)) > 200
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", name) for name in found)

@@ -9,6 +9,7 @@ import pytest
 from hil.controller.models.flows import flows
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.torch_cases import starts_from_torch
 from hil.errors import UsageError
@@ -29,5 +30,5 @@ def test_int8_flows_quantise():
 @pytest.mark.parametrize("suite", ["operators", "models"])
 def test_without_executorch_it_is_said_what_to_install(suite, isolated, tmp_path):
     with pytest.raises(UsageError, match="this needs executorch") as refused:
-        open_suite(suite, flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))
+        open_suite(Request(suite), flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))
     assert refused.value.hint == "pip install 'hil[executorch]'"
