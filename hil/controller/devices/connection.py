@@ -28,7 +28,7 @@ from hil.controller.devices.guard import Guard
 from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.core import clock
 from hil.core.digest import StreamHasher
-from hil.core.results import Part, Placement
+from hil.core.results import Part
 from hil.core.tensors import Array
 from hil.protocol import wire, wire_errors
 from hil.protocol.listening import check_tls_files, check_token_way
@@ -186,7 +186,7 @@ class InvokeStream:
                 raise errors.BoardLost("the board did not answer in time") from error
             raise
         finally:
-            self._guard.rest()
+            self._guard.within(float("inf"))
         end = clock.now_ns()
         busy = done.ready_ns - done.received_ns
         return Invocation(
@@ -200,7 +200,9 @@ class InvokeStream:
             max(answered - begin - busy, 0) / 1e9,
             (end - answered) / 1e9,
             MessageToDict(done.state, preserving_proto_field_name=True) if done.HasField("state") else {},
-            _placement(done.placement) if done.HasField("placement") else None,
+            tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in done.placement.parts)
+            if done.HasField("placement")
+            else None,
         )
 
     def close(self) -> None:
@@ -269,10 +271,6 @@ def receive(
         hasher.update(view[at : at + data.nbytes])
         at += data.nbytes
     return hasher.digest()
-
-
-def _placement(message: pb.Placement) -> Placement:
-    return tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in message.parts)
 
 
 TTL_S = 15.0

@@ -376,9 +376,8 @@ class CommandClient(BoardClient):
             argv, files, limit_s=limit_s, wait_s=wait_s, environment=self._command.environment
         )
         if ended.how == "busy":
-            raise errors.BoardBusy(
-                f"another run held the board for more than {wait_s} s", hint="wait for it to end, or raise --wait"
-            )
+            what = f"another run held the board for more than {wait_s} s"
+            raise errors.BoardBusy(what, hint="wait for it to end, or raise --wait")
         is_answer = argv[0] == program.command
         if is_answer:
             self._logs.setdefault(program.program_id, []).extend(err.splitlines())

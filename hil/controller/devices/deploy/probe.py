@@ -183,10 +183,7 @@ def status(shell: Shell, folder: str, *, board: str = "") -> Seen:
 
 
 def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:
-    """End the agent; returns whether one ran. ``force`` ends it even if somebody has the device, or if it is silent.
-
-    Raises as :func:`ask`.
-    """
+    """End the agent, by ``force`` even if somebody has the device or it is silent; returns whether one ran."""
     return bool(ask(shell, "stop", folder, _manner(force), board=board).stopped)
 
 
