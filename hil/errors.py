@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 EXIT_OK = 0
@@ -57,6 +58,15 @@ class HilError(Exception):
         where = ", ".join(part for part in (self.stage, self.board and f"board {self.board}") if part)
         text = f"{self.message} [{where}]" if where else self.message
         return f"{text}\n  hint: {self.hint}" if self.hint else text
+
+
+@contextlib.contextmanager
+def locating(*, stage: str = "", board: str = "") -> Iterator[None]:
+    """Errors raised in here are of that stage and board, where they do not say otherwise."""
+    try:
+        yield
+    except HilError as error:
+        raise error.located(stage=stage, board=board) from error.__cause__
 
 
 class UsageError(HilError):

@@ -48,9 +48,8 @@ def test_an_agent_of_another_version_is_not_taken_for_ours(machine: VirtualBoard
     ours = board.info["build"]
     other = connect()
     assert other.shell is not None
-    place = ensure.ensure_agent(
-        other.shell, folder="", runtimes=("iree", "onnxruntime"), board=machine.name, say=lambda text: None
-    )
+    recipe = ensure.Recipe.of(("iree", "onnxruntime"))
+    place = ensure.ensure_agent(other.shell, recipe, folder="", board=machine.name, say=lambda text: None)
     assert place.build != ours
 
     board.take()

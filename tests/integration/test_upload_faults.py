@@ -97,8 +97,8 @@ def test_what_the_board_was_seen_to_have_is_asked_for_again_only_after_something
     small = Artifact("iree", path.name, {path.name: path}, {path.name: digest_file(path)}, "", "none")
     with board() as connected:
         asked = []
-        ask = connected._client.missing
-        connected._client.missing = lambda digests: asked.append(digests) or ask(digests)
+        ask = connected.client.missing
+        connected.client.missing = lambda digests: asked.append(digests) or ask(digests)
         sent = [connected.push(one) for one in (artifact, artifact, small, small, artifact, small, artifact)]
         assert sent == [SIZE, 0, 5, 0, 0, 0, 0]
         # The third upload might have made the board evict the first.

@@ -33,14 +33,7 @@ def _connect_by_package(choice: BoardChoice) -> Link:
 
 
 # The first that leads to a board opens it.
-KINDS = (
-    COMMAND_KIND,
-    SIM_KIND,
-    LENT_KIND,
-    LinkKind("package", _connect_by_package, _of_package),
-    SSH_KIND,
-    AGENT_KIND,
-)
+KINDS = (COMMAND_KIND, SIM_KIND, LENT_KIND, LinkKind("package", _connect_by_package, _of_package), SSH_KIND, AGENT_KIND)
 
 
 def is_address(text: str) -> bool:

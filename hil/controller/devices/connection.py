@@ -28,7 +28,7 @@ from hil.controller.devices.guard import Guard
 from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.core import clock
 from hil.core.digest import StreamHasher
-from hil.core.results import Part, Placement
+from hil.core.results import Part
 from hil.core.tensors import Array
 from hil.protocol import wire, wire_errors
 from hil.protocol.listening import check_tls_files, check_token_way
@@ -186,7 +186,7 @@ class InvokeStream:
                 raise errors.BoardLost("the board did not answer in time") from error
             raise
         finally:
-            self._guard.rest()
+            self._guard.within(float("inf"))
         end = clock.now_ns()
         busy = done.ready_ns - done.received_ns
         return Invocation(
@@ -200,7 +200,9 @@ class InvokeStream:
             max(answered - begin - busy, 0) / 1e9,
             (end - answered) / 1e9,
             MessageToDict(done.state, preserving_proto_field_name=True) if done.HasField("state") else {},
-            _placement(done.placement) if done.HasField("placement") else None,
+            tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in done.placement.parts)
+            if done.HasField("placement")
+            else None,
         )
 
     def close(self) -> None:
@@ -269,10 +271,6 @@ def receive(
         hasher.update(view[at : at + data.nbytes])
         at += data.nbytes
     return hasher.digest()
-
-
-def _placement(message: pb.Placement) -> Placement:
-    return tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in message.parts)
 
 
 TTL_S = 15.0
@@ -468,7 +466,9 @@ class AgentConnection:
         """The hil error that a gRPC error stands for: the far side's own where it sent one."""
         if found := wire_errors.of_call(error, among=wire_errors.AGENT_KINDS, whole=self._whole):
             if isinstance(found, errors.UsageError) and not self._target.faults:
-                found = _refused(found, stage)
+                # The user's words were checked before, so what an agent calls bad usage is not the user's.
+                kind = {"load": errors.LoadFailed, "run": errors.RunFailed}.get(stage, errors.ProtocolBroken)
+                found = kind(found.message, hint=found.hint, detail=found.detail)
             if isinstance(found, errors.SessionEnded):
                 if self._hold:
                     self._hold.wait_over()
@@ -515,13 +515,6 @@ class AgentConnection:
         if self._hold and self._hold.over:
             return errors.SessionEnded(f"the session was ended: {self._hold.over}")
         return None
-
-
-def _refused(error: errors.HilError, stage: str) -> errors.HilError:
-    """What an agent calls bad usage, as it is here: the user's words were checked before, so it is not the user's."""
-    kinds = {"load": errors.LoadFailed, "run": errors.RunFailed}
-    kind = kinds.get(stage, errors.ProtocolBroken)
-    return kind(error.message, hint=error.hint, detail=error.detail)
 
 
 def _was_cut(error: BaseException) -> bool:

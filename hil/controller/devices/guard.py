@@ -25,7 +25,7 @@ class Guard:
         threading.Thread(target=self._watch, daemon=True, name="hil-guard").start()
 
     def within(self, seconds: float) -> None:
-        """From now on, something is expected within so many seconds."""
+        """From now on, something is expected within so many seconds; nothing, where they are infinite."""
         with self._lock:
             self._left = self._limit_s = seconds
 
@@ -33,10 +33,6 @@ class Guard:
         """Something was heard: what is expected may take its whole time again."""
         with self._lock:
             self._left = self._limit_s
-
-    def rest(self) -> None:
-        """Nothing is expected until :meth:`within` is called again."""
-        self.within(float("inf"))
 
     def close(self) -> None:
         """Watch no more."""

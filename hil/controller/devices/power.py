@@ -51,12 +51,9 @@ def switch(power: Power, action: str, *, board: str) -> str:
             board=board,
             hint=f'add to its config: [power] {action} = ["program", "argument"], or {{ url = "http://..." }}',
         )
-    said = (
-        _command(hook, power.timeout_s, action, board)
-        if isinstance(hook, Command)
-        else _http(hook, power.timeout_s, action, board)
-    )
-    return said.strip()[:_SHOWN]
+    if isinstance(hook, Command):
+        return _command(hook, power.timeout_s, action, board).strip()[:_SHOWN]
+    return _http(hook, power.timeout_s, action, board).strip()[:_SHOWN]
 
 
 def recover(connect: Callable[[], T], power: Power, *, board: str, say: Say) -> T:
@@ -145,12 +142,8 @@ def _command(hook: Command, timeout: float, action: str, board: str) -> str:
             raise BoardError(f"the {action} command took over {timeout:g} s", board=board, hint=_hint(hook)) from error
         raise
     if process.returncode:
-        raise BoardError(
-            f"the {action} command ended with {process.returncode}",
-            board=board,
-            hint=_hint(hook),
-            detail=said[-_SHOWN:],
-        )
+        what = f"the {action} command ended with {process.returncode}"
+        raise BoardError(what, board=board, hint=_hint(hook), detail=said[-_SHOWN:])
     return said
 
 

@@ -7,7 +7,7 @@ relative to the flag file: absolute paths mean the same to both.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -142,7 +142,8 @@ _HOW_OF = {
     "device_profiling_": "--profile DIR",
 }
 # The tools' name of a dtype, in the flags of their absolute tolerances.
-_THRESHOLDS = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
+_SHORT = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
+_THRESHOLDS = {dtype: f"expected_{short}_threshold" for dtype, short in _SHORT.items()}
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class FlagFile:
             *(("input", text) for text in self.inputs),
             *(("expected_output", text) for text in self.expected),
             ("expected_rtol", "" if self.rtol is None else repr(float(self.rtol))),
-            *((_threshold(dtype), repr(float(atol))) for dtype, atol in self.atols.items()),
+            *((_THRESHOLDS[dtype], repr(float(atol))) for dtype, atol in self.atols.items()),
         ]
         return [f"--{name}={value}" for name, value in flags if value]
 
@@ -220,7 +221,9 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
     def last(name: str) -> str:
         return found.get(name, [""])[-1]
 
-    rtol, atols = _number("expected_rtol", last("expected_rtol")), _atols(last)
+    rtol = _number("expected_rtol", last("expected_rtol"))
+    given = {dtype: _number(flag, last(flag)) for dtype, flag in _THRESHOLDS.items()}
+    atols = {dtype: atol for dtype, atol in given.items() if atol is not None}
     if (mode := last("equality_mode")) == "exact":
         rtol, atols = 0.0, dict.fromkeys(_THRESHOLDS, 0.0)
     elif mode not in ("", "approximate"):
@@ -285,18 +288,9 @@ def _number(name: str, text: str) -> float | None:
         raise UsageError(f"--{name}={text[:60]} is no number") from None
 
 
-def _threshold(dtype: str) -> str:
-    return f"expected_{_THRESHOLDS[dtype]}_threshold"
-
-
-def _atols(last: Callable[[str], str]) -> dict[str, float]:
-    given = {dtype: _number(_threshold(dtype), last(_threshold(dtype))) for dtype in _THRESHOLDS}
-    return {dtype: atol for dtype, atol in given.items() if atol is not None}
-
-
 _KNOWN = (
     *("module", "function", "input", "expected_output", "parameters", "expected_rtol", "equality_mode"),
-    *map(_threshold, _THRESHOLDS),
+    *_THRESHOLDS.values(),
 )
 
 

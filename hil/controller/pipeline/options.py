@@ -174,9 +174,7 @@ class CaseSettings:
     seed: int = _option(0, _COUNT, "Of random inputs.", shows_default=True)
     # rtol, atol: None is the dtype's default; in a suite the case's or the flow's own.
     rtol: float | None = _option(
-        None,
-        _NUMBER_OR_NONE,
-        "Relative tolerance (default: the flow's or the case's own, or by dtype).",
+        None, _NUMBER_OR_NONE, "Relative tolerance (default: the flow's or the case's own, or by dtype)."
     )
     atol: float | None = _option(
         None,
@@ -206,11 +204,7 @@ class CaseSettings:
     )
     # folder for the compiler's IR, in a suite one below it for each case.
     debug_ir: Path | None = _option(
-        None,
-        _PATH_OR_NONE,
-        "Dump the compiler's IR here, in a suite a folder a case.",
-        metavar="DIR",
-        decides=False,
+        None, _PATH_OR_NONE, "Dump the compiler's IR here, in a suite a folder a case.", metavar="DIR", decides=False
     )
     # do not take programs or reference results from the cache.
     recompute: bool = _option(

@@ -78,7 +78,11 @@ class CommandClient(BoardClient):
         self.payload_bytes_sent = 0
         self.store = Store(shell)
         self._config = choice.config
-        self._command = choice.config.command
+        self._command = command = choice.config.command
+        # Its name; its version where it is known; what answers lack, of one that is not IREE's own the device time too.
+        self._title = command.program or Path(command.file).name or iree_command.RUN_TOOL
+        self._version = version(PACKAGE) if command.is_ours else command.version
+        self._not_measured = NOT_MEASURED if command.is_ours else (DEVICE_TIME, *NOT_MEASURED)
         self._board = board
         self._runtime = choice.runtime or choice.config.runtime
         self._why = choice.without_agent or "its config asks for none"
@@ -106,7 +110,7 @@ class CommandClient(BoardClient):
                 f"board {self._board} has no agent, and hil knows no command for the runtime {self._runtime!r}",
                 hint="--runtime iree, or a [runtime] table with a program in the board's config",
             )
-        with self._seam(""):
+        with errors.locating(board=self._board):
             parts = self.store.open(self._config.connection.folder)
         self._machine = scripts.machine(parts)
         shown: dict[str, Any] = {"name": self._runtime, "version": self._version, "command": self._title}
@@ -127,21 +131,6 @@ class CommandClient(BoardClient):
         self._machine = {**self._machine, "boot_id": parts.get("boot_id", "")}
         return {"machine": self._machine, "readings": scripts.readings(parts.get("readings", ""))}
 
-    @property
-    def _title(self) -> str:
-        """The name of the command."""
-        return self._command.program or Path(self._command.file).name or iree_command.RUN_TOOL
-
-    @property
-    def _not_measured(self) -> tuple[str, ...]:
-        """What answers lack: of a command that is not IREE's own, the device time too."""
-        return NOT_MEASURED if self._command.is_ours else (DEVICE_TIME, *NOT_MEASURED)
-
-    @property
-    def _version(self) -> str:
-        """The runtime's version; "" where it is not known."""
-        return version(PACKAGE) if self._command.is_ours else self._command.version
-
     # ---- files
 
     def tools(self) -> dict[str, Path]:
@@ -150,7 +139,7 @@ class CommandClient(BoardClient):
 
     def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
         """Those of the files that the board lacks, each with 0 bytes already there."""
-        with self._seam("push"):
+        with errors.locating(stage="push", board=self._board):
             return {item.digest: 0 for item in self.store.missing(self._items(files))}
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
@@ -161,7 +150,7 @@ class CommandClient(BoardClient):
             if progress:
                 progress(size)
 
-        with self._seam("push"):
+        with errors.locating(stage="push", board=self._board):
             self.store.put(self._items({name: path for name, (path, _) in blobs.items()}), count)
 
     def _items(self, files: Mapping[str, Path]) -> list[Item]:
@@ -201,7 +190,7 @@ class CommandClient(BoardClient):
 
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
         """Take a pushed program: its signature is read here; that the board can load it shows when it is run."""
-        with self._seam("load"), temporary_folder("hil-command-") as place:
+        with errors.locating(stage="load", board=self._board), temporary_folder("hil-command-") as place:
             log = Path(place) / "read.log"
             taken = signature.signature_of(artifact, self._isolated, log, needs_own=self._command.is_ours)
             signature.check_signature(taken, self._command)
@@ -345,7 +334,7 @@ class CommandClient(BoardClient):
     ) -> Iterator[tuple[RunFolder, list[str]]]:
         """A run's folder that has the inputs, and their arguments; it is gone at the end."""
         signature.check_inputs(program.signature.function, program.signature.inputs, inputs)
-        with self._seam("run"), self.store.run_folder() as run:
+        with errors.locating(stage="run", board=self._board), self.store.run_folder() as run:
             try:
                 arguments, files = signature.write_inputs(program.signature, inputs, command, run.local, run.remote)
             except OSError as error:
@@ -387,9 +376,8 @@ class CommandClient(BoardClient):
             argv, files, limit_s=limit_s, wait_s=wait_s, environment=self._command.environment
         )
         if ended.how == "busy":
-            raise errors.BoardBusy(
-                f"another run held the board for more than {wait_s} s", hint="wait for it to end, or raise --wait"
-            )
+            what = f"another run held the board for more than {wait_s} s"
+            raise errors.BoardBusy(what, hint="wait for it to end, or raise --wait")
         is_answer = argv[0] == program.command
         if is_answer:
             self._logs.setdefault(program.program_id, []).extend(err.splitlines())
@@ -432,11 +420,3 @@ class CommandClient(BoardClient):
                 raise broken(f"output {spec.name!r} has {size >> 20} MiB, and at most {most >> 20} are expected")
             outputs[spec.name] = signature.read_output(spec, run.get(file, size))
         return outputs
-
-    @contextlib.contextmanager
-    def _seam(self, stage: str) -> Iterator[None]:
-        """Errors raised in here are of this board and, where they do not say otherwise, of that stage."""
-        try:
-            yield
-        except errors.HilError as error:
-            raise error.located(stage=stage, board=self._board) from error.__cause__

@@ -47,24 +47,18 @@ def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own
     Raises:
         LoadFailed: the module is damaged or has no such function, or nothing is known of its inputs and outputs.
     """
-    try:
-        return _read_iree(artifact, isolated, log)
-    except LoadFailed:
-        if needs_own or artifact.inputs is None or artifact.outputs is None:
-            raise
-    return Signature(artifact.function, tuple(artifact.inputs), tuple(artifact.outputs))
-
-
-def _read_iree(artifact: Artifact, isolated: Isolated, log: Path) -> Signature:
     path = str(artifact.files[artifact.main].absolute())
     try:
         said = isolated.call(read_functions, {"path": path}, timeout=_READ_S, log=log)
-    except IsolatedError as error:
-        raise LoadFailed(
-            f"{artifact.main} is no program that IREE can read: {error.message}", detail=error.detail
-        ) from error
-    chosen = choose_function(functions_in(said), artifact.function)
-    return Signature(chosen.name, *chosen.signature())
+        chosen = choose_function(functions_in(said), artifact.function)
+        return Signature(chosen.name, *chosen.signature())
+    except (IsolatedError, LoadFailed) as error:
+        if not needs_own and artifact.inputs is not None and artifact.outputs is not None:
+            return Signature(artifact.function, tuple(artifact.inputs), tuple(artifact.outputs))
+        if isinstance(error, LoadFailed):
+            raise
+        what = f"{artifact.main} is no program that IREE can read: {error.message}"
+        raise LoadFailed(what, detail=error.detail) from error
 
 
 def check_signature(signature: Signature, command: RuntimeCommand) -> None:

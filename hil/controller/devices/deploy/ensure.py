@@ -26,7 +26,7 @@ from hil.controller.storage.cache import Cache
 from hil.core import scratch
 from hil.core.scratch import temporary_folder
 from hil.core.text import Say
-from hil.errors import BoardBusy, BoardError
+from hil.errors import BoardBusy, BoardError, locating
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -47,12 +47,7 @@ _LOADER = (
 
 
 def install(
-    shell: Shell,
-    folder: str,
-    agent: AgentBuild,
-    pushed: Sequence[Package],
-    *,
-    say: Say = lambda text: None,
+    shell: Shell, folder: str, agent: AgentBuild, pushed: Sequence[Package], *, say: Say = lambda text: None
 ) -> dict[str, Any]:
     """Send packages to hil's folder on a board, have that agent run; returns the board's answer (see board_side.py).
 
@@ -176,7 +171,7 @@ def ensure_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: 
         BoardLost: the board stopped answering.
         StorageError: there is no room here for what is to be sent.
     """
-    with packing.deploying(board):
+    with locating(stage="deploy", board=board):
         return _put(shell, recipe, folder=folder, board=board, say=say)
 
 

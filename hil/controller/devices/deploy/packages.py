@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from hil.core import own_version
 from hil.core.runtimes import RUNTIMES
-from hil.errors import BoardError, HilError, StorageError
+from hil.errors import BoardError, StorageError
 
 # What is left out of a wheel: tests, what only building against it needs, and the certificates for clients that gRPC
 # brings; of a runtime's, what its entry says. Patterns of paths in the wheel.
@@ -223,15 +223,6 @@ def megabytes(size: int) -> str:
 
 
 COMMAND_HINT = 'the board can be served without an agent: set runtime.kind = "command" in its config'
-
-
-@contextlib.contextmanager
-def deploying(board: str) -> Iterator[None]:
-    """Errors raised in here are of this board and of the stage ``deploy``, where they do not say otherwise."""
-    try:
-        yield
-    except HilError as error:
-        raise error.located(stage="deploy", board=board) from error.__cause__
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.deploy.packages import Interpreter, deploying
-from hil.errors import BoardBusy, BoardError
+from hil.controller.devices.deploy.packages import Interpreter
+from hil.errors import BoardBusy, BoardError, locating
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -81,7 +81,7 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
         BoardError: it has no usable sh, or answered something else, or something could not be removed.
         BoardLost: it did not answer.
     """
-    with deploying(board or shell.address):
+    with locating(stage="deploy", board=board or shell.address):
         text = _said(shell, act, folder, *arguments)
         seen = parse(text)
         if not seen.folder:
@@ -183,10 +183,7 @@ def status(shell: Shell, folder: str, *, board: str = "") -> Seen:
 
 
 def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:
-    """End the agent; returns whether one ran. ``force`` ends it even if somebody has the device, or if it is silent.
-
-    Raises as :func:`ask`.
-    """
+    """End the agent, by ``force`` even if somebody has the device or it is silent; returns whether one ran."""
     return bool(ask(shell, "stop", folder, _manner(force), board=board).stopped)
 
 
@@ -204,7 +201,7 @@ def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = Fal
 
 def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
     """The last lines that the agent wrote; "" where there are none; raises as :func:`ask`."""
-    with deploying(shell.address):
+    with locating(stage="deploy", board=shell.address):
         return _said(shell, "logs", folder, str(lines))
 
 

@@ -274,9 +274,7 @@ def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache:
     family = _ARCHES.get(arch.lower())
     if family is None:
         raise LoadFailed(
-            f"{PACKAGE} has no {tool} for a board of architecture {arch or 'unknown'!r}",
-            board=board,
-            hint=_BUILD_HINT,
+            f"{PACKAGE} has no {tool} for a board of architecture {arch or 'unknown'!r}", board=board, hint=_BUILD_HINT
         )
     if libc and not libc.startswith("glibc "):
         raise LoadFailed(

@@ -118,27 +118,22 @@ def settings_for(config: paramiko.SSHConfig, host: str) -> HostSettings:
     import paramiko
 
     try:
-        return _settings(config, host)
+        found = config.lookup(host)
+        jump = found.get("proxyjump", "none")
+        jumps = () if jump.lower() == "none" else tuple(parse_address(hop.strip()) for hop in jump.split(","))
+        # A pattern that holds for the jump as well leads nobody through itself.
+        jumps = () if any(hop.host == host for hop in jumps) else jumps
+        files = shlex.split(found.get("userknownhostsfile", ""))
+        return HostSettings(
+            identities=tuple(Path(name).expanduser() for name in found.get("identityfile", ()) if name != "none"),
+            only_identities=found.get("identitiesonly", "no").lower() in ("yes", "true"),
+            known_hosts=tuple(Path(name.replace("%d", "~")).expanduser() for name in files),
+            jumps=jumps,
+            proxy_command="" if jumps else found.get("proxycommand") or "",
+        )
     except (paramiko.SSHException, ValueError, RuntimeError) as error:  # RuntimeError: ~USER of nobody
-        raise UsageError(
-            f"the ssh config for {host} is wrong: {error}", hint="`ssh -G HOST` tells what is wrong"
-        ) from error
-
-
-def _settings(config: paramiko.SSHConfig, host: str) -> HostSettings:
-    found = config.lookup(host)
-    jump = found.get("proxyjump", "none")
-    jumps = () if jump.lower() == "none" else tuple(parse_address(hop.strip()) for hop in jump.split(","))
-    # A pattern that holds for the jump as well leads nobody through itself.
-    jumps = () if any(hop.host == host for hop in jumps) else jumps
-    files = shlex.split(found.get("userknownhostsfile", ""))
-    return HostSettings(
-        identities=tuple(Path(name).expanduser() for name in found.get("identityfile", ()) if name != "none"),
-        only_identities=found.get("identitiesonly", "no").lower() in ("yes", "true"),
-        known_hosts=tuple(Path(name.replace("%d", "~")).expanduser() for name in files),
-        jumps=jumps,
-        proxy_command="" if jumps else found.get("proxycommand") or "",
-    )
+        what = f"the ssh config for {host} is wrong: {error}"
+        raise UsageError(what, hint="`ssh -G HOST` tells what is wrong") from error
 
 
 def route(config: paramiko.SSHConfig, address: Address, passed: tuple[str, ...] = ()) -> tuple[Address, ...]:

@@ -269,13 +269,7 @@ class Files:
         return self._client
 
     def _cat(
-        self,
-        argv: list[str],
-        source: IO[bytes],
-        sink: Sink,
-        size: int,
-        most: int,
-        progress: Progress | None = None,
+        self, argv: list[str], source: IO[bytes], sink: Sink, size: int, most: int, progress: Progress | None = None
     ) -> None:
         line = shlex.join(argv)
         code, err = execute(self._transport, line, source, sink, _patience_s(size), most=most, progress=progress)

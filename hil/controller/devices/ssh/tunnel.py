@@ -289,12 +289,15 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> 
         NoTunnel: there is none.
         BoardLost: the shell's connection is broken.
     """
+    refused = "the board's sshd forwards no Unix sockets"
     try:
-        refused = _refusal(lambda: shell.transport.open_streamlocal(remote_socket, _START_S))
-        if not refused:
+        try:
+            shell.transport.open_streamlocal(remote_socket, _START_S).close()
+        except paramiko.ChannelException as error:
+            # sshd has the same words for a socket that is not there; so the helper looks whether it is.
+            refused += f" (it says: {error.text})"
+        else:
             return open_tunnel(shell, remote_socket, say=say)
-        # sshd has the same words for a socket that is not there; so the helper looks whether it is.
-        refused = f"the board's sshd forwards no Unix sockets (it says: {refused})"
         try:
             tcp = TcpRelay(shell.transport, python, remote_socket)
         except paramiko.ChannelException as error:
@@ -305,20 +308,10 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> 
     except NoAgent as error:
         raise BoardLost(f"the agent left just now: {error}", board=shell.board) from error
     except NoRelay as error:
-        raise NoTunnel(
-            f"no way leads to the agent: {refused}; a helper there failed: {error}", board=shell.board
-        ) from error
+        what = f"no way leads to the agent: {refused}; a helper there failed: {error}"
+        raise NoTunnel(what, board=shell.board) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise BoardLost(f"the connection to {shell.address} broke: {error}", board=shell.board) from error
-
-
-def _refusal(connect: Callable[[], paramiko.Channel]) -> str:
-    """sshd's words for a connection that it does not make; "" for one that it does."""
-    try:
-        connect().close()
-    except paramiko.ChannelException as error:
-        return error.text
-    return ""
 
 
 class _OpenSSH:

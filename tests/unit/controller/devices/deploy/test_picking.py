@@ -11,11 +11,11 @@ from hil.controller.devices.deploy.packages import (
     Interpreter,
     NoAgentHere,
     NoPython,
-    deploying,
     pip_options,
     platform_tags,
 )
 from hil.controller.devices.deploy.probe import parse
+from hil.errors import locating
 
 RASPBERRY = """\
 Welcome to the board!
@@ -66,7 +66,7 @@ def test_this_machines_own_version_is_preferred():
 def test_a_board_without_a_usable_python_says_what_it_has_and_what_to_do():
     old = "\n".join(line for line in RASPBERRY.splitlines() if "3.12" not in line)
 
-    with pytest.raises(NoPython) as caught, deploying("pi"):
+    with pytest.raises(NoPython) as caught, locating(stage="deploy", board="pi"):
         usable_interpreters(parse(old))
 
     assert "3.10" in caught.value.message
