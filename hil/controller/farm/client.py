@@ -39,6 +39,8 @@ _CALL_S = 60.0
 # may take longer over one of them.
 SILENT_S, _SILENT_FILE_S = 15.0, 120.0
 _WATCH_S = 0.5
+# A farm that is away is called again after so long.
+AGAIN_S = 0.5
 # A gateway that is restarted, or a database that is, is back by then.
 _PATIENCE_S = 30.0
 

@@ -97,10 +97,11 @@ def _children_of(post: BoardEntry, site: HostInfo) -> list[ForkedProcess]:
 def _worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
     def run() -> None:
         end_with_parent()
+        from hil.controller.farm.host.job_attempt import use_board
         from hil.controller.farm.host.worker import Worker, scratch_folder
 
         with scratch_folder(post, site):
-            Worker(post, site).serve()
+            Worker(post, site, use_board).serve()
 
     return ForkedProcess(post.name, run)
 

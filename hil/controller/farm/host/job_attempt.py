@@ -6,16 +6,15 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.farm import telemetry
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client import AGAIN_S, FarmClient
+from hil.controller.farm.host.lease_runner import REASON, Attempt
 from hil.controller.farm.job_files import inside, job_of, key_of, request_of
-from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
+from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.runs import GO_ON
 from hil.core.digest import algorithm_of, check, digest_file
@@ -25,23 +24,12 @@ from hil.core.runtimes import RUNTIMES
 from hil.core.text import jsonable
 from hil.errors import (
     EXIT_BOARD,
-    EXIT_STAGE,
-    BoardError,
     FarmError,
     FarmUnreachable,
-    HilError,
-    StorageError,
     UsageError,
 )
 
 T = TypeVar("T")
-
-_REASON = 500
-# What a value of the wrong type or size in a job's options ends in, wherever that is found out: no board is blamed for
-# it, and no other one tried.
-_JOBS_OWN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-# A farm that is away is called again after so long.
-AGAIN_S = 0.5
 
 
 @dataclass
@@ -70,63 +58,47 @@ class Told:
             self.print(text)
 
 
-@dataclass
-class JobAttempt:
-    """What one grant comes to."""
+def use_board(attempt: Attempt) -> JobResult:
+    """Do the job, and store what it wrote; a farm that is away for now is waited for."""
+    spec, timed, farm = attempt.grant.spec, attempt.timed, attempt.farm
+    if spec.kind is Kind.HEALTH:
+        return check_health(attempt)
+    work, out = attempt.folder / "files", attempt.folder / "out"
+    work.mkdir(parents=True)
+    with timed("fetch"):
+        _heard(lambda: Files(attempt.site.files).lay_out(spec, work, farm()))
+    with timed("run"):
+        record, place = _call(attempt, work, out)
+    with timed("upload"):
+        stored = _heard(lambda: upload_folder(place, farm()))
+    for case in record["cases"] if spec.kind is not Kind.SUITE else ():
+        attempt.print(f"{case['name']}: {case['outcome']} {case.get('reason') or ''}".strip())
+    return _result(record, stored)
 
-    grant: Grant  # its ``trace`` is the attempt's span
-    board: BoardChoice  # by the lease's fence
-    folder: Path  # an empty one of its own
-    print: Callable[[str], None]
-    isolated: Isolated  # outlives it
-    timings: dict[str, float] = field(default_factory=dict)
 
-    def run(self, files: Files, farm: Callable[[], FarmClient]) -> JobResult:
-        """Do the job, and store what it wrote; a farm that is away for now is waited for."""
-        work, out = self.folder / "files", self.folder / "out"
-        work.mkdir(parents=True)
-        with self._timed("fetch"):
-            _heard(lambda: files.lay_out(self.grant.spec, work, farm()))
-        with self._timed("run"):
-            record, place = self._call(work, out)
-        with self._timed("upload"):
-            stored = _heard(lambda: upload_folder(place, farm()))
-        for case in record["cases"] if self.grant.spec.kind is not Kind.SUITE else ():
-            self.print(f"{case['name']}: {case['outcome']} {case.get('reason') or ''}".strip())
-        return _result(record, stored)
+def _call(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
+    """Run what the job asks for; its record, and the folder that holds it."""
+    options, told = attempt.grant.spec.options, Told(attempt.print)
+    if attempt.grant.spec.kind is Kind.SUITE:
+        from hil.controller.workloads.suites.job import run_suite
 
-    def _call(self, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
-        """The record, and the folder that holds it."""
-        options, told = self.grant.spec.options, Told(self.print)
-        if self.grant.spec.kind is Kind.SUITE:
-            from hil.controller.workloads.suites.job import run_suite
+        request = replace(request_of(options, work), boards=(attempt.board.name,), hw_type="", ssh={})
+        suite = run_suite(request, out=out, screen=told, isolated=attempt.isolated, choices=[attempt.board])
+        cases = [record.to_json() for record in suite.records()]
+        return {**suite.head, "folder": str(suite.folder), "cases": cases}, suite.folder
+    job = replace(job_of(options, work), board=attempt.board.name, out=out)
+    if attempt.grant.spec.kind is Kind.BUNDLE:
+        from hil.controller.workloads.bundles.run import run_bundle
 
-            request = replace(request_of(options, work), boards=(self.board.name,), hw_type="", ssh={})
-            suite = run_suite(request, out=out, screen=told, isolated=self.isolated, choices=[self.board])
-            cases = [record.to_json() for record in suite.records()]
-            return {**suite.head, "folder": str(suite.folder), "cases": cases}, suite.folder
-        job = replace(job_of(options, work), board=self.board.name, out=out)
-        if self.grant.spec.kind is Kind.BUNDLE:
-            from hil.controller.workloads.bundles.run import run_bundle
+        methods, key = tuple(options.get("methods", ())), key_of(options, work)
+        record = run_bundle(job, methods, key, screen=told, isolated=attempt.isolated, choice=attempt.board)
+    else:
+        from hil.controller.workloads.run_job import run_job
 
-            methods, key = tuple(options.get("methods", ())), key_of(options, work)
-            record = run_bundle(job, methods, key, screen=told, isolated=self.isolated, choice=self.board)
-        else:
-            from hil.controller.workloads.run_job import run_job
-
-            record = run_job(job, screen=told, isolated=self.isolated, choice=self.board)
-        if not record["folder"]:  # the board let nobody in, and nothing was kept
-            out.mkdir(exist_ok=True)
-        return record, Path(record["folder"] or out)
-
-    @contextlib.contextmanager
-    def _timed(self, step: str) -> Iterator[None]:
-        begin = time.monotonic()
-        try:
-            with telemetry.span(step, self.grant.trace):
-                yield
-        finally:
-            self.timings[step] = time.monotonic() - begin
+        record = run_job(job, screen=told, isolated=attempt.isolated, choice=attempt.board)
+    if not record["folder"]:  # the board let nobody in, and nothing was kept
+        out.mkdir(exist_ok=True)
+    return record, Path(record["folder"] or out)
 
 
 def _heard(call: Callable[[], T]) -> T:
@@ -136,17 +108,6 @@ def _heard(call: Callable[[], T]) -> T:
             return call()
         except FarmUnreachable:
             time.sleep(AGAIN_S)  # where no gateway listens, a call fails at once
-
-
-def failed(error: HilError | Exception) -> JobResult:
-    """The result of an attempt that raised an error."""
-    if isinstance(error, UsageError) and not isinstance(error, StorageError):
-        return JobResult(error.exit_code, reason=_said(error))
-    if isinstance(error, _JOBS_OWN) and not isinstance(error, HilError):
-        return JobResult(EXIT_STAGE, Outcome.RUN_ERROR.value, _said(error))
-    code = error.exit_code if isinstance(error, BoardError) else EXIT_BOARD
-    outcome = error.outcome if isinstance(error, BoardError) else BoardError.outcome
-    return JobResult(code, outcome or "", _said(error), infrastructure=True)
 
 
 def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
@@ -159,35 +120,26 @@ def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
     if worst and code:
         reason = f"{worst.get('name') or worst.get('id')}: {worst.get('reason') or worst.get('message')}"
     outcome, broken = str(worst.get("outcome", "")), code == EXIT_BOARD
-    return JobResult(code, outcome, reason[:_REASON], infrastructure=broken, record=jsonable(record), files=stored)
-
-
-def _said(error: HilError | Exception) -> str:
-    if not isinstance(error, HilError):
-        return f"{type(error).__name__}: {error}"[:_REASON]
-    return f"{error.message}; {error.hint}"[:_REASON] if error.hint else error.message[:_REASON]
+    return JobResult(code, outcome, reason[:REASON], infrastructure=broken, record=jsonable(record), files=stored)
 
 
 _MODEL = "tiny.onnx"
 
 
-def check_health(
-    runtime: str, kept: Path, board: BoardChoice, folder: Path, say: Callable[[str], None], isolated: Isolated
-) -> JobResult:
+def check_health(attempt: Attempt) -> JobResult:
     """Do a health job on a board that answers: if hil has a program for its runtime, run it; the answer must be right.
 
-    The program stays in ``kept``, the host's folder.
+    The program stays in the host's folder.
     """
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.run_job import run_job
 
+    runtime, board = attempt.runtime, attempt.board
     if runtime not in RUNTIMES or not RUNTIMES[runtime].from_onnx:
         return JobResult(0, "PASS", f"it answers; there is no program of hil's to try on {runtime}")
-    try:
-        job = Job((_model(kept, isolated, folder),), board=board.name, out=folder / "out")
-        record = run_job(job, screen=Told(say), isolated=isolated, choice=board)
-    except HilError as error:
-        return failed(error)
+    model = _model(attempt.site.folder, attempt.isolated, attempt.folder)
+    job = Job((model,), board=board.name, out=attempt.folder / "out")
+    record = run_job(job, screen=Told(attempt.print), isolated=attempt.isolated, choice=board)
     (case,) = record["cases"]
     reason = "" if record["exit_code"] == 0 else f"a tiny model: {case['outcome']}: {case['reason']}"
     return JobResult(int(record["exit_code"]), case["outcome"], reason, record=jsonable(record))

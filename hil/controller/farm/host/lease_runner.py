@@ -6,31 +6,67 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.farm import telemetry
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.gateway_stream import GatewayStream
-from hil.controller.farm.host.job_attempt import Files, JobAttempt, check_health, failed
+from hil.controller.farm.host.inventory import HostInfo
 from hil.controller.farm.host.tunnel_endpoint import LeaseGuard, TunnelEndpoint
 from hil.controller.farm.messages import Grant, JobResult, Kind
 from hil.controller.storage.isolated import Isolated
+from hil.core.results import Outcome
 from hil.core.scratch import remove_tree
-from hil.errors import EXIT_OK, BoardError, HilError, UsageError
+from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE, BoardError, HilError, StorageError, UsageError
 
 _FREE_S = 3.0
 _LOOK_S = 0.05
 _LONG_S = 10 * 366 * 86400.0
+# So much of what went wrong is kept.
+REASON = 500
+# What a value of the wrong type or size in a job's options ends in, wherever that is found out: no board is blamed for
+# it, and no other one tried.
+_JOBS_OWN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one attempt at a job has: its grant, the board that was taken for it, and what its host lends."""
+
+    grant: Grant  # its ``trace`` is the attempt's span
+    board: BoardChoice  # by the lease's fence
+    runtime: str  # the board's first
+    site: HostInfo
+    folder: Path  # an empty one of its own
+    print: Callable[[str], None]
+    isolated: Isolated  # outlives it
+    farm: Callable[[], FarmClient]
+    timings: dict[str, float]  # seconds of each step, filled as they end
+
+    @contextlib.contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Time a step."""
+        begin = time.monotonic()
+        try:
+            with telemetry.span(step, self.grant.trace):
+                yield
+        finally:
+            self.timings[step] = time.monotonic() - begin
 
 
 class LeaseRunner:
-    """Does what a board is given; in the main thread. ``workers`` processes may compile at a time."""
+    """Does what a board is given; in the main thread. ``workers`` processes may compile at a time.
 
-    def __init__(self, way: BoardConnection, farm: Callable[[], FarmClient], workers: int) -> None:
-        self.way, self._farm, self._workers = way, farm, workers
-        self._files = Files(way.site.files)
+    ``use`` does a job on the board that was taken for it.
+    """
+
+    def __init__(
+        self, way: BoardConnection, farm: Callable[[], FarmClient], workers: int, use: Callable[[Attempt], JobResult]
+    ) -> None:
+        self.way, self._farm, self._workers, self._job = way, farm, workers, use
         self._isolated: Isolated | None = None
         self.serving: TunnelEndpoint | None = None  # the lease that somebody holds now
 
@@ -103,12 +139,11 @@ class LeaseRunner:
             time.sleep(min(grant.timeout_s, _LONG_S))
             return JobResult(EXIT_OK, reason="its time is over")
         folder = emptied(self.way.post.folder / "job")
-        choice = self.way.choice(grant)
+        way, board = self.way, self.way.choice(grant)
         try:
-            if grant.spec.kind is Kind.HEALTH:
-                runtime, kept = self.way.config.runtime, self.way.site.folder
-                return check_health(runtime, kept, choice, folder, tell, self._pool())
-            return JobAttempt(grant, choice, folder, tell, self._pool(), timings).run(self._files, self._farm)
+            return self._job(
+                Attempt(grant, board, way.config.runtime, way.site, folder, tell, self._pool(), self._farm, timings)
+            )
         finally:
             remove_tree(folder)
 
@@ -143,3 +178,20 @@ def emptied(folder: Path) -> Path:
     remove_tree(folder)
     folder.mkdir(parents=True)
     return folder
+
+
+def failed(error: HilError | Exception) -> JobResult:
+    """The result of an attempt that raised an error."""
+    if isinstance(error, UsageError) and not isinstance(error, StorageError):
+        return JobResult(error.exit_code, reason=_said(error))
+    if isinstance(error, _JOBS_OWN) and not isinstance(error, HilError):
+        return JobResult(EXIT_STAGE, Outcome.RUN_ERROR.value, _said(error))
+    code = error.exit_code if isinstance(error, BoardError) else EXIT_BOARD
+    outcome = error.outcome if isinstance(error, BoardError) else BoardError.outcome
+    return JobResult(code, outcome or "", _said(error), infrastructure=True)
+
+
+def _said(error: HilError | Exception) -> str:
+    if not isinstance(error, HilError):
+        return f"{type(error).__name__}: {error}"[:REASON]
+    return f"{error.message}; {error.hint}"[:REASON] if error.hint else error.message[:REASON]

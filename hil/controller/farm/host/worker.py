@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from hil.controller.farm import telemetry
-from hil.controller.farm.client import FarmClient
+from hil.controller.farm.client import AGAIN_S, FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.gateway_stream import GatewayStream
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
-from hil.controller.farm.host.job_attempt import AGAIN_S
-from hil.controller.farm.host.lease_runner import LeaseRunner, emptied
+from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner, emptied
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, Kind
 from hil.core.scratch import remove_tree
 from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
@@ -45,13 +44,13 @@ _STOPPED = "the board's host was stopped"
 
 
 class Worker:
-    """Serves one board until it is told to stop (SIGTERM). To be made in the main thread."""
+    """Serves one board until it is told to stop (SIGTERM). To be made in the main thread; ``use`` does its jobs."""
 
-    def __init__(self, post: BoardEntry, site: HostInfo) -> None:
+    def __init__(self, post: BoardEntry, site: HostInfo, use: Callable[[Attempt], JobResult]) -> None:
         self.post, self.site = post, site
         self.id = f"{site.host}/{post.name}/{secrets.token_hex(6)}"
         self._way = BoardConnection(post, site, self.say)
-        self._duty = LeaseRunner(self._way, self._client, max(1, (os.cpu_count() or 1) // site.boards))
+        self._duty = LeaseRunner(self._way, self._client, max(1, (os.cpu_count() or 1) // site.boards), use)
         self._work = CancellableTask(_END_S, self._give_up)
         self._grants: queue.SimpleQueue[Grant | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.farm.host.job_attempt import Told, _result, failed
+from hil.controller.farm.host.job_attempt import Told, _result
+from hil.controller.farm.host.lease_runner import failed
 from hil.controller.storage.runs import GO_ON
 from hil.errors import (
     AccessRefused,

@@ -12,7 +12,7 @@ import pytest
 
 from hil.controller.devices.board_client import Target
 from hil.controller.farm.host import job_attempt, lease_runner
-from hil.controller.farm.host.lease_runner import LeaseRunner
+from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind
 from hil.errors import BoardBusy, FarmUnreachable, HilError, UsageError
 
@@ -29,6 +29,7 @@ class BoardConnection:
         )
         self.error, self.target = error, target
         self.shown = BoardCard("rpi5", labels={"kernel": "6.1"})
+        self.config = SimpleNamespace(runtime="onnxruntime")
         self.holder, self.taken, self.released = 0, 0, 0
         self.brought = ""
 
@@ -72,13 +73,16 @@ class GatewayStream:
         self.told.append(text)
 
 
+def passed(attempt: Attempt) -> JobResult:
+    return JobResult(0, "PASS")
+
+
 @pytest.fixture
-def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[JobResult, list[str]]]:
+def do() -> Callable[..., tuple[JobResult, list[str]]]:
     """Has a duty do a grant: its result, and what the farm was told."""
 
-    def run(way: Any, call: Callable[[Any], Any] = lambda self: JobResult(0, "PASS"), grant: Grant = GRANT):
-        monkeypatch.setattr(lease_runner.JobAttempt, "run", lambda self, files, farm: call(self))
-        made, attendance = LeaseRunner(way, lambda: None, 1), GatewayStream()
+    def run(way: Any, use: Callable[[Attempt], JobResult] = passed, grant: Grant = GRANT):
+        made, attendance = LeaseRunner(way, lambda: None, 1, use), GatewayStream()
         return made.do(grant, attendance), attendance.told
 
     return run
@@ -87,7 +91,7 @@ def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[J
 def test_a_job_begins_when_its_board_was_taken_by_its_fence(do, tmp_path):
     way = BoardConnection(tmp_path)
     seen: list[str] = []
-    result, told = do(way, lambda self: (seen.append(self.board), JobResult(0, "PASS"))[1])
+    result, told = do(way, lambda self: (seen.append(self.board), passed(self))[1])
     assert (way.taken, seen, told, way.released) == (3, ["fence 3"], ["started 5 "], 1)
     assert (result.exit_code, list(result.timings)) == (0, ["open"])
     assert 0 < result.board_ns[0] < result.board_ns[1] and not list((tmp_path).glob("job*"))
@@ -100,7 +104,7 @@ def test_a_board_that_cannot_be_had_is_no_fault_of_the_jobs(error, do, tmp_path)
 
 
 def test_what_the_job_itself_did_wrong_is_no_fault_of_the_boards(do, tmp_path):
-    def wrong(self: Any) -> Any:
+    def wrong(attempt: Attempt) -> JobResult:
         raise UsageError("no such runtime")
 
     result, _ = do(BoardConnection(tmp_path), wrong)
@@ -134,7 +138,7 @@ def test_after_a_job_that_was_ended_nothing_of_it_may_be_left_on_the_board(held_
     monkeypatch.setattr(lease_runner, "_FREE_S", 0.1)
     way: Any = BoardConnection(tmp_path)
     way.holder = held_by
-    assert LeaseRunner(way, lambda: None, 1).clear_away(3) is clear
+    assert LeaseRunner(way, lambda: None, 1, passed).clear_away(3) is clear
 
 
 def test_a_farm_that_is_away_is_waited_for(monkeypatch):
@@ -152,7 +156,7 @@ def test_a_farm_that_is_away_is_waited_for(monkeypatch):
 
 
 def test_connections_are_led_to_a_board_that_is_held_before_anybody_is_told_that_it_is_there(tmp_path):
-    made: Any = LeaseRunner(BoardConnection(tmp_path, target=Target("unix:/a.sock")), lambda: None, 1)
+    made: Any = LeaseRunner(BoardConnection(tmp_path, target=Target("unix:/a.sock")), lambda: None, 1, passed)
     attendance: Any = GatewayStream()
     attendance.started = lambda lease, direct: attendance.told.append((made.serving.lease, direct))
     result = made.do(replace(GRANT, spec=JobSpec(Kind.LEASE), timeout_s=0.05), attendance)
