@@ -13,13 +13,6 @@ def test_every_error_with_an_outcome_has_that_outcomes_exit_code():
             assert Outcome(kind.outcome).exit_code == kind.exit_code
 
 
-def test_every_error_is_drawn_in_the_tree():
-    drawn = errors.__doc__ or ""
-    for name, kind in inspect.getmembers(errors, inspect.isclass):
-        if issubclass(kind, errors.HilError):
-            assert name in drawn
-
-
 def test_an_error_says_what_where_and_what_to_do():
     error = errors.LoadFailed("no room", hint="make some").located(stage="push", board="rpi5")
     assert str(error) == "no room [push, board rpi5]\n  hint: make some"
