@@ -12,7 +12,7 @@ from typing import Any
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.job_files import typed_request
-from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind, gravest
+from hil.controller.farm.messages import JobResult, JobSpec, JobState
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
@@ -46,16 +46,6 @@ def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
             f"{what} not ended: {going[0]['name']} is {going[0]['state']}", hint=f"hil farm logs {name} -f"
         )
     return [EndedJob(row["name"], JobSpec.of_json(row["spec"]), JobResult.of_json(row)) for row in rows]
-
-
-def exit_code(ended: Sequence[EndedJob]) -> int:
-    """One exit code for all."""
-    return gravest([one.result.exit_code for one in ended])
-
-
-def is_suite(ended: Sequence[EndedJob]) -> bool:
-    """Whether these are parts of a suite."""
-    return all(one.spec.kind is Kind.SUITE for one in ended)
 
 
 def fetch_run(farm: FarmClient, one: EndedJob, folder: Path) -> None:
