@@ -44,7 +44,7 @@ class Cost:
 def made_rows(count: int) -> Iterator[OpRow]:
     """Operations of 2 to 100 us, each on up to four threads, one after another."""
     dice = random.Random(0)
-    at = CLOCK.to_board(CLOCK.at_host_ns)
+    at = CLOCK.at_host_ns + CLOCK.offset_ns
     for number in range(count):
         iteration, op = divmod(number, OPS)
         took = dice.randint(2_000, 100_000)

@@ -79,11 +79,7 @@ def most_bytes(iterations: int) -> int:
 
 
 def read(body: bytes, op: str, iterations: int = 0) -> Answer:
-    """The answer in a worker's message; None where the runtime is ready.
-
-    Args:
-        op: the order that it answers: prepare, load, invoke or profile.
-        iterations: of an invoke.
+    """The answer in a worker's message to an order of :data:`_READERS`; None where the runtime is ready.
 
     Raises:
         LoadFailed, RunFailed, UsageError: what the worker reports instead.

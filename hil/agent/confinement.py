@@ -313,11 +313,7 @@ def _unless_itself() -> list[_Line]:
 
 
 def _install(lines: list[_Line]) -> None:
-    """Install a filter for good; the process must have given up new privileges.
-
-    Raises:
-        OSError: the kernel takes no filter.
-    """
+    """Install a filter for good; the process must have given up new privileges. Raises OSError: the kernel refuses."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(lines), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -96,10 +96,7 @@ class Channel:
         return decode(self.receive_bytes(timeout, most_bytes))
 
     def receive_bytes(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> bytes:
-        """The bytes of the next message.
-
-        Args:
-            timeout: most seconds to wait for all of it, None is for ever.
+        """The bytes of the next message; without a ``timeout`` it waits for ever.
 
         Raises:
             Closed: the other side is gone.
@@ -203,11 +200,7 @@ class Arena:
 
 
 def lay_out(arena: Arena, tensors: Iterable[tuple[str, Array]]) -> tuple[list[dict[str, Any]], int]:
-    """Copy tensors into an arena; returns where each lies, as messages tell it, and how many bytes they take.
-
-    Raises:
-        RunFailed: there is not so much memory.
-    """
+    """Copy tensors into an arena; returns where each lies, as messages tell it, and how many bytes they take."""
     named = [(name, array, to_bytes(array)) for name, array in tensors]
     size = sum(aligned(data.nbytes) for _, _, data in named)
     view = arena.view(size, grow=True)

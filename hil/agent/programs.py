@@ -409,11 +409,7 @@ class Incoming:
         return bool(self._streams)
 
     def add(self, data: memoryview) -> None:
-        """The next streamed bytes; a message never spans two tensors.
-
-        Raises:
-            UsageError: more came than was announced.
-        """
+        """The next streamed bytes; a message never spans two tensors. Raises UsageError: more came than announced."""
         offset, size = self._streams[self._current]
         if self._done + data.nbytes > size or not data.nbytes:
             raise UsageError("the streamed data does not fit the tensors that were announced")
@@ -427,11 +423,7 @@ class Incoming:
             self._done = 0
 
     def verify(self, digests: list[str]) -> None:
-        """Compare what came with what the sender says it sent.
-
-        Raises:
-            UsageError: they differ: the data was damaged on its way.
-        """
+        """Compare what came with what was sent, as the sender says. Raises UsageError: it was damaged on its way."""
         if [hasher.digest() for hasher in self._hashers] != digests:
             raise UsageError("the inputs were damaged on their way to the board")
 

@@ -71,11 +71,7 @@ class Sessions:
 
     @property
     def fence(self) -> int:
-        """The highest fence given so far.
-
-        Raises:
-            BoardError: the file that keeps it is damaged. Nobody can say then who may have the board.
-        """
+        """The highest fence so far. Raises BoardError: its file is damaged: nobody can say who may have the board."""
         if self._damage:
             raise BoardError(f"the agent's fence file {self._file} {self._damage}", hint=_RESET)
         return self._fence

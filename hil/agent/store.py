@@ -332,11 +332,7 @@ class Upload:
         self._executor.do(self._take, data)
 
     def finish(self) -> None:
-        """Verify the blob and put it in its place.
-
-        Raises:
-            BlobDamaged: its content is not what its digest says; it was dropped.
-        """
+        """Verify the blob and put it in its place. Raises BlobDamaged: not what its digest says, and dropped."""
         self._executor.wait()
         if self._hasher.digest() != self.digest:
             self._partial.unlink(missing_ok=True)

@@ -320,11 +320,7 @@ def _hook(value: Any, where: str, folder: Path) -> Command | Http:
 
 
 def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
-    """The ``[runtime]`` table of a board config.
-
-    Raises:
-        UsageError: a key, a value or a placeholder is none that hil knows.
-    """
+    """The ``[runtime]`` table of a board config. Raises UsageError: a key, value or placeholder is unknown."""
     where = f"{path}: [runtime]"
     runtime: RuntimeCommand = _make(RuntimeCommand, values, where)
     for name in runtime.environment:

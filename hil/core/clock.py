@@ -68,10 +68,6 @@ class ClockFit:
         elapsed = board_ns - self.offset_ns - self.at_host_ns
         return self.at_host_ns + round(elapsed / (1.0 + self.drift))
 
-    def to_board(self, host_ns: int) -> int:
-        """The board's time for a stamp of the host's."""
-        return host_ns + self.offset_ns + round(self.drift * (host_ns - self.at_host_ns))
-
 
 def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     """The line that fits pings taken before, during and after what is to be told in the host's time.

@@ -26,11 +26,7 @@ else:
 
 
 def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
-    """The tables of a TOML document.
-
-    Raises:
-        UsageError: it is no TOML, or nests deeper or has longer numbers than Python reads.
-    """
+    """The tables of a TOML text. Raises UsageError: it is none, or deeper or with longer numbers than Python reads."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -126,11 +126,7 @@ def digest_file(path: Path, algorithm: str = DEFAULT) -> str:
 
 
 def check(digest: str) -> str:
-    """The digest itself when it is well formed: nothing else may become part of a path.
-
-    Raises:
-        UsageError: it is not ``blake3:`` or ``sha256:`` and 64 lower-case hexadecimal digits.
-    """
+    """The digest itself where it is well formed: nothing else may become part of a path. Raises UsageError."""
     if not _FORM.fullmatch(digest):
         raise UsageError(f"not a digest: {digest[:100]!r}", hint="blake3:HEX or sha256:HEX with 64 hexadecimal digits")
     return digest

@@ -52,11 +52,7 @@ def signal_group(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def wait_or_kill(process: subprocess.Popen[Any], seconds: float, *, group: bool = False) -> int:
-    """Wait for a process that was told to end; returns its exit code.
-
-    Args:
-        seconds: after which it is killed.
-    """
+    """Wait so many seconds for a process that was told to end, then kill it; returns its exit code."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -35,11 +35,7 @@ class Scratch:
         self._held = -1
 
     def place(self) -> Path:
-        """This process's own folder, there until the process ends; the first call removes those of the dead.
-
-        Raises:
-            StorageError: it cannot be made.
-        """
+        """This process's own folder until it ends; the first call removes those of the dead. Raises StorageError."""
         with self._lock, storage(self._base):
             # A fork is a process of its own; a folder that was removed behind our back is made anew.
             if self._place is None or self._owner != os.getpid() or not self._place.is_dir():
@@ -76,11 +72,7 @@ _shared: dict[Path, Scratch] = {}
 
 
 def place(*, for_sockets: bool = False) -> Path:
-    """The folder of this process below the system's folder for temporary files.
-
-    Args:
-        for_sockets: its path is short, whatever TMPDIR says.
-    """
+    """The folder of this process below the system's temporary one; ``for_sockets``: of a short path despite TMPDIR."""
     base = tempfile.gettempdir()
     if for_sockets and len(os.fsencode(base)) > _LONGEST_FOR_SOCKETS:
         base = "/tmp"
@@ -88,11 +80,7 @@ def place(*, for_sockets: bool = False) -> Path:
 
 
 def place_below(base: Path) -> Path:
-    """The folder of this process below another one that is made for such folders.
-
-    Raises:
-        StorageError: it cannot be made.
-    """
+    """The folder of this process below another one, made for such folders. Raises StorageError: it cannot be made."""
     return _shared.setdefault(base, Scratch(base)).place()
 
 
@@ -109,11 +97,7 @@ def new_folder(prefix: str, *, for_sockets: bool = False) -> Path:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """A new empty folder, removed at the end.
-
-    Raises:
-        StorageError: there is no room for it, or for what was written meanwhile.
-    """
+    """A new empty folder, removed at the end. Raises StorageError: no room for it, or for what is written meanwhile."""
     at = place()
     with storage(at), tempfile.TemporaryDirectory(prefix=prefix, dir=at, ignore_cleanup_errors=True) as made_here:
         yield made_here

@@ -39,11 +39,7 @@ if sys.byteorder != "little":  # pragma: no cover - no such machine has the runt
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numpy dtype for a dtype's name (``string`` is numpy's object dtype).
-
-    Raises:
-        UsageError: the name is none that hil knows.
-    """
+    """The numpy dtype of a dtype's name (``string`` is numpy's object dtype). Raises UsageError: it is none of ours"""
     if name == "string":
         return np.dtype(object)
     if name in NUMPY_DTYPES:
@@ -57,11 +53,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a numpy or ml_dtypes dtype; the reverse of :func:`dtype_of`.
-
-    Raises:
-        UsageError: no tensor of hil has this dtype.
-    """
+    """The name of a numpy or ml_dtypes dtype; the reverse of :func:`dtype_of`. Raises UsageError: it is none of ours"""
     return _dtype_name(np.dtype(dtype))
 
 

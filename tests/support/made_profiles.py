@@ -64,7 +64,7 @@ def run_on(
     transfers = [Span("put m.vmfb", BEGIN + 91 * MS, BEGIN + 139 * MS, {"bytes_out": 5000, "bytes_in": 20})]
     calls, rows, sent = [], [], BEGIN + 140 * MS
     for kind in ("timed", "profiled"):
-        begun = at = clock.to_board(sent + delay_ns)
+        begun = at = _to_board(clock, sent + delay_ns)
         at += 2 * MS
         windows = []
         for iteration in range(iterations):
@@ -83,12 +83,16 @@ def run_on(
     stages.append(Span("run", BEGIN + 140 * MS, sent))
     seen = range(BEGIN, sent, 20 * MS)
     counters = [
-        Sample(clock.to_board(at), name, value, unit)
+        Sample(_to_board(clock, at), name, value, unit)
         for at in seen
         for name, value, unit in (("cpu0 busy", 50.5, "%"), ("memory available", 2.0**31, "bytes"))
     ]
     made = profile(rows, run=run, board=board, stages=stages, transfers=transfers)
     return replace(made, calls=calls, counters=counters, clock=clock)
+
+
+def _to_board(clock: ClockFit, host_ns: int) -> int:
+    return host_ns + clock.offset_ns + round(clock.drift * (host_ns - clock.at_host_ns))
 
 
 def _row(number: int, copies: bool, iteration: int, at: int, took: int, dice: random.Random, **more: Any) -> OpRow:

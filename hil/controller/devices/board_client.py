@@ -55,11 +55,13 @@ class Invocation:
     warmup_ns: int
     host_ns: tuple[int, int]  # from sending to the last byte received, host clock
     # from the last input byte to the outputs being ready to send; None where the board tells no times.
-    board_ns: tuple[int, int] | None
-    peak_memory_bytes: int
-    cpu_ns: int  # what the worker's threads together computed during the iterations, 0 where nothing is known of that
-    send_s: float  # until the answer began
-    fetch_s: float  # for the outputs
+    board_ns: tuple[int, int] | None = None
+    peak_memory_bytes: int = 0
+    cpu_ns: int = (
+        0  # what the worker's threads together computed during the iterations, 0 where nothing is known of that
+    )
+    send_s: float = 0.0  # until the answer began
+    fetch_s: float = 0.0  # for the outputs
     state: dict[str, Any] = field(default_factory=dict)  # what Describe says of what changes, where it was asked for
     placement: Placement | None = None  # where the program ran; None where the board does not tell, or has told before
     notes: tuple[str, ...] = ()  # what the board could not do, or did otherwise, a sentence each
@@ -132,11 +134,11 @@ class BoardClient(Protocol):
         program_id: str,
         inputs: Mapping[str, Array],
         *,
-        warmup: int = 0,
-        iterations: int = 1,
-        timeout: float = 60.0,
-        state: bool = False,
-        most_bytes: int | None = None,
+        warmup: int,
+        iterations: int,
+        timeout: float,
+        state: bool,
+        most_bytes: int | None,
     ) -> Invocation:
         """Run a program and fetch the last outputs.
 
@@ -150,14 +152,7 @@ class BoardClient(Protocol):
         """
 
     def profile(
-        self,
-        program_id: str,
-        inputs: Mapping[str, Array],
-        *,
-        tool: str = "",
-        warmup: int = 0,
-        iterations: int = 1,
-        timeout: float = 60.0,
+        self, program_id: str, inputs: Mapping[str, Array], *, tool: str, warmup: int, iterations: int, timeout: float
     ) -> ProfilePass:
         """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets. Raises as a run.
 

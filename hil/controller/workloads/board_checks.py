@@ -29,11 +29,7 @@ _CLOCK_S = 2.0
 
 
 def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda text: None) -> Iterator[Check]:
-    """Check a board from the outside in; after a ``fail`` that nothing can go on without, no more checks come.
-
-    Args:
-        runtime: to be used on it; "" is its config's.
-    """
+    """Check a board from the outside in; after a ``fail`` that nothing can go on without, no more checks come."""
     from hil.controller.devices.ssh.address import is_ssh_address
 
     where = choice.address or choice.config.connection.address

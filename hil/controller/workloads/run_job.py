@@ -139,11 +139,7 @@ def _unique_names(models: tuple[Path, ...]) -> list[str]:
 
 
 def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
-    """The one runtime that a connection is opened for; "" is the board's own.
-
-    Args:
-        wanted: what the user said, which is the answer where there are no cases.
-    """
+    """The one runtime that a connection is opened for, "" is the board's own; ``wanted`` where there are no cases."""
     needed = sorted(set(runtimes))
     if len(needed) > 1:
         names = " and ".join(name or "the board's own" for name in needed)

@@ -33,11 +33,7 @@ from hil.errors import EXIT_FAIL, EXIT_OK, UsageError
 
 
 def read_document(run: Run) -> dict[str, Any]:
-    """What bench.json holds.
-
-    Raises:
-        UsageError: the run is no bench.
-    """
+    """What bench.json holds. Raises UsageError: the run is no bench."""
     try:
         document: dict[str, Any] = json.loads((run.folder / "bench.json").read_text())
     except (OSError, ValueError) as error:

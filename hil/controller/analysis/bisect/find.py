@@ -318,11 +318,7 @@ def keep_case(folder: Path, case: Case, finding: Finding) -> None:
 
 
 def repeat_command(folder: Path, name: str, board: list[str]) -> str:
-    """The command that runs a kept layer again.
-
-    Args:
-        board: options that name the board and how the model is compiled.
-    """
+    """The command that runs a kept layer again; ``board`` are options that name the board and how to compile."""
     (model,) = (folder / name).glob("*.onnx")
     command = ["hil", "run", str(model), *board]
     for kind, option in (("inputs", "--input"), ("references", "--expected")):

@@ -32,11 +32,7 @@ _HINT = "--artifact-model takes the same network as MODEL with other weights: th
 
 
 def check_signatures(model: Model, other: Model) -> None:
-    """Refuse a pair of models that do not take and return the same.
-
-    Raises:
-        UsageError: an input or output differs.
-    """
+    """Refuse (UsageError) a pair of models that do not take and return the same."""
     what = f"{other.path.name} is not the same network as {model.path.name}"
     for kind, mine, theirs in (("inputs", model.inputs, other.inputs), ("outputs", model.outputs, other.outputs)):
         if mine != theirs:
@@ -45,11 +41,7 @@ def check_signatures(model: Model, other: Model) -> None:
 
 
 def check_layers(model: Model, layers: Sequence[Layer], other: Model, others: Sequence[Layer]) -> None:
-    """Refuse a pair of models that do not consist of the same layers, in the same order, between the same tensors.
-
-    Raises:
-        UsageError: they differ; the message names the first place.
-    """
+    """Refuse (UsageError) a pair of models without the same layers, in the same order, between the same tensors."""
     what = f"{other.path.name} is not the same network as {model.path.name}"
     for layer, twin in zip(layers, others, strict=False):
         if (layer.op, layer.nodes, layer.inputs, layer.outputs) != (twin.op, twin.nodes, twin.inputs, twin.outputs):

@@ -68,11 +68,11 @@ class OpDiff:
     a: Cost | None
     b: Cost | None
     # b's time by a's, the median over all pairs of iterations; None if one is missing or they are incomparable.
-    ratio: float | None
+    ratio: float | None = None
     # low, high: the confidence interval of the ratio; None if there are too few iterations.
-    low: float | None
-    high: float | None
-    change: str  # ``slower``, ``faster``, ``only in a``, ``only in b``, or "" if none was shown
+    low: float | None = None
+    high: float | None = None
+    change: str = ""  # ``slower``, ``faster``, ``only in a``, ``only in b``, or "" if none was shown
 
     @property
     def change_ns(self) -> float:
@@ -172,7 +172,7 @@ def _timed(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> O
         Cost(float(np.median(times)), float(times.mean()), 1.0, len(times)) if len(times) else None
         for times in (before, after)
     )
-    one = OpDiff("timed run", "timed", (), (), mine, theirs, None, None, None, "")
+    one = OpDiff("timed run", "timed", (), (), mine, theirs)
     return _compared(one, before, after, doubt, margin) if mine and theirs else one
 
 
@@ -258,9 +258,6 @@ def _judged(
         b_ops=after.names(theirs),
         a=before.cost(before.together(mine)) if mine else None,
         b=after.cost(after.together(theirs)) if theirs else None,
-        ratio=None,
-        low=None,
-        high=None,
         change=alone,
     )
     if doubt is None or not mine or not theirs:

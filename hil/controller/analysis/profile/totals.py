@@ -86,11 +86,7 @@ GROUPS: dict[str, Callable[[OpRow], str]] = {
 
 
 def totals(rows: Iterable[OpRow], by: str = "op") -> list[Total]:
-    """Sum rows up by group, the longest time first. The rows are read once and not kept.
-
-    Args:
-        by: a key of :data:`GROUPS`.
-    """
+    """Sum rows up by a key of :data:`GROUPS`, the longest time first. The rows are read once and not kept."""
     groups: dict[tuple[str, str], _Group] = defaultdict(_Group)
     for row, own_ns in own_times(rows):
         groups[GROUPS[by](row), row.kind].add(row, own_ns)

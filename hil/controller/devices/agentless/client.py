@@ -220,11 +220,11 @@ class CommandClient(BoardClient):
         program_id: str,
         inputs: Mapping[str, Array],
         *,
-        warmup: int = 0,
-        iterations: int = 1,
-        timeout: float = 60.0,
-        state: bool = False,
-        most_bytes: int | None = None,
+        warmup: int,
+        iterations: int,
+        timeout: float,
+        state: bool,
+        most_bytes: int | None,
     ) -> Invocation:
         """Run on the board, and time it there. No command is ever tried again.
 
@@ -270,10 +270,6 @@ class CommandClient(BoardClient):
             iterations_ns=tuple(zip([0, *ends], ends, strict=False)),
             warmup_ns=cold_ns,
             host_ns=(begin, now_ns()),
-            board_ns=None,
-            peak_memory_bytes=0,
-            cpu_ns=0,
-            send_s=0.0,
             fetch_s=fetch_s,
             state=seen,
             # IREE's own tool opens the device that it is told to, or fails; of another command nothing is known.
@@ -288,14 +284,7 @@ class CommandClient(BoardClient):
         )
 
     def profile(
-        self,
-        program_id: str,
-        inputs: Mapping[str, Array],
-        *,
-        tool: str = "",
-        warmup: int = 0,
-        iterations: int = 1,
-        timeout: float = 60.0,
+        self, program_id: str, inputs: Mapping[str, Array], *, tool: str, warmup: int, iterations: int, timeout: float
     ) -> ProfilePass:
         """Run once more under IREE's profiling tool, which tells the times of its own clock."""
         if not tool:

@@ -86,11 +86,7 @@ class Engine:
             self._agreed.join(choices[0].config)
 
     def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
-        """Run cases; yields each as it ends, in no particular order. To be called once.
-
-        Raises:
-            UsageError: a board cannot be used that way.
-        """
+        """Run cases; yields each as it ends, in no particular order. To be called once."""
         work = [(self._prepare, specs), *((self._serve, seat) for seat in self._seats)]
         threads = [threading.Thread(target=self._guarded, args=one, daemon=True) for one in work]
         for thread in threads:
@@ -226,11 +222,7 @@ class Engine:
         self.boards[board.name] = dict(board.info)
 
     def _leave(self, board: str, error: BoardError) -> None:
-        """A board is gone for good; what only it could have run ends with that.
-
-        Raises:
-            BoardRefused, BoardUnreachable: the board's own, where it was the last and no board was ever reached.
-        """
+        """A board is gone for good; raises its error where it was the last and no board was ever reached."""
         self._lost = error
         waiting = self._queue.leave(board)
         if not (self._queue.alive or self._got_in) and isinstance(error, (BoardRefused, BoardUnreachable)):

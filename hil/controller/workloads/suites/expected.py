@@ -112,11 +112,7 @@ class Expectations:
 
     @classmethod
     def load(cls, path: Path | None, *, today: date | None = None) -> Expectations:
-        """Read a file; without one, nothing is expected.
-
-        Raises:
-            UsageError: the file cannot be read, or an entry is invalid; the message names it.
-        """
+        """Read a file; without one, nothing is expected. Raises UsageError: it cannot be read, or is invalid."""
         text = read_text(path) if path else ""
         return cls(path, parse(text, path), today or date.today(), parse_toml(text, path).get(MADE_WITH, {}))
 

@@ -56,11 +56,7 @@ class TaskQueue:
             return tuple(self._alive)
 
     def put(self, task: Task, *, most: int | None = None) -> bool:
-        """Add a task; false where no board is left that may run it, or the queue is closed.
-
-        Args:
-            most: wait until fewer than so many wait; None does not.
-        """
+        """Add a task, once fewer than ``most`` wait; false where no board may run it any more, or it is closed."""
         with self._changed:
             while not self._closed and most is not None and len(self._waiting) >= most and self._alive:
                 self._changed.wait(0.5)

@@ -115,11 +115,7 @@ class RunDiff:
 
 
 def diff_runs(a: Path, b: Path) -> RunDiff:
-    """Compare an earlier run ``a`` with a later one ``b``, case by case.
-
-    Raises:
-        UsageError: one of them holds no suite run.
-    """
+    """Compare an earlier run ``a`` with a later one ``b``, case by case. Raises UsageError: one holds no suite run."""
     before, after = load_run(a), load_run(b)
     old, new = ({record.id: record for record in run.records} for run in (before, after))
     both = [(old[record.id], record) for record in after.records if record.id in old]

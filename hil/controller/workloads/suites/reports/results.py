@@ -63,11 +63,7 @@ class SuiteResults:
 
 
 def load_run(folder: Path) -> SuiteResults:
-    """Read the run in a folder; an unfinished last line is ignored.
-
-    Raises:
-        UsageError: the folder holds no suite run, or an unreadable one.
-    """
+    """Read the run in a folder; an unfinished last line is ignored. Raises UsageError: there is none to be read."""
     run = SuiteRun.open(folder)
     head = run.head
     try:
