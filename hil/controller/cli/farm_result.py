@@ -12,7 +12,7 @@ import click
 from hil.controller.cli.farm_options import connected
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import Bars, answer, say
-from hil.controller.farm.messages import JobState, Kind, gravest
+from hil.controller.farm.messages import ENDED, JobState, Kind, gravest
 from hil.core.results import Timings
 from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hil.controller.farm.results import EndedJob
     from hil.protocol.v1 import farm_pb2 as pb
 
-_OVER = (JobState.DONE.value, JobState.CANCELLED.value)
 _job = click.argument("job", metavar="JOB")
 
 
@@ -101,7 +100,7 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
                 moved = states.get(job.name) != job.state
                 states[job.name], unrunnable[job.name] = job.state, job.unrunnable
                 lines = [_moved(job)] if moved and (logs or _is_news(job, bars.are_shown)) else []
-                done = sum(state in _OVER for state in states.values())
+                done = sum(state in ENDED for state in states.values())
                 running = sum(state == JobState.RUNNING.value for state in states.values())
                 bars.progress.update(task, completed=done, description=f"{running} running")
             for line in lines:
@@ -109,7 +108,7 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
                     bars.note(line, "")
                 elif tell:
                     tell(line)
-            waiting = [name for name, state in states.items() if state not in _OVER]
+            waiting = [name for name, state in states.items() if state not in ENDED]
             if waiting and len(states) >= len(jobs) and all(unrunnable[name] for name in waiting):
                 raise NoSuchBoard(
                     f"no board can run job {waiting[0]}: {unrunnable[waiting[0]]}",
@@ -119,7 +118,7 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
 
 def _is_news(job: pb.JobStatus, bar: bool) -> bool:
     """Return whether one of many jobs is worth a line."""
-    if job.state in _OVER:
+    if job.state in ENDED:
         return not bar or job.exit_code != 0
     return bool(job.attempts and job.reason)
 
@@ -129,7 +128,7 @@ def _moved(job: pb.JobStatus) -> str:
     if job.state == JobState.RUNNING.value:
         again = f", attempt {job.attempts}" if job.attempts > 1 else ""
         return f"{job.name}  runs on {job.board}{again}"
-    if job.state in _OVER:
+    if job.state in ENDED:
         on = f" on {job.board}" if job.board else ""
         return f"{job.name}  {job.outcome or job.state}{on}  {job.reason}".rstrip()
     why = f" again: {job.reason}" if job.attempts and job.reason else ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.job_files import typed_request
-from hil.controller.farm.messages import JobResult, JobSpec, JobState
+from hil.controller.farm.messages import ENDED, JobResult, JobSpec
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
@@ -39,8 +39,7 @@ def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
         UsageError: there is no such job, or one has not ended.
     """
     rows = farm.ask("result", name=name, specs=True)
-    over = (JobState.DONE, JobState.CANCELLED)
-    if going := [row for row in rows if row["state"] not in over]:
+    if going := [row for row in rows if row["state"] not in ENDED]:
         what = f"{len(going)} of {len(rows)} jobs have" if len(rows) > 1 else f"job {name} has"
         raise UsageError(
             f"{what} not ended: {going[0]['name']} is {going[0]['state']}", hint=f"hil farm logs {name} -f"
