@@ -156,8 +156,9 @@ class ForkServer:
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
                     # numpy's BLAS would start threads, and a fork copies none of them.
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                    env={key: value for key, value in os.environ.items() if value} | {"OPENBLAS_NUM_THREADS": "1"},
                 )
+                self._process = process
                 _servers.add(process.pid)
         except OSError as error:
             ours.close()
@@ -174,7 +175,7 @@ class ForkServer:
             process.wait()
             _end_orphans(process.pid)
             return described
-        self._process, self._channel, self._news, self._awake = process, ours, _News(), False
+        self._channel, self._news, self._awake = ours, _News(), False
         listened = (ours, self._news, process)
         threading.Thread(target=self._listen, args=listened, daemon=True, name="forkserver").start()
         return described

@@ -70,7 +70,7 @@ class Runtime(Protocol):
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Those of hil's own that inherit this one look at no option."""
+        """Each class has its own: Python 3.10 lets none inherit it from a Protocol."""
 
     @staticmethod
     def describe() -> dict[str, Any]:

@@ -46,6 +46,9 @@ _CODE = re.compile(r"(?:0x:?)([0-9a-f]+)\b", re.IGNORECASE)
 class ExecuTorchRuntime(Runtime):
     """Loads programs with ExecuTorch's Python package; what a program delegates, it was compiled for."""
 
+    def __init__(self, options: dict[str, Any]) -> None:
+        pass
+
     @staticmethod
     def describe() -> dict[str, Any]:
         """The package's version; there is one device, the CPU."""

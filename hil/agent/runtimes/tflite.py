@@ -20,6 +20,9 @@ DEFAULT_DEVICE = "xnnpack"
 class TfLiteRuntime(Runtime):
     """Loads .tflite files."""
 
+    def __init__(self, options: dict[str, Any]) -> None:
+        pass
+
     @staticmethod
     def describe() -> dict[str, Any]:
         """Version and kernels: ``xnnpack`` where it has them, LiteRT's own (``builtin``), or plain loops."""

@@ -35,6 +35,9 @@ _CALLS: dict[str, tuple[list[Any], Any]] = {
 class XlaAotRuntime(Runtime):
     """Loads shared libraries of this machine; they run on one thread of its CPU."""
 
+    def __init__(self, options: dict[str, Any]) -> None:
+        pass
+
     @staticmethod
     def describe() -> dict[str, Any]:
         """The version of the interface between the runtime and its programs: all else comes with each program."""

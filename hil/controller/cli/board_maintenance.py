@@ -126,15 +126,16 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
         recipe = Recipe.of(runtimes or (choice.config.runtime,))
         place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=say)
         now = status(there, folder, board=choice.name)
+        used = now.used_bytes or 0
     seconds = time.monotonic() - start
     found = {"folder": place.folder, "build": place.build, "pushed_bytes": place.pushed_bytes}
-    found |= {"runtimes": now.agent.runtimes, "used_bytes": now.used_bytes, "seconds": seconds}
+    found |= {"runtimes": now.agent.runtimes, "used_bytes": used, "seconds": seconds}
     sent = f"{place.pushed_bytes / 1e6:.1f} MB sent" if place.pushed_bytes else "nothing was sent"
     answer(
         as_json,
         {"board": choice.name, **found},
         f"{choice.name}: agent {place.build} with {', '.join(now.agent.runtimes)} runs in {place.folder}",
-        f"{sent}, {now.used_bytes / 1e6:.0f} MB used there, {seconds:.1f} s",
+        f"{sent}, {used / 1e6:.0f} MB used there, {seconds:.1f} s",
     )
 
 
@@ -149,10 +150,11 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
     choice = chosen_place(settings)
     with shell_at(choice) as there:
         was = remove(there, choice.config.connection.folder, board=choice.name, force=force)
-    text = f"{was.folder} removed, {was.used_bytes / 1e6:.0f} MB freed"
-    if not was.used_bytes:
+    freed = was.used_bytes or 0
+    text = f"{was.folder} removed, {freed / 1e6:.0f} MB freed"
+    if was.used_bytes is None:
         text = f"there was nothing of hil's in {was.folder}"
-    found = {"folder": was.folder, "removed": bool(was.used_bytes), "freed_bytes": was.used_bytes}
+    found = {"folder": was.folder, "removed": was.used_bytes is not None, "freed_bytes": freed}
     answer(as_json, {"board": choice.name, **found}, f"{choice.name}: {text}")
 
 

@@ -50,7 +50,7 @@ def seconds(value: float | None) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
-    return f"{value * 1e9:.0f} ns" if value else "0 s"
+    return f"{value * 1e9:.3g} ns" if value else "0 s"
 
 
 def counted(count: int, what: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from hil.agent import runtimes
 from hil.agent import supervisor as supervisor_module
 from hil.agent.supervisor import Supervisor
-from hil.core.runtimes import RUNTIMES, RuntimeInfo
+from hil.core.runtimes import RUNTIMES, RuntimeInfo, resolve
 from hil.errors import LoadFailed
 
 LIGHT = [name for name, one in RUNTIMES.items() if one.light]
@@ -25,6 +25,14 @@ class Runtime:
     @staticmethod
     def describe() -> dict[str, object]:
         return {"version": "1", "devices": ["cpu"]}
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_no_runtime_inherits_the_making_of_a_protocol(name: str) -> None:
+    # Python 3.10 lets nobody be made so; newer ones do.
+    kind = resolve(RUNTIMES[name].agent)
+    own = [one for one in kind.__mro__[:-1] if not getattr(one, "_is_protocol", False)]
+    assert any("__init__" in vars(one) for one in own)
 
 
 @pytest.fixture

@@ -34,7 +34,9 @@ def print_bench(console: Console, document: Mapping[str, Any]) -> None:
         line.append(f"  {where} on {side['board']}" if side["board"] else "", style="default")
         line.append(f"  {_checked(side)}", style="dim")
         console.print(line, soft_wrap=True)
-    show(console, table([""] * (1 + len(sides)), rows))
+    shown = table([""] * (1 + len(sides)), rows)
+    shown.columns[0].no_wrap = True  # a label stays whole
+    show(console, shown)
     _print_notes(console, document)
     if document["comparison"]:
         _print_comparison(console, document["comparison"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RIDGE = 10.0
 _FILE = "shapes.json"
 # Increase this when `read` returns something else for the same model.
-_VERSION = 1
+_VERSION = 2
 
 Shapes = Sequence[Any]  # each a sequence of sizes, or None if unknown
 Count = Callable[[Shapes, Shapes, Mapping[str, Any]], int]
@@ -274,6 +274,8 @@ def _gemm(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
 def _einsum(ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int:
     """Count one multiplication and one addition per tuple of indices of a product of two tensors."""
     operands, _, _ = str(given["equation"]).replace(" ", "").partition("->")
+    if "." in operands:
+        raise ValueError("an ellipsis stands for any number of indices")
     left, right = operands.split(",")
     sizes: dict[str, int] = dict(zip(left, ins[0], strict=True)) | dict(zip(right, ins[1], strict=True))
     return 2 * math.prod(sizes.values())

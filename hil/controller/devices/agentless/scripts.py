@@ -257,6 +257,12 @@ class Store:
         if not items:
             return []
         done = self._script(_HAVE, *map(self.place, items))
+        if done.code:
+            raise errors.BoardError(
+                "the board cannot read a file that hil put there",
+                hint=f"see what {self.folder} holds, or remove it: hil board clean",
+                detail=done.err[-DETAIL:],
+            )
         try:
             found = _sizes_and_sums(done.out.decode(errors="replace"))
             return [item for item, one in zip(items, found, strict=True) if not item.is_same(one)]

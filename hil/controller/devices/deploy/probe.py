@@ -48,7 +48,7 @@ class Seen:
     interpreters: tuple[Interpreter, ...] = ()
     broken: tuple[tuple[str, str], ...] = ()  # (path, what it said) of those that did not
     free_bytes: int | None = None  # what the folder's disk has left; None where it could not be told
-    used_bytes: int = 0  # what hil's folder takes; 0 where there is none, or it was not asked for
+    used_bytes: int | None = None  # what hil's folder takes; None where there is none, or it was not asked for
     unusable: str = ""  # why the folder cannot be written; "" where it can
     noexec: bool = False  # nothing can be run from it
     left: tuple[tuple[str, str], ...] = ()  # (path, why) of what cleaning left behind
@@ -95,6 +95,8 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
                 "somebody puts an agent on the board just now",
                 hint="try again in a moment; `hil board clean --force` does not wait for them",
             )
+        if seen.left and act == "reset_fence":
+            raise BoardError(f"{seen.left[0][0]} could not be removed: {seen.left[0][1]}")
         if seen.left:
             raise BoardError(
                 f"not all of {seen.folder} could be removed",
@@ -146,7 +148,7 @@ def parse(text: str) -> Seen:
         interpreters=tuple(interpreters.values()),
         broken=tuple((values[0], values[-1].strip()) for values in found.get("broken", []) if values),
         free_bytes=_kib(one("free")),
-        used_bytes=_kib(one("used")) or 0,
+        used_bytes=_kib(one("used")),
         unusable=one("unusable"),
         noexec="noexec" in found,
         left=tuple((values[0], values[-1]) for values in found.get("left", []) if values),

@@ -32,8 +32,8 @@ _CPU_HINT = (
 )
 # What a package of ours needs beside those that hil names itself.
 _BESIDES = ("typing-extensions",)
-# pip itself gives a dead connection up; this ends what hangs. PyTorch's wheel has 427 MB.
-_FETCH_S = 3600.0
+# pip itself gives a dead connection up; these end what hangs. PyTorch's wheel has 427 MB, IREE's tools some 80.
+_FETCH_S, _TOOL_S = 3600.0, 600.0
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*?)\s*(?:;\s*extra == ['\"](\w+)['\"])?")
 _LEAST = re.compile(r">=\s*([0-9.]+)")
 _NONE_FITS = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
@@ -124,7 +124,7 @@ def packages_for(
             what = f"fetching {group.name.partition('=')[0]} for {interpreter.text}"
             say(what)
             with temporary_folder("hil-wheels-") as place:
-                _fetch(interpreter, group, Path(place), Progress(say, what))
+                _fetch(interpreter, group, Path(place), _FETCH_S, Progress(say, what))
                 packages.write_wheels(sorted(Path(place).glob("*.whl")), folder)
 
         folder, _ = cache.get_or_make(key, meta, make)
@@ -132,7 +132,9 @@ def packages_for(
     return found
 
 
-def _fetch(interpreter: Interpreter, group: Group, folder: Path, progress: Progress | None = None) -> None:
+def _fetch(
+    interpreter: Interpreter, group: Group, folder: Path, limit_s: float, progress: Progress | None = None
+) -> None:
     """Fetch a group's wheels: of this machine's own versions, or where one does not fit, the newest that will do."""
     if not platform_tags(interpreter):
         raise NoWheels(f"no packages are published for {interpreter.text}", hint=COMMAND_HINT)
@@ -143,12 +145,12 @@ def _fetch(interpreter: Interpreter, group: Group, folder: Path, progress: Progr
         # Without retries pip does not say that its index cannot be reached.
         command += ["--progress-bar=raw", "--retries=3", f"--dest={folder}"]
         command += [*packages.pip_options(interpreter), *chosen]
-        code, said = _call(command, progress)
+        code, said = _call(command, limit_s, progress)
         if code == 0:
             return
         if code < 0:
             raise BoardError(
-                f"the agent's packages could not be fetched within {_FETCH_S:g} s",
+                f"the agent's packages could not be fetched within {limit_s:g} s",
                 hint="see that pip reaches its package index",
             )
         if _FULL.search(said):
@@ -190,7 +192,7 @@ def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter) -
     return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, detail=detail)
 
 
-def _call(command: Sequence[str], progress: Progress | None) -> tuple[int, str]:
+def _call(command: Sequence[str], limit_s: float, progress: Progress | None) -> tuple[int, str]:
     """Run pip; its exit code, negative where it was ended for taking too long, and what it said of its troubles."""
     searched: list[str] = []
     with (
@@ -199,7 +201,7 @@ def _call(command: Sequence[str], progress: Progress | None) -> tuple[int, str]:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
         ) as process,
     ):
-        guard = threading.Timer(_FETCH_S, process.kill)
+        guard = threading.Timer(limit_s, process.kill)
         guard.start()
         try:
             assert process.stdout
@@ -316,7 +318,7 @@ def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Pa
     # The program itself has nothing to do with Python: any version's package will do, and this host's has one.
     python = Interpreter("", sys.version_info[:2], arch, libc)
     try:
-        _fetch(python, Group(PACKAGE, (Wanted(PACKAGE, "", wanted, pinned=True),)), folder)
+        _fetch(python, Group(PACKAGE, (Wanted(PACKAGE, "", wanted, pinned=True),)), folder, _TOOL_S)
     except BoardError as error:
         raise BoardError(
             f"the package of {PACKAGE} {wanted} for {arch}, {libc.replace('-', ' ')} cannot be had",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600.0
 # Raise this when what is found out changes.
-_VERSION = 2
+_VERSION = 3
 
 
 def quantum_atol(flow: Flow, path: Path, shop: RunContext, log: Path) -> float | None:
@@ -95,7 +95,7 @@ def find_onnx(path: str) -> list[dict[str, Any]]:
         rounds = quantises and node.input[0] not in given
         made = _Node(node.input, quantises, dequantises, step, rounds)
         makers |= {name: made for name in node.output if name and name not in tensors}
-    return _steps(makers, {value.name: value.name for value in graph.output})
+    return _steps(makers, {value.name: value.name for value in graph.output}, integers=True)
 
 
 _QUANTISE = "quantized_decomposed.quantize_per_tensor.default"
@@ -103,7 +103,7 @@ _DEQUANTISE = "quantized_decomposed.dequantize_per_tensor.default"
 
 
 def find_pt2(path: str) -> list[dict[str, Any]]:
-    """What :func:`find_onnx` tells of an ONNX model, of a ``.pt2``; ranges found out when it runs have no steps."""
+    """What :func:`find_onnx` tells of an ONNX model, of a ``.pt2``: of its float outputs, by static ranges alone."""
     program = load_program(path)
     makers: dict[str, _Node] = {}
     for node in program.graph.nodes:
@@ -112,16 +112,16 @@ def find_pt2(path: str) -> list[dict[str, Any]]:
         step = float(node.args[1]) if computed and target == _DEQUANTISE else None
         rounds = computed and target == _QUANTISE
         makers[node.name] = _Node(inputs, target == _QUANTISE, target == _DEQUANTISE, step, rounds)
-    return _steps(makers, {name: arg.name for name, arg in output_names(program) if is_tensor(arg)})
+    return _steps(makers, {name: arg.name for name, arg in output_names(program) if is_tensor(arg)}, integers=False)
 
 
-def _steps(makers: Mapping[str, _Node], outputs: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What is known of outputs, by name, by the nodes that make values."""
+def _steps(makers: Mapping[str, _Node], outputs: Mapping[str, str], *, integers: bool) -> list[dict[str, Any]]:
+    """What is known of outputs, by name, by the nodes that make values; ``integers``: of quantised ones too."""
     found = []
     for name, value in outputs.items():
         nearest = _above(makers, value, beyond=False)
         steps = [node.step for node in nearest if node.step is not None]
-        integer = not steps and any(node.quantises for node in nearest)
+        integer = integers and not steps and any(node.quantises for node in nearest)
         if steps or integer:
             roundings = sum(node.rounds for node in _above(makers, value, beyond=True))
             step = max(steps, default=1.0)

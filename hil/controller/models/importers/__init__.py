@@ -184,6 +184,7 @@ def _describe(
         digest=digest,
         beside=sorted(str(file.relative_to(path.parent)) for file in beside),
         describe=function_name(importer.describe),
+        suffix=path.suffix.lower(),
         function=function,
         dims=dict(dims),
         version=_VERSION,

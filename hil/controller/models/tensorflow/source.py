@@ -226,7 +226,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     source = open_model(path, function, dims)
     new = [spec_of(new_value(name), variable) for name, variable in source.assigned.items()]
     return description(
-        path,
+        Path(path).name,
         source.name,
         source.inputs,
         (*source.outputs(), *new),

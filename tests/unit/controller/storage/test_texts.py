@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from hil.controller.storage.texts import first_line, import_hint, table
+from hil.controller.storage.texts import first_line, import_hint, seconds, table
 from hil.controller.workloads.suites.torch_cases import find_tests
 
 
@@ -17,6 +17,14 @@ from hil.controller.workloads.suites.torch_cases import find_tests
 )
 def test_the_first_line_that_says_something_is_told(text: str, line: str) -> None:
     assert first_line(ValueError(text), most=10) == line
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0 s"), (5.25e-9, "5.25 ns"), (5.95e-5, "59.5 us"), (1.5, "1.5 s"), (125.0, "2 min 05 s")],
+)
+def test_a_time_is_told_with_three_digits_and_its_unit(value: float | None, text: str) -> None:
+    assert seconds(value) == text
 
 
 def test_a_library_beside_a_torch_that_it_was_not_built_for_is_told_with_a_way_out(tmp_path, monkeypatch) -> None:

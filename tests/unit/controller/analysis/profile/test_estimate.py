@@ -35,6 +35,13 @@ def estimates(path: Path, settings: dict[str, Any], **dims: int) -> Estimates:
         ("MatMulInteger", [(4, 8), (8, 16)], [(4, 16)], {}, 2 * 64 * 8),
         ("Einsum", [(2, 3, 4), (2, 4, 5)], [(2, 3, 5)], {"equation": "bij, bjk -> bik"}, 2 * 2 * 3 * 4 * 5),
         ("Einsum", [(2, 3)], [(3, 2)], {"equation": "ij->ji"}, None),
+        (
+            "Einsum",
+            [(2, 3, 4, 5, 6), (2, 3, 4, 6, 7)],
+            [(2, 3, 4, 5, 7)],
+            {"equation": "...ij,...jk->...ik"},
+            None,
+        ),
         ("MaxPool", [(1, 4, 8, 8)], [(1, 4, 4, 4)], {"kernel_shape": [2, 2]}, 64 * 4),
         ("GlobalAveragePool", [(1, 4, 8, 8)], [(1, 4, 1, 1)], {}, 256),
         ("ReduceSum", [(4, 8)], [(4,)], {}, 32),

@@ -6,6 +6,7 @@ import fcntl
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from support.deploying import Small, accepts, put
 
 from hil.controller.devices.deploy import ensure, probe
 from hil.controller.devices.deploy.ensure import AgentPlace, install
+from hil.controller.devices.ssh.shell import Done
 from hil.errors import BoardBusy, BoardError, StorageError
 
 
@@ -151,3 +153,16 @@ def test_a_login_without_a_shell_is_told_so(shell: Any, tmp_path: Path):
         with pytest.raises(BoardError, match="would") as caught:
             ask(shell, "")
         assert "POSIX sh" in caught.value.hint and "not available" in caught.value.detail
+
+
+def test_a_count_of_fences_that_cannot_be_removed_is_told_with_the_reason():
+    answer = b"folder\t/root/.hil\nleft\t/root/.hil/store/fence\tRead-only file system\n"
+    board: Any = SimpleNamespace(address="board", run=lambda *_, **__: Done((), 0, answer, ""))
+    with pytest.raises(BoardError, match=r"^/root/.hil/store/fence could not be removed: Read-only file system") as told:
+        probe.ask(board, "reset_fence", "")
+    assert not told.value.hint
+
+
+def test_a_folder_that_takes_no_room_is_told_from_one_that_is_not_there():
+    assert probe.parse("folder\t/root/.hil\nused\t0\n").used_bytes == 0
+    assert probe.parse("folder\t/root/.hil\n").used_bytes is None

@@ -11,7 +11,7 @@ from support.flow_models import attention, residual_cnn
 from support.models import DIGITS, save_model
 
 from hil.controller.models.flows import Flow, apply_recipe, quantum_atol
-from hil.controller.models.flows.quanta import find_onnx
+from hil.controller.models.flows.quanta import _Node, _steps, find_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -88,3 +88,9 @@ def test_a_quantised_network_s_step_is_its_output_s_range_in_256_parts(shop: Run
     (found,) = find_onnx(str(path))
     assert 1 / 255 < found["step"] < 10 / 255
     assert quantum_atol(STATIC, path, shop, tmp_path / "log") == 4 * found["step"]
+
+
+def test_integers_that_a_pt2_returns_are_compared_exactly() -> None:
+    makers = {"q": _Node(["x"], quantises=True, rounds=True)}
+    assert _steps(makers, {"y": "q"}, integers=False) == []
+    assert _steps(makers, {"y": "q"}, integers=True) == [{"name": "y", "step": 1.0, "roundings": 1, "integer": True}]
