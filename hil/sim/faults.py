@@ -178,11 +178,7 @@ def end_agent(store: Path) -> None:
 
 
 class SimClock:
-    """The clock of a board with the fault ``clock``.
-
-    Args:
-        folder: the simulator's; :meth:`start` makes the file there.
-    """
+    """The clock of a board with the fault ``clock``; :meth:`start` makes its file in the simulator's folder."""
 
     def __init__(self, fault: Fault, folder: Path) -> None:
         self._offset_ns: int = round(fault.keys["offset"] * 1e9)

@@ -11,15 +11,9 @@ _PIECE = 1 << 16
 
 
 class FaultyLink:
-    """Listens at ``listen`` and passes everything to ``behind`` and back.
+    """Listens at ``listen`` and passes everything to ``behind`` (``unix:PATH`` or ``HOST:PORT``) and back.
 
-    Args:
-        listen, behind: ``unix:PATH`` or ``HOST:PORT``.
-        rate: bytes a second each way, or 0 for no limit.
-        delay_s: how late everything comes, each way.
-
-    Raises:
-        OSError: it cannot listen there.
+    Each way it carries ``rate`` bytes a second (0: no limit), ``delay_s`` late. Raises OSError: it cannot listen there.
     """
 
     def __init__(self, listen: str, behind: str, rate: float = 0.0, delay_s: float = 0.0) -> None:

@@ -51,8 +51,6 @@ def list_boards(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Show a board's config, trusted or not."""
-    from dataclasses import asdict
-
     from hil.controller.devices.board_resolver import is_address
     from hil.core.boards import find_board, read_board
 

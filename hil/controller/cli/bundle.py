@@ -36,10 +36,7 @@ _sign = click.option("--sign", "key", type=FILE, metavar="KEY", help="Sign it wi
 _BUNDLE = click.argument("bundle", type=FILE)
 _method = click.option("--method", "methods", multiple=True, metavar="M", help="Only this entry point. Repeats.")
 _key = click.option(
-    "--key",
-    type=FILE,
-    metavar="PUB",
-    help="Refuse a bundle that none of the ed25519 keys in this file has signed.",
+    "--key", type=FILE, metavar="PUB", help="Refuse a bundle that none of the ed25519 keys in this file has signed."
 )
 
 

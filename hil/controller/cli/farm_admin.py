@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import click
 
@@ -98,9 +97,7 @@ def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
 @json_option
 def drain(board: str, reason: str, as_json: bool) -> None:
     """Let nothing new begin on BOARD; what runs there may end."""
-    with connected() as farm:
-        farm.do("drain", name=board, reason=reason)
-        state = _state(farm, board)
+    state = _state_after("drain", board, reason=reason)
     text = "drained" if state == "maintenance" else "draining: a job still runs on it"
     answer(as_json, {"board": board, "state": state}, f"{board} is {text}")
 
@@ -110,9 +107,7 @@ def drain(board: str, reason: str, as_json: bool) -> None:
 @json_option
 def resume(board: str, as_json: bool) -> None:
     """Give BOARD to jobs again; one that is in quarantine is checked first, at once."""
-    with connected() as farm:
-        farm.do("resume", name=board)
-        state = _state(farm, board)
+    state = _state_after("resume", board)
     answer(as_json, {"board": board, "state": state}, f"{board} is {state}")
 
 
@@ -129,5 +124,7 @@ def forget(board: str, as_json: bool) -> None:
     answer(as_json, {"board": board, "ended": ended}, f"{board} is forgotten{waited}")
 
 
-def _state(farm: Any, board: str) -> str:
-    return str(next((row["state"] for row in farm.ask("boards") if row["name"] == board), "unknown"))
+def _state_after(action: str, board: str, **arguments: str) -> str:
+    with connected() as farm:
+        farm.do(action, name=board, **arguments)
+        return next((row["state"] for row in farm.ask("boards") if row["name"] == board), "unknown")

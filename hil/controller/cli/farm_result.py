@@ -12,7 +12,7 @@ import click
 from hil.controller.cli.farm_options import connected
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import Bars, answer, say
-from hil.controller.farm.messages import JobState
+from hil.controller.farm.messages import ENDED, JobState, Kind, gravest
 from hil.core.results import Timings
 from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hil.controller.farm.results import EndedJob
     from hil.protocol.v1 import farm_pb2 as pb
 
-_OVER = (JobState.DONE.value, JobState.CANCELLED.value)
 _job = click.argument("job", metavar="JOB")
 
 
@@ -85,15 +84,7 @@ def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bo
 
 
 def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] | None, *, logs: bool = True) -> None:
-    """Show where jobs are, and what they print, until all have ended; with a bar where there are several.
-
-    Args:
-        tell: prints a line where there is no bar; None is silence.
-        logs: also what they print; without it, of the jobs that go well only the end is told, or the bar.
-
-    Raises:
-        NoSuchBoard: no board can run any of those that have not ended; they stay in the queue.
-    """
+    """Show where jobs are until all have ended, by a bar or by ``tell``; without ``logs`` only what is news."""
     states: dict[str, str] = {}
     unrunnable: dict[str, str] = {}
     with Bars(tell is None or len(jobs) < 2, ("bar", "count", "{task.description}", "time"), 32) as bars:
@@ -109,7 +100,7 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
                 moved = states.get(job.name) != job.state
                 states[job.name], unrunnable[job.name] = job.state, job.unrunnable
                 lines = [_moved(job)] if moved and (logs or _is_news(job, bars.are_shown)) else []
-                done = sum(state in _OVER for state in states.values())
+                done = sum(state in ENDED for state in states.values())
                 running = sum(state == JobState.RUNNING.value for state in states.values())
                 bars.progress.update(task, completed=done, description=f"{running} running")
             for line in lines:
@@ -117,7 +108,7 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
                     bars.note(line, "")
                 elif tell:
                     tell(line)
-            waiting = [name for name, state in states.items() if state not in _OVER]
+            waiting = [name for name, state in states.items() if state not in ENDED]
             if waiting and len(states) >= len(jobs) and all(unrunnable[name] for name in waiting):
                 raise NoSuchBoard(
                     f"no board can run job {waiting[0]}: {unrunnable[waiting[0]]}",
@@ -127,7 +118,7 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
 
 def _is_news(job: pb.JobStatus, bar: bool) -> bool:
     """Return whether one of many jobs is worth a line."""
-    if job.state in _OVER:
+    if job.state in ENDED:
         return not bar or job.exit_code != 0
     return bool(job.attempts and job.reason)
 
@@ -137,7 +128,7 @@ def _moved(job: pb.JobStatus) -> str:
     if job.state == JobState.RUNNING.value:
         again = f", attempt {job.attempts}" if job.attempts > 1 else ""
         return f"{job.name}  runs on {job.board}{again}"
-    if job.state in _OVER:
+    if job.state in ENDED:
         on = f" on {job.board}" if job.board else ""
         return f"{job.name}  {job.outcome or job.state}{on}  {job.reason}".rstrip()
     why = f" again: {job.reason}" if job.attempts and job.reason else ""
@@ -146,12 +137,12 @@ def _moved(job: pb.JobStatus) -> str:
 
 def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> int:
     """Show what jobs came to, fetching it where it is a suite or where ``out`` says so; their exit code."""
-    from hil.controller.farm.results import exit_code, fetch_run, fetch_suite, is_suite, outcomes
+    from hil.controller.farm.results import fetch_run, fetch_suite, outcomes
 
     ended = outcomes(farm, name)
     document: dict[str, Any] = {"name": name}
     rows = [{"name": one.name, **one.result.to_json()} for one in ended]
-    if is_suite(ended):
+    if all(one.spec.kind is Kind.SUITE for one in ended):
         run = fetch_suite(farm, ended, out)
         cases = [record.to_json() for record in run.records()]
         document["suite"] = {**run.head, "folder": str(run.folder), "cases": cases}
@@ -160,7 +151,7 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
         for one in ended:
             fetch_run(farm, one, _folder(one, ended, out))
         document["folder"] = str(out)
-    document |= {"jobs": rows, "exit_code": exit_code(ended)}
+    document |= {"jobs": rows, "exit_code": gravest([one.result.exit_code for one in ended])}
     return answer(as_json, document, show=lambda: _print(ended, document, out))
 
 

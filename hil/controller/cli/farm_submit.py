@@ -72,11 +72,7 @@ _OF_RUNS = (
     *("runtime", "function", "compile_flags", "inputs", "input_range", "references", "expected", "flagfile"),
     *("dims", "seed", "recompute"),
 )
-_OWN = {
-    Kind.RUN: _OF_RUNS,
-    Kind.BUNDLE: _OF_BUNDLES,
-    Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute"),
-}
+_OWN = {Kind.RUN: _OF_RUNS, Kind.BUNDLE: _OF_BUNDLES, Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute")}
 
 
 @click.command(

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.options import (
-    FILE,
-    group_option,
-    json_option,
-    run_options,
-    workshop,
-)
+from hil.controller.cli.options import FILE, group_option, json_option, run_options, workshop
 from hil.controller.cli.screen import answer
 from hil.core.scratch import temporary_folder
 

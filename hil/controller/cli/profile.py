@@ -20,8 +20,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 # Select one of several profiles, and the folder of stored runs.
 _choice = options(
-    click.option("--case", default="", metavar="NAME", help="The model, where the run has several."),
-    runs_option,
+    click.option("--case", default="", metavar="NAME", help="The model, where the run has several."), runs_option
 )
 _top = click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="How many to show.")
 _plot = click.option("--plot", type=_FILE, metavar="FILE", help="Draw it too: .png, .svg or .pdf.")

@@ -32,11 +32,7 @@ def print_json(document: Any) -> None:
 
 
 def answer(as_json: bool, document: Mapping[str, Any], *lines: str, show: Callable[[], object] | None = None) -> int:
-    """Print the result of a verb and return its exit code, which the document has if it is not 0.
-
-    Args:
-        as_json: the document, of schema 1 if it says nothing else; else what ``show`` prints, and the lines.
-    """
+    """Print a verb's result (its document, or what ``show`` prints, and the lines); the exit code is the document's."""
     if as_json:
         print_json({"schema": 1, **document})
     else:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
@@ -100,7 +99,7 @@ class FarmClient:
     def __enter__(self) -> FarmClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def submit(self, submission: Submission, *, trace: str = "") -> tuple[int, list[str]]:
@@ -346,10 +345,8 @@ _LONGEST_FOLDER = 60
 
 
 class FarmTunnel:
-    """A Unix socket that leads to the agent of a leased board, until it is closed: each connection is a stream.
-
-    Args:
-        dial: opens a stream to the agent that sends what is given, and gives what comes.
+    """A Unix socket that leads to the agent of a leased board, until it is closed; ``dial`` opens a stream for each
+    connection.
     """
 
     def __init__(self, dial: Dial) -> None:

@@ -100,12 +100,7 @@ def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
 
 
 def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | None) -> tuple[JobSpec, JobFiles]:
-    """A bundle's job, as `hil bundle run` has it; its one model is the bundle.
-
-    Args:
-        methods: those to run; none are all.
-        key: a file of keys, one of which must have signed it.
-    """
+    """A bundle's job, as `hil bundle run` has it; its one model is the bundle, and no ``methods`` are all of them."""
     parcel = JobFiles()
     (path,) = job.models
     main = parcel.add(path, f"bundle/{path.name}")

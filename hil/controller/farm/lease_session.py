@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -180,7 +179,7 @@ class LeaseSession:
     def __enter__(self) -> LeaseSession:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -284,12 +283,7 @@ MOST_S = 86400.0
 
 
 def lease_order(
-    selector: str,
-    purpose: str,
-    *,
-    for_s: float = MOST_S,
-    priority: Priority = Priority.NORMAL,
-    project: str = "",
+    selector: str, purpose: str, *, for_s: float = MOST_S, priority: Priority = Priority.NORMAL, project: str = ""
 ) -> Submission:
     """The order of a lease; others see the purpose."""
     purpose = purpose[:_LONGEST_PURPOSE]

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import filelock
@@ -171,7 +170,7 @@ class LocalFarm:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self) -> None:
@@ -220,14 +219,9 @@ class LocalFarm:
 
     def _answers(self) -> bool:
         with contextlib.suppress(FarmError, AccessRefused):
-            self.boards()
+            ask(self.home, "boards")
             return True
         return False
-
-    def boards(self) -> list[dict[str, Any]]:
-        """The farm's boards, as ``Ask`` tells them."""
-        found: list[dict[str, Any]] = ask(self.home, "boards")
-        return found
 
     def watch(self) -> None:
         """Keep everything running until it is over."""
@@ -251,7 +245,7 @@ class LocalFarm:
         if not self.wishes.count:
             return known
         try:
-            now = {board["name"]: board["state"] for board in self.boards()}
+            now = {board["name"]: board["state"] for board in ask(self.home, "boards")}
         except HilError:
             return known
         for name, state in now.items():

@@ -51,6 +51,9 @@ class JobState(str, Enum):
     CANCELLED = "cancelled"  # a user ended it; its result says so
 
 
+ENDED = (JobState.DONE, JobState.CANCELLED)
+
+
 class BoardState(str, Enum):
     """The state of a board. Jobs are given online boards only; health jobs also suspect and quarantined ones."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.job_files import typed_request
-from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind, gravest
+from hil.controller.farm.messages import ENDED, JobResult, JobSpec
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import Request
@@ -39,23 +39,12 @@ def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
         UsageError: there is no such job, or one has not ended.
     """
     rows = farm.ask("result", name=name, specs=True)
-    over = (JobState.DONE, JobState.CANCELLED)
-    if going := [row for row in rows if row["state"] not in over]:
+    if going := [row for row in rows if row["state"] not in ENDED]:
         what = f"{len(going)} of {len(rows)} jobs have" if len(rows) > 1 else f"job {name} has"
         raise UsageError(
             f"{what} not ended: {going[0]['name']} is {going[0]['state']}", hint=f"hil farm logs {name} -f"
         )
     return [EndedJob(row["name"], JobSpec.of_json(row["spec"]), JobResult.of_json(row)) for row in rows]
-
-
-def exit_code(ended: Sequence[EndedJob]) -> int:
-    """One exit code for all."""
-    return gravest([one.result.exit_code for one in ended])
-
-
-def is_suite(ended: Sequence[EndedJob]) -> bool:
-    """Whether these are parts of a suite."""
-    return all(one.spec.kind is Kind.SUITE for one in ended)
 
 
 def fetch_run(farm: FarmClient, one: EndedJob, folder: Path) -> None:

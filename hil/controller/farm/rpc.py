@@ -81,11 +81,7 @@ def json_of(message: pb.Json) -> Any:
 
 
 def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[str, Any]:
-    """Return an open document that is a JSON object; UsageError where it is none.
-
-    Args:
-        storable: refuse NaN, NUL and halves of surrogate pairs, which the farm's database cannot hold.
-    """
+    """Return an open document that is a JSON object; UsageError where it is none, or the database cannot hold it."""
 
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is no JSON")
@@ -245,9 +241,7 @@ def _check_texts(document: object, *names: str) -> None:
     for name in names:
         value = getattr(document, name)
         if len(value) > _TEXT or "\0" in value:
-            raise UsageError(
-                f"{name} must be a text of at most {_TEXT} characters, without NUL, not {value[:50]!r}",
-            )
+            raise UsageError(f"{name} must be a text of at most {_TEXT} characters, without NUL, not {value[:50]!r}")
 
 
 def _check_files(files: Mapping[str, str]) -> None:

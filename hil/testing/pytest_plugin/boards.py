@@ -22,10 +22,7 @@ class BoardLocks:
     """Turns on boards of one kind, any of which will do.
 
     A turn is a locked file, so it ends with its process. Who waits leaves a ticket; only the oldest ticket's owner
-    tries the locks, so nobody is passed over however short the others' pauses are.
-
-    Args:
-        folder: all processes' own; it is there.
+    tries the locks, so nobody is passed over however short the others' pauses are. All processes share ``folder``.
     """
 
     def __init__(self, folder: Path, boards: Sequence[str]) -> None:
@@ -96,25 +93,13 @@ _LOOK_S = 0.1
 
 
 class BoardLender:
-    """Boards of one hardware type, and the one that this process has.
+    """Boards of one hardware type, and the one that this process has. Without locks nobody else uses them."""
 
-    Args:
-        locks: what decides who has which; None where nobody else uses them.
-
-    Attributes:
-        config: what programs are compiled for; None where the boards differ in that, or only show it themselves: then
-            whoever compiles must have the board.
-    """
-
-    def __init__(
-        self,
-        choices: Sequence[BoardChoice],
-        runtime: str,
-        pool: BoardPool,
-        locks: BoardLocks | None,
-    ) -> None:
+    def __init__(self, choices: Sequence[BoardChoice], runtime: str, pool: BoardPool, locks: BoardLocks | None) -> None:
         configs = [choice.config for choice in choices]
         alike = all(one.compile_flags == configs[0].compile_flags for one in configs)
+        # What programs are compiled for; None where the boards differ in that, or only show it themselves: then whoever
+        # compiles must have the board.
         self.config = configs[0] if alike and knows_target(configs[0], runtime) else None
         self.choices = {choice.name: choice for choice in choices}
         self._pool = pool
@@ -184,11 +169,7 @@ class BoardLender:
         return self._session
 
     def _check_target(self, config: BoardConfig) -> None:
-        """A board that is lent in place of another one must take the same programs.
-
-        Raises:
-            BoardError: it needs others.
-        """
+        """Refuse a board that is lent in place of another one and needs other programs."""
         lent = is_lent(self.choices[self._name].config.connection.address)
         if lent and self.config is not None and self.config.compile_flags != config.compile_flags:
             raise BoardError(

@@ -19,11 +19,7 @@ _DETAIL_LINES = 12
 
 
 def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
-    """A case that did not pass: outcome and reason first, for that is what a summary shows.
-
-    Args:
-        again: the same was told of another case: one line is enough.
-    """
+    """A case that did not pass: outcome and reason first, as a summary shows them; that alone where told ``again``."""
     text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
     if case.error is None:
         return mismatch([*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])], text)
@@ -58,11 +54,7 @@ def expected(record: CaseRecord) -> str:
 
 
 def commands(record: CaseRecord, here: Path) -> str:
-    """What repeats a failure, what shows its difference, and where its tensors and logs are.
-
-    Args:
-        here: the folder that the commands are typed in.
-    """
+    """What repeats a failure, shows its difference, and where its tensors and logs are, as one types it ``here``."""
     lines = [repeat(record.repeat)]
     if record.diff:
         lines.append(f"see the diff:  {_from(here, record.diff, record.folder)}")

@@ -97,11 +97,7 @@ class Reporting:
             terminalreporter.write_line(visible(f"hil: {line}"))
 
     def _begin(self, nodeids: Iterable[str]) -> None:
-        """Make the runs' folders.
-
-        Raises:
-            pytest.UsageError: another process writes them, or they cannot be written.
-        """
+        """Make the runs' folders; a pytest.UsageError where another process writes them, or they cannot be written."""
         self._runs = {}
         root = self._plugin.config.rootpath
         planned = {(absolute(root / file), name) for file, _, name in (nodeid.partition("::") for nodeid in nodeids)}

@@ -44,11 +44,7 @@ _JOIN_S = 15.0
 
 
 class Prefetch:
-    """Prepares cases in a thread.
-
-    Args:
-        specs: the cases, in the order of their tests.
-    """
+    """Prepares cases in a thread, in the order of their tests."""
 
     def __init__(
         self,
@@ -156,23 +152,13 @@ class ModelCase(pytest.Function):
 
 
 class PluginSession:
-    """What the tests of one process share.
-
-    Attributes:
-        lenders: hardware type -> where boards of that type are had.
-        work: for files that tests need while they run.
-        is_worker: whether this is a process that xdist started.
-        told: errors of boards that a test has told already: board, message.
-
-    Raises:
-        UsageError: an option or setting is wrong, or what is said of expected failures.
-    """
+    """What the tests of one process share. Raises UsageError: an option, a setting or expected.toml is wrong."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
-        self.is_worker = bool(self._worker)
-        self.told: set[tuple[str, str]] = set()
+        self.is_worker = bool(self._worker)  # whether xdist started this process
+        self.told: set[tuple[str, str]] = set()  # errors of boards, told by a test already: board, message
         self.request: Request = request_of(config)
         # Wherever pytest is called, a flows.toml lies beside the ini file. Whoever wrote that runs code here anyway.
         self.flow: Flow = load_flow(self.request.flow, config.rootpath, trusted=True)
@@ -186,13 +172,13 @@ class PluginSession:
         for path in dict.fromkeys(map(absolute, config.getini(MODELS))):
             self.folders.append(self._folder(path))
         self._pool = BoardPool("pytest", wait_s=request.wait_s, say=print)
-        self.lenders = {
+        self.lenders = {  # hardware type -> where boards of that type are had
             hw_type: BoardLender(alike, self.flow.runtime, self._pool, self._locks_of(alike))
             for hw_type, alike in kinds.items()
         }
         self._isolated: Isolated | None = None
         self._prefetches: dict[tuple[Path, str], Prefetch] = {}
-        self.work = new_folder("hil-pytest-")
+        self.work = new_folder("hil-pytest-")  # for files that tests need while they run
 
     @cached_property
     def context(self) -> RunContext:
@@ -226,11 +212,7 @@ class PluginSession:
         ]
 
     def prefetched(self, case: HilCase, coming: Callable[[], Iterable[HilCase]]) -> Task | None:
-        """The case as the host prepared it while other tests ran; None where nobody does so.
-
-        Args:
-            coming: tells it and those of the tests after it.
-        """
+        """The case as prepared ahead, with those of the tests after it (``coming``); None where nobody does so."""
         config = self.lenders[case.hw_type].config
         # xdist's workers share the machine, and none of them knows which tests will be its own.
         if config is None or self.is_worker:

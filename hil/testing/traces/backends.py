@@ -61,10 +61,7 @@ RUNTIMES = ("iree", TFLITE)
 _IREE = MappingProxyType(
     {
         "iree_llvmcpu": ("local-task", ()),
-        "iree_vmvx": (
-            "local-task",
-            ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"),
-        ),
+        "iree_vmvx": ("local-task", ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx")),
         "iree_cuda": ("cuda", ("--iree-hal-target-device=cuda",)),
         "iree_vulkan": ("vulkan", ("--iree-hal-target-device=vulkan",)),
     }

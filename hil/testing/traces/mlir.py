@@ -39,12 +39,7 @@ def merge(methods: Mapping[str, str], output: str) -> None:
 
 
 def reproduce(source: str, flags: list[str], reproducer: str, log: str) -> None:
-    """Compile again, with MLIR's crash reproducer on: the pass that fails, and what it was given.
-
-    Args:
-        reproducer: the file to write; nothing is written where no pass failed.
-        log: the file that standard error goes to.
-    """
+    """Compile again, with MLIR's crash reproducer on: the pass that fails, if any does, and what it was given."""
     from hil.controller.backends.compilers.iree_program import run_compiler
 
     extra = [f"--mlir-pass-pipeline-crash-reproducer={reproducer}", "--mlir-disable-threading"]

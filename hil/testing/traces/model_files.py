@@ -31,14 +31,7 @@ class ModelFile:
 
 
 class FileSubject:
-    """A class with :class:`ModelFile` attributes.
-
-    Args:
-        exported_names: those that are traced; None is all.
-
-    Raises:
-        UsageError: it has no such method.
-    """
+    """A class with :class:`ModelFile` attributes; UsageError where it lacks one of ``exported_names`` (None: all)."""
 
     def __init__(
         self, module_class: Callable[[], Any], files: dict[str, ModelFile], exported_names: Sequence[str] | None
@@ -65,12 +58,7 @@ class FileSubject:
         return "; ".join(f"{name}: {model.unseen}" for name, model in self._models.items() if model.unseen)
 
     def model(self, method: str, context: RunContext) -> Model:
-        """Return a method's model.
-
-        Raises:
-            UsageError: there is no such file or function.
-            ImportFailed: it cannot be read.
-        """
+        """Return a method's model, imported once."""
         if method not in self._models:
             file = self._files[method]
             self._models[method] = import_model(
@@ -79,11 +67,7 @@ class FileSubject:
         return self._models[method]
 
     def runner(self, backend: Backend, context: RunContext, folder: Path) -> Runner:
-        """Return what asks a reference of hil's, or runs programs on a board.
-
-        Raises:
-            UsageError: the backend is neither.
-        """
+        """Return what asks a reference of hil's, or runs programs on a board; UsageError where it can do neither."""
         if backend.choice is None and backend.runtime not in self.references:
             raise UsageError(
                 f"the backend {backend.name} runs TensorFlow modules, and {self.name} consists of files",

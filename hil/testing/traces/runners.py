@@ -63,11 +63,7 @@ class Runner:
 
 
 def same_bits(dtype: str, array: Array) -> Array:
-    """Return an array as a program or its model has it: what the one calls int8 may be a uint8 of the other's.
-
-    Args:
-        dtype: what it should be; "" says nothing.
-    """
+    """Return an array as ``dtype`` ("" is any): what a program calls int8 may be a uint8 of its model's."""
     wanted = dtype_of(dtype) if dtype else array.dtype
     both_integers = array.dtype.kind in "iu" and wanted.kind in "iu"
     return array.view(wanted) if both_integers and array.dtype.itemsize == wanted.itemsize else array

@@ -31,11 +31,7 @@ from hil.testing.traces.trace import as_numpy
 
 
 class TfSubject:
-    """A module class.
-
-    Args:
-        module_class: makes the module when it is called without arguments.
-        exported_names: its methods; None is every public ``tf.function``.
+    """A module class, whose methods are ``exported_names``, or every public ``tf.function``.
 
     Raises:
         UsageError: TensorFlow is not installed.
@@ -228,10 +224,7 @@ class Variables:
     """The variables of one making of a module, by name.
 
     A variable keeps the name that it had in the first making: the Nth that is created is the same one in each making.
-    Its name alone would not tell, for Keras numbers names over all that it ever made.
-
-    Args:
-        names: of the variables in the order of their creation; the first making fills it, later ones read it.
+    Its name alone would not tell, for Keras numbers names over all that it ever made. The first making fills ``names``.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -267,10 +260,8 @@ class Variables:
         return next(name for name, known in self._found.items() if known is variable)
 
     def read(self) -> tuple[Mapping[str, Array], tuple[str, ...]]:
-        """Return what every variable holds now, and the names of those that hold something else than when this was
-        last read.
-
-        The same array is given again where nothing changed.
+        """Return what every variable holds now, the same array where nothing changed, and the names of those that
+        hold something else than when this was last read.
         """
         values, changed = {}, []
         for name, variable in self._found.items():

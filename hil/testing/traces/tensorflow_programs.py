@@ -9,14 +9,7 @@ from typing import Any, TypeVar
 
 from hil.controller.models.conversions.tensorflow_program import convert
 from hil.controller.models.importers import import_model
-from hil.controller.models.tensorflow.graphs import (
-    Structure,
-    assigned,
-    leaves,
-    numbered,
-    replace_leaves,
-    words,
-)
+from hil.controller.models.tensorflow.graphs import Structure, assigned, leaves, numbered, replace_leaves, words
 from hil.controller.models.tensorflow.lower import Live, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import spec_of
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
@@ -59,14 +52,9 @@ class Programs:
         self._made: dict[str, Any] = {}
 
     def of(self, method: str, inputs: Inputs, live: Live, module: Any, methods: Sequence[str]) -> MethodProgram:
-        """Return the program that a call needs.
-
-        Args:
-            live: the method, lowered for these inputs.
-            methods: all that it exports.
+        """Return the program that a call needs; ``live`` is its method lowered for these inputs, ``methods`` are all.
 
         Raises:
-            CompileFailed, CompileCrashed: TensorFlow cannot lower another method that is in the same program.
             UsageError: the method takes, returns or keeps other tensors than when its program was made.
         """
         program = self._once("", lambda: self._make_group(module, methods)).get(method)
@@ -96,11 +84,7 @@ class Programs:
         return self._once(program.place, make)
 
     def tflite(self, method: str, inputs: Inputs, module: Any, target: Target) -> TfLiteProgram:
-        """Return the TFLite program that a call needs.
-
-        Raises:
-            CompileFailed: the converter refuses the method, or it assigns variables.
-        """
+        """Return the TFLite program that a call needs."""
         count = self._count(method)
         place = target.folder / (f"{method}_{count}.tflite" if count else f"{method}.tflite")
         return self._once(
@@ -251,11 +235,7 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, cont
 
 
 def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
-    """Return a method as MLIR in TensorFlow's dialect, for people and its own tools.
-
-    Args:
-        args: what it is called with: arrays or ``tf.TensorSpec``, nested or not.
-    """
+    """Return a method, called with arrays or ``tf.TensorSpec``, as MLIR in TensorFlow's dialect, for people."""
     import tensorflow as tf
 
     specs = replace_leaves(

@@ -69,10 +69,7 @@ class TracedModuleTestCase(unittest.TestCase):
         return super().run(result)
 
     def compare_backends(self, trace_function: TraceFunction) -> None:
-        """Call a trace function once for each backend, keep the traces, and compare them with the reference's.
-
-        Args:
-            trace_function: is called with a :class:`TracedModule`.
+        """Call a function with a :class:`TracedModule` for each backend, keep the traces, and compare them.
 
         Raises:
             AssertionError: a backend failed, or passed although it should not; the message tells of all of them.
@@ -133,11 +130,8 @@ class TracedModuleTestCase(unittest.TestCase):
 def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
     """Run the tests of the file that is run: ``python test_file.py --target_backends=iree_llvmcpu,tflite``.
 
-    Whatever else is typed is for unittest: names of tests, ``-v``, ``-k PATTERN``.
-
-    Args:
-        argv: words after the file's name; None is those of the command line.
-        settings: for :func:`unittest.main`.
+    Whatever else is typed (``argv``, else the command line) is for unittest: names of tests, ``-v``, ``-k PATTERN``; so
+    are the settings.
     """
     global _typed
     words = list(sys.argv[1:] if argv is None else argv)

@@ -80,11 +80,7 @@ def _tensor(what: str, array: Array) -> Array:
 
 
 def save_structure(structure: Structure, folder: Path, stem: str) -> Any:
-    """Write the tensors of a structure as ``STEM.npy``, ``STEM.0.npy`` and so on; the rest as JSON can say it.
-
-    Args:
-        structure: as :func:`as_numpy` makes it.
-        stem: of the files' names.
+    """Write a structure's tensors as ``STEM.npy``, ``STEM.0.npy``, ... and return the rest, as JSON can say it.
 
     Raises:
         UsageError: it holds what a trace cannot.
@@ -131,11 +127,7 @@ def load_structure(saved: Any, folder: Path) -> Structure:
 
 
 def load_pairs(pairs: Sequence[Any], folder: Path) -> dict[str | int, Structure]:
-    """Return structures by name, of pairs of a name and what :func:`save_structure` wrote.
-
-    Raises:
-        UsageError: one is no such pair; and as :func:`load_structure`.
-    """
+    """Return structures by name, of pairs as :meth:`ModuleCall.save` writes them; UsageError where one is no pair."""
     found: dict[str | int, Structure] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):

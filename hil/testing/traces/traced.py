@@ -30,9 +30,6 @@ class TracedModule:
     ``module.predict(x, rtol=1e-3)`` calls ``predict`` with x and records both that and what it returned, to be compared
     within this tolerance; ``rtol`` and ``atol`` are never given to the method. Outputs are numpy arrays, nested as the
     method nests them.
-
-    Args:
-        traced: what calls are added to.
     """
 
     def __init__(self, runner: Runner, methods: tuple[str, ...], traced: Traced) -> None:
@@ -80,16 +77,10 @@ class Traced:
 def run_trace(
     function: TraceFunction, runner: Runner, module_name: str, methods: Callable[[], tuple[str, ...]], backend: str
 ) -> Traced:
-    """Call a trace function with a newly made module, random numbers seeded before either.
+    """Call a trace function with a newly made module, random numbers seeded before either; return what there is of the
+    trace where a stage failed, or the function itself raised something.
 
-    Args:
-        methods: tells the names of its methods, once the module was made.
-
-    Returns:
-        The trace. Where a stage failed, or the function itself raised something, what there was until then.
-
-    Raises:
-        UsageError: a call was made that cannot be.
+    ``methods`` is asked once the module was made.
     """
     traced = Traced(Trace(module_name, backend, trace_name(function), _source(function)))
     try:

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hil.controller.farm.gateway.calls import Call
@@ -129,7 +128,7 @@ class Incoming:
     def __enter__(self) -> Incoming:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
         self._part.unlink(missing_ok=True)

@@ -114,7 +114,7 @@ class Calls:
                 raise
             except Exception as error:
                 if isinstance(error, errors.AccessRefused):
-                    who, doing = (call.who, call.doing) if call else (nobody(context), name)
+                    who, doing = (call.who, call.doing) if call else (_nobody(context), name)
                     await self._access.refused(who, doing, error.message)
                 code = await _abort(name, error, context)
             finally:
@@ -264,11 +264,11 @@ class Access:
         who = await self._bearer_of(token.strip()) if scheme.lower() == "bearer" and token else None
         if who is None:
             raise Unauthenticated("the token is not good, or no more" if given else "no token was given")
-        return replace(who, peer=peer_of(context))
+        return replace(who, peer=_peer_of(context))
 
     async def refused(self, who: Principal, action: str, reason: str) -> None:
         """Write down that somebody was not let. The same once more is only counted for a while."""
-        now, key = time.monotonic(), (who.user, action, _machine(who.peer))
+        now, key = time.monotonic(), (who.user, action, who.peer.rpartition(":")[0])  # without its port
         told, count = self._refusals.get(key, (-_TOLD_S, 0))
         if now - told < _TOLD_S:
             self._refusals[key] = (told, count + 1)
@@ -318,16 +318,11 @@ def admit(who: Principal, call: str, what: str | None = None) -> None:
         )
 
 
-def nobody(context: Any) -> Principal:
+def _nobody(context: Any) -> Principal:
     """A caller without a token that is good, for the audit."""
-    return Principal(user="", role=Role.VIEWER, peer=peer_of(context))
+    return Principal(user="", role=Role.VIEWER, peer=_peer_of(context))
 
 
-def _machine(peer: str) -> str:
-    """A peer without its port."""
-    return peer.rpartition(":")[0]
-
-
-def peer_of(context: Any) -> str:
+def _peer_of(context: Any) -> str:
     """Where a call comes from."""
     return str(context.peer() or "")[:200]

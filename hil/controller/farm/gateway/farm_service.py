@@ -16,7 +16,7 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.lease_holder import LeaseHolder
-from hil.controller.farm.messages import JobState, Priority, Role, parse_job
+from hil.controller.farm.messages import ENDED, Priority, Role, parse_job
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message, submission_of
 from hil.controller.farm.store import access, boards, event_log, leases, notifications, queries, submissions, sweeper
 from hil.controller.farm.store.database import Tx
@@ -227,7 +227,6 @@ _LOOK_S = 5.0
 _GATHER_S, _LATE_S = 0.05, 0.2
 # So many changes at a time are read one by one; of more, all jobs are read at once.
 _FEW = 16
-_FINAL = {JobState.DONE.value, JobState.CANCELLED.value}
 
 
 class JobFollower:
@@ -309,7 +308,7 @@ class JobFollower:
             if self._told.get(job["name"]) != status:
                 self._told[job["name"]] = status
                 await self._call.send(pb.FollowReply(job=status))
-            if job["state"] in _FINAL:
+            if job["state"] in ENDED:
                 self._open.discard(job["name"])
 
     async def _jobs(self, tx: Tx, touched: set[str] | None) -> list[Mapping[str, Any]]:

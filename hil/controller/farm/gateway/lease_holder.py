@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.messages import JobState, Kind
+from hil.controller.farm.messages import ENDED, JobState, Kind
 from hil.controller.farm.rpc import card_message, grant_message, status_message, submission_of
 from hil.controller.farm.store import access, leases, queries, submissions
 from hil.controller.farm.store.database import DatabaseAway, Tx, end_tasks
@@ -105,7 +105,7 @@ class LeaseHolder:
                 self._lease, self._key = lease, granted.key
                 await call.send(pb.LeaseReply(granted=granted))
                 return
-            if found["state"] in (JobState.DONE.value, JobState.CANCELLED.value):
+            if found["state"] in ENDED:
                 await call.send(pb.LeaseReply(over=found["reason"] or found["outcome"] or found["state"]))
                 return
             if (status := status_message(found)) != told:

@@ -22,12 +22,7 @@ from hil.core.files import write_atomic
 from hil.core.results import Outcome
 from hil.core.runtimes import RUNTIMES
 from hil.core.text import jsonable
-from hil.errors import (
-    EXIT_BOARD,
-    FarmError,
-    FarmUnreachable,
-    UsageError,
-)
+from hil.errors import EXIT_BOARD, FarmError, FarmUnreachable, UsageError
 
 T = TypeVar("T")
 

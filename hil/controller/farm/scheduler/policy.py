@@ -257,10 +257,8 @@ def _bits(mask: int) -> Iterator[int]:
 def after_attempt(
     result: JobResult, kind: Kind, attempts: int, max_attempts: int, *, held: bool = False
 ) -> JobResult | None:
-    """A job's final result after an attempt; None where it goes back to the queue.
-
-    Args:
-        held: of a lease: whether its holder had the board already, so that another would be a surprise.
+    """A job's final result after an attempt; None where it goes back to the queue. A lease whose holder had (``held``)
+    the board does not: another board would be a surprise.
     """
     if not result.infrastructure or kind is Kind.HEALTH or held:
         return result

@@ -96,10 +96,8 @@ _QUEUE_IDS = """
 async def grant(tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Sequence[str] | None = None) -> list[str]:
     """Give free boards to waiting jobs; returns the boards that were given. The caller is alone (:func:`.rows.alone`).
 
-    A board of whose health nothing is known for long is checked first.
-
-    Args:
-        boards: only these may have become free; None is any, and any job may be new.
+    Only ``boards`` may have become free; None is any, and any job may be new. One of whose health nothing is known for
+    long is checked first.
     """
     known = await board_rows(tx, settings, boards)
     for one in known:
