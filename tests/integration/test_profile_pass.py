@@ -295,17 +295,17 @@ def test_a_tool_that_the_board_lacks_is_sent_once_and_a_cut_upload_goes_on(odd):
     with connect_board(BoardChoice(load_board("sim"), faults=("drop:at=0.5,times=2",), say=said.append)) as board:
         lacking = [{**one, "profile_tool": PROFILE_TOOL} for one in board.info["runtimes"] if one["name"] == "iree"]
         board.push(program)
-        before = board.client.payload_bytes_sent
+        before = board.payload_bytes_sent
         with board.load(program) as loaded:
             board.info = {**board.info, "runtimes": lacking}
             monkey = board._describe
             board._describe = lambda: {**monkey(), "runtimes": lacking}
             x = {"a": np.ones((2, 2), np.float32)}
             assert loaded.profile(x).files["profile.ireeprof"]
-            sent = board.client.payload_bytes_sent - before
+            sent = board.payload_bytes_sent - before
             assert sent > 1_000_000
             assert sum("connecting again" in line for line in said) == 2
             result, _ = loaded.run(x)
             np.testing.assert_array_equal(next(iter(result.outputs.values())), 2 * x["a"])
             assert loaded.profile(x).files
-            assert board.client.payload_bytes_sent - before == sent
+            assert board.payload_bytes_sent - before == sent

@@ -155,6 +155,11 @@ class Board:
         self._ours = False
         self._clock = BoardClock()
 
+    @property
+    def payload_bytes_sent(self) -> int:
+        """Blob bytes sent so far, on whatever connection."""
+        return self.client.payload_bytes_sent
+
     def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
         """Send the files that the board lacks, and the tools that run them; returns the bytes sent. Takes the board.
 
@@ -192,7 +197,7 @@ class Board:
         only an upload makes it evict anything.
         """
         self.take()
-        before = self.client.payload_bytes_sent
+        before = self.payload_bytes_sent
         if self._there.issuperset(paths):
             return 0
 
@@ -202,8 +207,8 @@ class Board:
             if missing:
                 self._there.clear()
                 blobs = {name: (paths[name], have) for name, have in missing.items()}
-                begin = self.client.payload_bytes_sent
-                self.client.put(blobs, lambda size: progress(self.client.payload_bytes_sent - begin, total))
+                begin = self.payload_bytes_sent
+                self.client.put(blobs, lambda size: progress(self.payload_bytes_sent - begin, total))
             self._there.update(paths)
 
         def once_or_again() -> None:
@@ -227,7 +232,7 @@ class Board:
             reraise=True,
         )
         retrying(once_or_again)
-        return self.client.payload_bytes_sent - before
+        return self.payload_bytes_sent - before
 
     def _reconnect(self, outcome: Any) -> None:
         """After a broken upload: a new connection and session. Nothing that ran is lost: nothing has run yet."""
