@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.board_client import Loaded, Target
+from hil.controller.devices.board_client import Invocation, Loaded, Target
 from hil.controller.devices.client import AgentClient
 from hil.core.boards import load_board
 from hil.core.digest import digest_file
@@ -185,6 +185,12 @@ def load(client: AgentClient, path: Path, runtime: str = "iree", device: str = "
     name = digest_file(path)
     client.put({one: (path, have) for one, have in client.missing([name]).items()})
     return client.load({path.name: name}, path.name, runtime=runtime, device=device, function="", timeout=60)
+
+
+def busy_ns(done: Invocation) -> int:
+    """The board's own part of a call: the wall time less that is what moving the tensors cost."""
+    assert done.board_ns is not None
+    return done.board_ns[1] - done.board_ns[0]
 
 
 def compile_mlir(source: Path) -> Path:

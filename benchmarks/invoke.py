@@ -50,7 +50,7 @@ def main() -> None:
 
         def invoke() -> None:
             result = client.invoke(loaded.program_id, {name: x})
-            busy.append(result.busy_ns)
+            busy.append(common.busy_ns(result))
 
         assert (next(iter(client.invoke(loaded.program_id, {name: x}).outputs.values())) == x + 1).all()
         channel = grpc.insecure_channel(f"127.0.0.1:{peer.hello['echo']}")

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import common
@@ -123,11 +124,11 @@ def session_rows(board: VirtualBoard, folder: Path, rounds: int) -> list[common.
     opening, one_more = [], []
     for layer in layers:
         begin = time.perf_counter()
-        with open_board(choice, purpose="benchmark") as opened:
+        with open_board(replace(choice, purpose="benchmark")) as opened:
             opened.take()
             opening.append(time.perf_counter() - begin)
             one_test(opened, layer)
-    with open_board(choice, purpose="benchmark") as opened:
+    with open_board(replace(choice, purpose="benchmark")) as opened:
         one_test(opened, layers[0])
         renew(layers, 1)
         for layer in layers:

@@ -113,7 +113,7 @@ def run(board: Board, layer: Layer, artifact: Artifact) -> None:
 def one_by_one(choice: BoardChoice, layers: Sequence[Layer]) -> float:
     """Seconds for connecting, all tests, and closing."""
     start = time.perf_counter()
-    with open_board(choice, purpose="benchmark") as board:
+    with open_board(replace(choice, purpose="benchmark")) as board:
         for layer in layers:
             one_test(board, layer)
     return time.perf_counter() - start
@@ -125,7 +125,7 @@ def together(choice: BoardChoice, layers: Sequence[Layer]) -> float:
     artifacts = [artifact_of(layer) for layer in layers]
     files = {artifact.main: layer.program for artifact, layer in zip(artifacts, layers, strict=True)}
     digests = {artifact.main: artifact.digests[artifact.main] for artifact in artifacts}
-    with open_board(choice, purpose="benchmark") as board:
+    with open_board(replace(choice, purpose="benchmark")) as board:
         board.push(replace(artifacts[0], files=files, digests=digests))
         for layer, artifact in zip(layers, artifacts, strict=True):
             run(board, layer, artifact)

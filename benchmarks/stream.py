@@ -2,7 +2,7 @@
 
 Tensors go through a whole call, are verified by digest on the far side, and come back into an array that is there
 already. Of a call's wall time, the time on the board between the last input byte and the first output byte is
-subtracted (``Invocation.busy_ns``: the program itself runs then), so what is left is what moving the bytes costs. The
+subtracted (``common.busy_ns``: the program itself runs then), so what is left is what moving the bytes costs. The
 raw socket sends from and receives into memory that was touched before, and verifies nothing.
 """
 
@@ -72,7 +72,7 @@ def main() -> None:
         def there() -> list[float]:
             start = time.perf_counter()
             done = client.invoke(take.program_id, {"x": data})
-            taken = time.perf_counter() - start - done.busy_ns / 1e9
+            taken = time.perf_counter() - start - common.busy_ns(done) / 1e9
             assert done.outputs["y"][0] == data[-1]
             return [taken]
 
@@ -81,7 +81,7 @@ def main() -> None:
             turn += 1
             start = time.perf_counter()
             done = client.invoke(give.program_id, {"x": np.array([turn], np.float32)}, into={"y": into})
-            taken = time.perf_counter() - start - done.busy_ns / 1e9
+            taken = time.perf_counter() - start - common.busy_ns(done) / 1e9
             assert into[0] == into[-1] == turn
             return [taken]
 

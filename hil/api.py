@@ -48,11 +48,11 @@ def connect(
     where = checked("board", board, ("a board's name, address or config file", PATH[1]))
     choice = choose(board if isinstance(board, str) else str(where), checked("hw_type", hw_type, TEXT))
     pool = BoardPool("hil.connect", wait_s=checked("wait_s", wait_s, SECONDS))
-    connected = pool.board(
+    connected = pool.session(
         choice,
-        runtime=checked("runtime", runtime, TEXT),
+        runtimes=(checked("runtime", runtime, TEXT),),
         faults=checked("faults", faults, TEXTS, "for example ['crash']"),
-    )
+    ).board
     try:
         connected.take()
     except BaseException:

@@ -313,8 +313,7 @@ def _hook(value: Any, where: str, folder: Path) -> Command | Http:
         raise UsageError(f"{where} cannot be split into words: {error}") from error
     if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
         raise UsageError(f"{where} must be a command (a list of texts, or one line) or a table with a url")
-    if any("\0" in word for word in argv):
-        raise UsageError(f"{where} holds a character that no name or argument can")
+    argv = _typed(argv, _TEXTS, where)
     program = str(folder / argv[0]) if "/" in argv[0] else argv[0]
     return Command((program, *argv[1:]))
 

@@ -53,7 +53,7 @@ def board(reached: Reached) -> Iterator[Board]:
     choice = choose(reached.board or reached.address, identity=reached.identity, known_hosts=reached.known_hosts)
     if reached.by_command:
         choice = replace(choice, config=replace(choice.config, command=RuntimeCommand(kind="command")))
-    with open_board(choice, purpose="contract test") as opened:
+    with open_board(replace(choice, purpose="contract test")) as opened:
         opened.take()
         yield opened
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_runtime_that_is_not_published_for_the_board_is_the_reason_that_is_tol
     with pytest.raises(
         NoWheels, match=r"^no-such-runtime is not published for Python 3\.\d+ on x86_64, glibc"
     ) as raised:
-        open_board(choice, runtime="unheard-of")
+        open_board(replace(choice, runtime="unheard-of"))
 
     assert raised.value.exit_code == 4
     assert raised.value.hint == "no command runs programs of unheard-of instead: --runtime iree, or another board"

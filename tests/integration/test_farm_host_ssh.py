@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from support.farm_hosts import Host, job_of, result_of, running_host, states, submit
@@ -75,7 +76,7 @@ def hosts(
         '[devices]\nonnxruntime = "CPUExecutionProvider"\n'
         f'[connection]\naddress = "{sshd.address}"\nidentity = "{sshd.identity}"\nknown_hosts = "{sshd.known_hosts}"\n'
     )
-    with open_board(choose(str(config)), runtime="onnxruntime"):
+    with open_board(replace(choose(str(config)), runtime="onnxruntime")):
         pass  # its agent is there now: that takes longer than any test should wait for
     with ExitStack() as stack:
         started = []

@@ -136,7 +136,7 @@ def info(as_json: bool, **settings: Any) -> None:
 
     choice = chosen_place(settings)
     with BoardPool("hil board info", say=say) as pool:
-        found = pool.board(untouched(choice))
+        found = pool.session(untouched(choice)).board
         said = found.info
         fingerprint = found.shell.fingerprint if found.shell else ""
     lines = [f"{key:12} {value}" for key, value in _rows(said, fingerprint) if value]

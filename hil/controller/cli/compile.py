@@ -50,7 +50,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     config = choice.config
     if not knows_target(config, options.runtime):
         with BoardPool("hil compile", say=say) as pool:
-            seen = pool.board(choice, runtime=options.runtime)
+            seen = pool.session(choice, runtimes=(options.runtime,)).board
             config = seen.config
             say(f"compiling for {seen.target or seen.name}")
     with temporary_folder("hil-") as folder, workshop(1) as shop:

@@ -60,7 +60,6 @@ class Invocation:
     cpu_ns: int = (
         0  # what the worker's threads together computed during the iterations, 0 where nothing is known of that
     )
-    send_s: float = 0.0  # until the answer began
     fetch_s: float = 0.0  # for the outputs
     state: dict[str, Any] = field(default_factory=dict)  # what Describe says of what changes, where it was asked for
     placement: Placement | None = None  # where the program ran; None where the board does not tell, or has told before
@@ -68,11 +67,6 @@ class Invocation:
     # of a board without an agent: the command ``line``, ``wall_s`` of each one on the host's clock, ``why`` there is no
     # agent, and what is ``not_measured``; None of one with an agent.
     command: dict[str, Any] | None = None
-
-    @property
-    def busy_ns(self) -> int:
-        """The board's own part, 0 where it tells no times: the wall time less that is what moving the tensors cost."""
-        return self.board_ns[1] - self.board_ns[0] if self.board_ns else 0
 
 
 @dataclass(frozen=True)

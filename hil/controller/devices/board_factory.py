@@ -10,7 +10,6 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import open_link
 from hil.controller.devices.health import changed
 from hil.controller.devices.power import answering, recover
-from hil.core.text import Say
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 # How long a lost board is looked for: a small system is up again by then, and more is not known of it anyway.
@@ -22,15 +21,7 @@ def connect_board(choice: BoardChoice) -> Board:
     return Board(choice, open_link(choice))
 
 
-def open_board(
-    choice: BoardChoice,
-    *,
-    runtime: str = "",
-    purpose: str = "",
-    faults: tuple[str, ...] = (),
-    wait_s: float = 60.0,
-    say: Say = lambda text: None,
-) -> Board:
+def open_board(choice: BoardChoice) -> Board:
     """Connect to a board. One that does not answer is reset and its power cycled, where its config says how.
 
     Raises:
@@ -38,7 +29,6 @@ def open_board(
         BoardUnreachable, BoardLost: nobody answers, whatever was done.
         BoardError: the board refuses us, or can run nothing.
     """
-    choice = replace(choice, faults=faults, runtime=runtime, purpose=purpose, wait_s=wait_s, say=say)
 
     def connect() -> Board:
         from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
@@ -46,17 +36,17 @@ def open_board(
         try:
             return connect_board(choice)
         except BoardError as error:
-            wanted = runtime or choice.config.runtime
+            wanted = choice.runtime or choice.config.runtime
             served = choice.config.command.runs(wanted)
             if not served:
                 instead = f"no command runs programs of {wanted} instead: --runtime iree, or another board"
                 error.hint = error.hint.replace(COMMAND_HINT, instead)
             if not (served and isinstance(error, NoAgentHere)):
                 raise
-            say(f"{error.message}: going on without an agent")
+            choice.say(f"{error.message}: going on without an agent")
             return connect_board(replace(choice, without_agent=error.message))
 
-    return recover(connect, choice.config.power, board=choice.name, say=say)
+    return recover(connect, choice.config.power, board=choice.name, say=choice.say)
 
 
 def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Board | None:

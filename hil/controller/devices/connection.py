@@ -188,7 +188,6 @@ class InvokeStream:
         finally:
             self._guard.within(float("inf"))
         end = clock.now_ns()
-        busy = done.ready_ns - done.received_ns
         return Invocation(
             outputs,
             tuple(zip(done.start_ns, done.end_ns, strict=True)),
@@ -197,7 +196,6 @@ class InvokeStream:
             (done.received_ns, done.ready_ns),
             done.peak_memory_bytes,
             done.cpu_ns,
-            max(answered - begin - busy, 0) / 1e9,
             (end - answered) / 1e9,
             MessageToDict(done.state, preserving_proto_field_name=True) if done.HasField("state") else {},
             tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in done.placement.parts)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hil.controller.devices.board import Board, LoadedProgram
@@ -147,10 +147,6 @@ class BoardPool:
             assert entry.session is not None
             return entry.session
 
-    def board(self, choice: BoardChoice, *, runtime: str = "", faults: Sequence[str] = ()) -> Board:
-        """The board of :meth:`session`."""
-        return self.session(choice, runtimes=(runtime,), faults=faults).board
-
     def reconnect(self, choice: BoardChoice, error: BoardError, *, faults: Sequence[str] = ()) -> BoardSession | None:
         """After a board was lost: have it again if it comes back soon, and tell in the error what became of it.
 
@@ -226,7 +222,7 @@ class BoardPool:
 
     def _connect(self, entry: _Entry, runtime: str) -> Board:
         how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "say": self._say}
-        return open_board(entry.choice, runtime=runtime, faults=entry.faults, **how)
+        return open_board(replace(entry.choice, runtime=runtime, faults=entry.faults, **how))
 
     def _adopt(self, entry: _Entry, board: Board) -> None:
         with self._mutex:

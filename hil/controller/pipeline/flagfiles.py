@@ -143,7 +143,7 @@ _HOW_OF = {
 }
 # The tools' name of a dtype, in the flags of their absolute tolerances.
 _SHORT = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
-_THRESHOLDS = {dtype: f"expected_{short}_threshold" for dtype, short in _SHORT.items()}
+THRESHOLDS = {dtype: f"expected_{short}_threshold" for dtype, short in _SHORT.items()}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class FlagFile:
             *(("input", text) for text in self.inputs),
             *(("expected_output", text) for text in self.expected),
             ("expected_rtol", "" if self.rtol is None else repr(float(self.rtol))),
-            *((_THRESHOLDS[dtype], repr(float(atol))) for dtype, atol in self.atols.items()),
+            *((THRESHOLDS[dtype], repr(float(atol))) for dtype, atol in self.atols.items()),
         ]
         return [f"--{name}={value}" for name, value in flags if value]
 
@@ -222,10 +222,10 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
         return found.get(name, [""])[-1]
 
     rtol = _number("expected_rtol", last("expected_rtol"))
-    given = {dtype: _number(flag, last(flag)) for dtype, flag in _THRESHOLDS.items()}
+    given = {dtype: _number(flag, last(flag)) for dtype, flag in THRESHOLDS.items()}
     atols = {dtype: atol for dtype, atol in given.items() if atol is not None}
     if (mode := last("equality_mode")) == "exact":
-        rtol, atols = 0.0, dict.fromkeys(_THRESHOLDS, 0.0)
+        rtol, atols = 0.0, dict.fromkeys(THRESHOLDS, 0.0)
     elif mode not in ("", "approximate"):
         raise UsageError(f"--equality_mode={mode} is none", hint="one of approximate, exact")
     return FlagFile(
@@ -290,7 +290,7 @@ def _number(name: str, text: str) -> float | None:
 
 _KNOWN = (
     *("module", "function", "input", "expected_output", "parameters", "expected_rtol", "equality_mode"),
-    *_THRESHOLDS.values(),
+    *THRESHOLDS.values(),
 )
 
 

@@ -344,25 +344,23 @@ class Recorder:
         self._run.record["exit_code"] = EXIT_INTERRUPTED
         self.write()
 
-    def finish(self) -> dict[str, Any]:
-        """Every case has ended: the run's outcome and exit code are theirs. Returns the record."""
+    def finish(self, exit_code: int | None = None, *, finished: bool = True) -> dict[str, Any]:
+        """Every case has ended: the run's outcome is theirs, and its exit code unless one is given.
+
+        Returns the record with ``folder``, "" where there is nothing to keep: a run that never came to its board is
+        taken away.
+        """
         self._gather(list(self._cases.values()))
         outcomes = [Outcome(case["outcome"]) for case in self._run.record["cases"]]
-        self._run.record["exit_code"] = exit_code_of(outcomes)
+        self._run.record["exit_code"] = exit_code_of(outcomes) if exit_code is None else exit_code
         self._run.record["outcome"] = max(outcomes, key=lambda outcome: outcome.exit_code).value
-        self._run.record["finished"] = True
-        kept = self.keeps()
-        if kept:
-            self._run.save()
-        return {**self._run.record, "folder": str(self._run.folder) if kept else ""}
-
-    def keeps(self) -> bool:
-        """Whether the run, which is over, has anything to keep; one that never came to its board is taken away."""
-        came_in = self._run.record["board"] or any(case.outcome not in NEVER_IN for case in self._cases.values())
+        self._run.record["finished"] = finished
+        came_in = self._run.record["board"] or not NEVER_IN.issuperset(outcomes)
         if self._is_new and not came_in:
             self._run.discard()
-            return False
-        return True
+            return {**self._run.record, "folder": ""}
+        self._run.save()
+        return {**self._run.record, "folder": str(self._run.folder)}
 
     def _gather(self, cases: Sequence[Case]) -> None:
         for case in cases:

@@ -260,16 +260,9 @@ class _Bench:
         for case in self.cases:
             self.recorder.write(case)
         document = self._document(run, finished=not interrupted, interrupted=interrupted)
-        run.record["outcome"] = max(
-            (case.outcome for case in self.cases if case.outcome), key=lambda one: one.exit_code
-        ).value
-        run.record["exit_code"] = document["exit_code"]
-        run.record["finished"] = not interrupted
-        if self.recorder.keeps():
-            run.save()
+        document["folder"] = self.recorder.finish(document["exit_code"], finished=not interrupted)["folder"]
+        if document["folder"]:
             write_json(run.folder / "bench.json", document)
-        else:
-            document["folder"] = ""
         if self.bench.benchmark_out is not None:
             write_google(self.bench.benchmark_out, document, self.sides)
         return document

@@ -49,11 +49,11 @@ def split_list(cell: str) -> tuple[str, ...]:
     return tuple(re.sub(r"\\(.)", lambda found: _MEANT.get(found[1], found[1]), item) for item in items[:-1])
 
 
-def _count(cell: str) -> int | None:
-    return int(cell) if cell else None
-
-
-_READ: dict[str, Callable[[str], Any]] = {"int": int, "int | None": _count, "tuple[str, ...]": split_list}
+_READ: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "int | None": lambda cell: int(cell) if cell else None,
+    "tuple[str, ...]": split_list,
+}
 # What reads a cell of each column.
 _READERS = [_READ.get(str(field.type), str) for field in dataclasses.fields(OpRow)]
 

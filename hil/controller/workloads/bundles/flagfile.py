@@ -24,7 +24,7 @@ from hil.compare.tolerance import fitted
 from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references import expected_result
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.flagfiles import FlagFile, parse_flagfile, tool_tolerance
+from hil.controller.pipeline.flagfiles import THRESHOLDS, FlagFile, parse_flagfile, tool_tolerance
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.methods import (
@@ -46,8 +46,6 @@ _PLAIN = "flagfile"
 _OF_CALL = re.compile(rf"{_PLAIN}_call_\d+")
 # What a trace is known by; beside it lie folders call_0, call_1, ... with each call's values.
 _TRACE = "trace.json"
-# The tools' word for a float, in the flags of their absolute tolerances.
-_FLOATS = {"float16": "f16", "float32": "f32", "float64": "f64", "bfloat16": "bf16"}
 
 
 def write_flagfiles(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
@@ -112,8 +110,8 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
         dtype = dtype_name(array.dtype)
         where = f"method {method.name!r}, case {case.name!r}, output {name!r}"
         tolerance, _ = fitted((dtype, dtype), array, case.rtol, case.atol, case.noise.get(name))
-        if dtype in _FLOATS and tolerance is not None:
-            atol = f"expected_{_FLOATS[dtype]}_threshold"
+        if dtype in THRESHOLDS and tolerance is not None:
+            atol = THRESHOLDS[dtype]
             flags[atol] = max(flags.get(atol, 0.0), tolerance.atol)
             flags["expected_rtol"] = max(flags.get("expected_rtol", 0.0), tolerance.rtol)
         elif dtype not in EXACT_DTYPES:

@@ -213,10 +213,10 @@ def test_what_has_ended_before_passes_through(fake_boards: FakeBoards, shop: Run
 
 def test_a_pool_that_was_closed_opens_nothing_more(fake_boards: FakeBoards) -> None:
     pool = BoardPool("a test")
-    pool.board(fake_choice())
+    pool.session(fake_choice())
     pool.close()
     with pytest.raises(BoardLost, match="given back"):
-        pool.board(fake_choice("b"))
+        pool.session(fake_choice("b"))
     assert [board.closed for board in fake_boards.opened] == [True]
 
 
@@ -225,13 +225,13 @@ def test_a_board_that_is_refused_by_who_asked_for_it_is_closed(fake_boards: Fake
         raise BoardRefused("it needs other programs")
 
     with BoardPool("a test", opened=refuse) as pool, pytest.raises(BoardRefused):
-        pool.board(fake_choice())
+        pool.session(fake_choice())
     assert fake_boards.opened[0].closed and not pool.any_open
 
 
 def test_boards_with_other_faults_are_other_boards(fake_boards: FakeBoards) -> None:
     with BoardPool("a test") as pool:
-        one, other = pool.board(fake_choice()), pool.board(fake_choice(), faults=("crash",))
-        assert one is not other and pool.board(fake_choice()) is one
+        one, other = pool.session(fake_choice()).board, pool.session(fake_choice(), faults=("crash",)).board
+        assert one is not other and pool.session(fake_choice()).board is one
         pool.give_back(fake_choice())
         assert [board.closed for board in fake_boards.opened] == [True, False]

@@ -131,7 +131,7 @@ def test_faults_are_for_simulators_that_are_started_here(agent, way):
     agent()
     way.take(grant(7))
     with pytest.raises(UsageError, match="for simulators only"):
-        open_board(way.choice(grant(7)), faults=("hang",))
+        open_board(replace(way.choice(grant(7)), faults=("hang",)))
 
 
 def test_a_runtime_that_the_agent_lacks_is_brought_only_where_we_put_agents(agent, way):
