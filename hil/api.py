@@ -66,7 +66,7 @@ def run(
     board: Board,
     inputs: Mapping[str, Any] | Sequence[Any] = (),
     *,
-    shop: RunContext | None = None,
+    context: RunContext | None = None,
     **options: Any,
 ) -> Case:
     """Compile a model, run it on a board and compare it with its reference.
@@ -76,7 +76,7 @@ def run(
         board: from :func:`connect`.
         inputs: name -> tensor, or texts as ``hil run --input`` takes; the rest is seeded random. Of a module they are
             the arguments of its ``forward``, positional as a sequence or by keyword as a mapping, and all are needed.
-        shop: a cache and isolated processes to share between runs; a new one where None.
+        context: a cache and isolated processes to share between runs; a new one where None. (``shop`` before.)
         options: fields of :class:`hil.controller.pipeline.stages.Options`.
 
     Returns:
@@ -90,6 +90,7 @@ def run(
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
 
+    context = options.pop("shop", context)
     program = refused = None
     if is_torch(model):
         path = Path(f"{type(model).__name__}.pt2")
@@ -107,21 +108,23 @@ def run(
         )
     if board.closed:
         raise UsageError(f"{board.name} was given back", hint="connect to it again")
-    if not isinstance(shop, RunContext | None):
-        raise UsageError(f"shop must be a hil.controller.storage.run_context.RunContext or None, got {shop!r:.80}")
+    if not isinstance(context, RunContext | None):
+        raise UsageError(
+            f"context must be a RunContext (hil.controller.storage.run_context) or None, got {context!r:.80}"
+        )
     check_options(chosen, BoardChoice(board.config, board.name))
     if refused is not None:
         return Case(path.stem, path, chosen, Path()).ended(refused, Stage.IMPORT)
     with contextlib.ExitStack() as stack:
-        if shop is None:
-            shop = RunContext(Cache(), stack.enter_context(Isolated()))
+        if context is None:
+            context = RunContext(Cache(), stack.enter_context(Isolated()))
         elif chosen.recompute or chosen.debug_ir is not None:
             # A cache makes things anew once for all who ask it to: here every call asks for itself.
-            shop = replace(shop, cache=Cache(shop.cache.root))
+            context = replace(context, cache=Cache(context.cache.root))
         folder = Path(stack.enter_context(temporary_folder("hil-")))
         (folder / "logs").mkdir()
         if program is not None:
             path = folder / path
             save_program(program, path)
-        runner = Runner(shop)
+        runner = Runner(context)
         return runner.whole(runner.begin(path, chosen, folder), BoardSession(board))

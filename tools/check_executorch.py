@@ -136,8 +136,8 @@ def main(suite: str, flow: str, patterns: tuple[str, ...], jobs: int | None, as_
     Ends with 1 where the tester finds something that hil does not, with 5 when no case matches.
     """
     with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
-        shop = RunContext(Cache(), isolated)
-        tests = {test.id: test for test in torch_tests(suite, load_flow(flow), shop)}
+        context = RunContext(Cache(), isolated)
+        tests = {test.id: test for test in torch_tests(suite, load_flow(flow), context)}
         records = _run_hil(suite, flow, patterns, jobs, Path(folder) / "run").records()
         if not records:
             return EXIT_NOTHING_RAN

@@ -26,10 +26,10 @@ _START = (
 )
 
 
-def module_command(module: str, *words: str) -> list[str]:
+def module_command(module: str, *arguments: str) -> list[str]:
     """``python -m MODULE WORDS``, which takes no module from the folder that it is called in."""
     start = ["-P", "-m"] if sys.version_info >= (3, 11) else ["-c", _START]
-    return [sys.executable, *start, module, *words]
+    return [sys.executable, *start, module, *arguments]
 
 
 def signal_name(number: int) -> str:

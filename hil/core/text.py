@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-Say = Callable[[str], None]
+TextSink = Callable[[str], None]
 """Takes a line that tells a person what goes on."""
 
 # Control characters but for line ends and tabs (C0, DEL, C1), what turns the direction of writing or ends a line

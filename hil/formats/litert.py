@@ -89,14 +89,14 @@ class Signature:
             for index, array in zip(self._given, arrays, strict=True):
                 self._core.SetTensor(index, _to_litert(array), self._graph)
         except Exception as error:
-            raise RunFailed(f"LiteRT cannot take the inputs: {words(error)}", detail=str(error)) from error
+            raise RunFailed(f"LiteRT cannot take the inputs: {error_text(error)}", detail=str(error)) from error
 
     def invoke(self) -> None:
         """Run once. Raises RunFailed: an operator failed."""
         try:
             self._core.Invoke(self._graph)
         except Exception as error:
-            raise RunFailed(f"LiteRT failed to run the model: {words(error)}", detail=str(error)) from error
+            raise RunFailed(f"LiteRT failed to run the model: {error_text(error)}", detail=str(error)) from error
 
     def outputs_now(self) -> list[Array]:
         """The outputs of the last run, copied."""
@@ -151,7 +151,7 @@ class Signature:
             kind = self._core.TensorType(index, self._graph)
             dtype = "string" if kind is np.bytes_ else dtype_name(kind)
         except Exception as error:  # of LiteRT's too: numpy has no such type
-            raise LoadFailed(f"tensor {name!r} has elements that hil cannot pass: {words(error)}") from error
+            raise LoadFailed(f"tensor {name!r} has elements that hil cannot pass: {error_text(error)}") from error
         size = [int(dim) for dim in self._core.TensorSize(index, self._graph)]
         open_size = [int(dim) for dim in self._core.TensorSizeSignature(index, self._graph)] or size
         shape: list[Dim] = [
@@ -178,7 +178,7 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
             model_path=str(path), num_threads=count, experimental_op_resolver_type=OpResolverType[KERNELS[kernels]]
         )
     except Exception as error:
-        raise LoadFailed(f"LiteRT refused {path.name}: {words(error)}", detail=str(error)) from error
+        raise LoadFailed(f"LiteRT refused {path.name}: {error_text(error)}", detail=str(error)) from error
     try:
         return Signature(interpreter, path.name, function, kernels)
     except UnicodeDecodeError as error:
@@ -192,7 +192,7 @@ def _parts(kernels: str, delegated: list[str], left: list[str]) -> Placement:
     return tuple(part for part in parts if part.nodes)
 
 
-def words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What LiteRT says, on one line."""
     return " ".join(str(error).split())[:400] or type(error).__name__
 

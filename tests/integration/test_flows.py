@@ -32,7 +32,7 @@ STATIC = "static-int8-per-channel"
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
     with Isolated(2) as isolated:
         yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
@@ -50,13 +50,13 @@ def images() -> list[dict[str, Array]]:
 
 
 @pytest.fixture
-def take(shop: RunContext, board: Board, tmp_path: Path) -> Callable[..., Case]:
+def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[..., Case]:
     """take(flow, model, inputs, samples) is the case of a model, ended."""
 
     def call(flow: Flow, model: Path, inputs: dict[str, Array], samples: list[dict[str, Array]]) -> Case:
         log = tmp_path / "prepare.log"
-        path = apply_recipe(flow, model, samples, shop, log)
-        atol = flow.atol if flow.quanta is None else quantum_atol(flow, path, shop, log)
+        path = apply_recipe(flow, model, samples, context, log)
+        atol = flow.atol if flow.quanta is None else quantum_atol(flow, path, context, log)
         options = Options(
             runtime=flow.runtime,
             compiler=flow.compiler,
@@ -69,14 +69,14 @@ def take(shop: RunContext, board: Board, tmp_path: Path) -> Callable[..., Case]:
         )
         folder = tmp_path / flow.name
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-        runner = Runner(shop)
+        runner = Runner(context)
         return runner.whole(runner.begin(path, options, folder), BoardSession(board))
 
     return call
 
 
-def random_inputs(model: Path, shop: RunContext, seed: int) -> dict[str, Array]:
-    read = import_model(model, isolated=shop.isolated, cache=shop.cache)
+def random_inputs(model: Path, context: RunContext, seed: int) -> dict[str, Array]:
+    read = import_model(model, isolated=context.isolated, cache=context.cache)
     return make_inputs(read.inputs or (), {}, seed=seed, ranges=read.ranges)
 
 
@@ -106,9 +106,9 @@ def test_the_digits_pass_in_every_flow_beside_both_models(take, images, name: st
         ("iree-f16", attention),
     ],
 )
-def test_other_networks_pass_in_what_iree_makes_of_them(take, shop, tmp_path: Path, name: str, make):
+def test_other_networks_pass_in_what_iree_makes_of_them(take, context, tmp_path: Path, name: str, make):
     model = make(tmp_path / "net.onnx")
-    case = take(load_flow(name), model, random_inputs(model, shop, seed=1000), [])
+    case = take(load_flow(name), model, random_inputs(model, context, seed=1000), [])
     assert case.outcome is Outcome.PASS, (case.reason, case.error)
 
 
@@ -121,16 +121,16 @@ def test_a_worse_calibration_fails_beside_the_plain_model_alone(take, images):
     assert "dB SQNR beside the plain model" in case.reason
 
 
-def test_an_answer_off_by_more_than_the_steps_of_a_flow_fails(take, shop, images, tmp_path: Path):
+def test_an_answer_off_by_more_than_the_steps_of_a_flow_fails(take, context, images, tmp_path: Path):
     flow = load_flow(f"onnxruntime-{STATIC}")
-    path = apply_recipe(flow, CNN, images[:8], shop, tmp_path / "log")
-    atol = quantum_atol(flow, path, shop, tmp_path / "log")
+    path = apply_recipe(flow, CNN, images[:8], context, tmp_path / "log")
+    atol = quantum_atol(flow, path, context, tmp_path / "log")
     right = take(flow, CNN, images[40], images[:8])
     (answer,) = right.result.outputs.values()
     for share, outcome in ((0.99, Outcome.PASS), (1.3, Outcome.FAIL)):
         moved = {"logits": (answer + np.float32(share * atol)).astype(np.float32)}
         again = replace(right, result=replace(right.result, outputs=moved), outcome=None)
-        assert Runner(shop).judge(again).outcome is outcome
+        assert Runner(context).judge(again).outcome is outcome
 
 
 def test_the_optimisation_level_of_iree_o3_reaches_the_compiler(take, images):

@@ -64,7 +64,7 @@ def board(simulator: str, shared_cache: Path) -> Any:
         ({"model": "nowhere.onnx"}, "no such file", ""),
         ({"board": Path("sim")}, "board must be what hil.connect returns, got PosixPath", "with hil.connect"),
         ({"board": "sim"}, "board must be what hil.connect returns, got 'sim'", "with hil.connect"),
-        ({"shop": "x"}, "shop must be", ""),
+        ({"context": "x"}, "context must be", ""),
     ],
     ids=lambda value: None if isinstance(value, str) else next(iter(value)),
 )
@@ -117,9 +117,9 @@ def test_a_board_config_may_be_a_path(tmp_path):
 
 def test_a_shared_workshop_makes_anew_whenever_it_is_asked_to(board, doubling, tmp_path):
     with Isolated(1) as isolated:
-        shop = RunContext(Cache(tmp_path / "cache"), isolated)
+        context = RunContext(Cache(tmp_path / "cache"), isolated)
         cached = [
-            hil.run(doubling, board, {"x": X}, shop=shop, recompute=recompute).artifact.cached
+            hil.run(doubling, board, {"x": X}, context=context, recompute=recompute).artifact.cached
             for recompute in (False, False, True, True)
         ]
     assert cached == [False, True, False, False]

@@ -78,8 +78,10 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     choice = chosen_board(settings)
     more = {key: settings.pop(key) for key in ("artifact_model", "group", "faults", "wait_s")}
     options = Options(**settings)
-    with Screen(quiet=as_json) as screen, workshop() as shop:
-        found = find(model, choice, shop=shop, screen=screen, options=options, flow=flow, ways=ways, out=out, **more)
+    with Screen(quiet=as_json) as screen, workshop() as context:
+        found = find(
+            model, choice, context=context, screen=screen, options=options, flow=flow, ways=ways, out=out, **more
+        )
     if plot:
         plot_growth(plot, found)
     lines = [f"plot in {plot}"] if plot else []

@@ -145,7 +145,7 @@ def info(as_json: bool, **settings: Any) -> None:
 
 def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
     """Return what is known of a board, a row each; what is not known is ""."""
-    from hil.controller.workloads.board_checks import runtime_words
+    from hil.controller.workloads.board_checks import runtime_text
 
     machine: dict[str, Any] = said.get("machine", {})
     memory = int(said.get("memory_limit_bytes") or machine.get("memory_bytes", 0))
@@ -165,7 +165,7 @@ def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
         ("memory", f"{memory / 2**20:.0f} MiB for a program" if memory else ""),
     ]
     for one in said.get("runtimes", ()):
-        state = f"does not work: {one['error']}" if one.get("error") else runtime_words(one)
+        state = f"does not work: {one['error']}" if one.get("error") else runtime_text(one)
         rows.append(("runtime", f"{one['name']} {state}".rstrip()))
     for one in said.get("readings", ()):
         value = one.get("text") or round(one.get("value", 0.0), 1)

@@ -86,7 +86,7 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
     choice = chosen_board(settings)
     options = run_settings(settings)
     request = Request(model, settings["functions"], options, settings["files"], settings["random"])
-    with workshop() as shop:
+    with workshop() as context:
         with Screen(quiet=as_json) as screen:
             screen.begin(model.stem, 1)
 
@@ -97,7 +97,7 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
             progress = functools.partial(screen.stage, model.stem, 0)
             with BoardPool("hil bundle create", wait_s=settings["wait_s"], say=screen.note, opened=opened) as pool:
                 connect = functools.partial(pool.session, choice, runtimes=(options.runtime,))
-                bundle = create_bundle(request, choice, shop, connect=connect, say=progress)
+                bundle = create_bundle(request, choice, context, connect=connect, say=progress)
         return _save(bundle, target, key, as_json)
 
 
@@ -118,9 +118,9 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} is there already", hint="name a place where nothing is")
     opened = open_bundle(bundle)
-    with workshop() as shop, storing(path, ""):
+    with workshop() as context, storing(path, ""):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_format(form, opened, path, shop=shop)
+        write_format(form, opened, path, context=context)
     count = sum(len(method.cases) for method in opened.methods)
     document = {"path": str(path), "format": form, "cases": count, "exit_code": 0}
     return answer(as_json, document, f"{path}: {form}, {size_text(opened)}")
@@ -139,8 +139,8 @@ def import_from(path: Path, form: str, output: Path | None, key: Path | None, as
     if not path.exists():
         raise UsageError(f"there is no {path}")
     target = _free(output or Path(f"{path.absolute().stem}.hilb"))
-    with workshop() as shop:
-        bundle = read_format(form, path, shop=shop)
+    with workshop() as context:
+        bundle = read_format(form, path, context=context)
         return _save(bundle, target, key, as_json)
 
 

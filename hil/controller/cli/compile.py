@@ -53,13 +53,13 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
             seen = pool.session(choice, runtimes=(options.runtime,)).board
             config = seen.config
             say(f"compiling for {seen.target or seen.name}")
-    with temporary_folder("hil-") as folder, workshop(1) as shop:
+    with temporary_folder("hil-") as folder, workshop(1) as context:
         (Path(folder) / "logs").mkdir()
-        runner = Runner(shop)
+        runner = Runner(context)
         case = runner.compile(runner.begin(model, options, Path(folder), want_inputs=False), config)
         if case.error is not None:
             raise case.error
-        *_, profiles = write_profiles(case, profile, run_id=model.stem, shop=shop)
+        *_, profiles = write_profiles(case, profile, run_id=model.stem, context=context)
     artifact = case.artifact
     assert artifact is not None
     for note in (note for profile in profiles for note in profile["notes"]):

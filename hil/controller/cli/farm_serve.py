@@ -84,7 +84,9 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
 
     prepare_home(home)
     log = home / LOGS / "up.log"
-    command = module_command("hil.controller.cli.main", "farm", "up", *wishes.host_words(), *wishes.gateway_words())
+    command = module_command(
+        "hil.controller.cli.main", "farm", "up", *wishes.host_arguments(), *wishes.gateway_arguments()
+    )
     # A database's URL may hold a password, and others can read a command line.
     environment = {**os.environ, **({DB_VARIABLE: wishes.db} if wishes.db else {})}
     with log.open("ab") as file:

@@ -144,8 +144,8 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     from hil.controller.workloads.suites.sources import open_suite
 
     request = Request(source, flow, **settings)
-    with workshop() as shop:
-        found = open_suite(request, load_flow(flow), shop)
+    with workshop() as context:
+        found = open_suite(request, load_flow(flow), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
     for line in found.left_out:

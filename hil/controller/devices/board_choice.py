@@ -10,7 +10,7 @@ from hil.controller.devices.board_client import BoardClient
 from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
 from hil.core.runtimes import RUNTIMES, resolve
-from hil.core.text import Say
+from hil.core.text import TextSink
 
 PROVIDERS = "hil.board_providers"
 
@@ -25,7 +25,7 @@ class BoardChoice:
     runtime: str = ""  # the runtime that is going to be used; "" is the config's
     purpose: str = ""  # told to others who wait for the board
     wait_s: float = 60.0  # how long to wait while somebody else has it
-    say: Say = lambda text: None
+    say: TextSink = lambda text: None
     without_agent: str = ""  # why the board is served by command; "" where its config does not ask for that
     # makes the client, for errors of that name, where a link to the target is open; None: one is opened.
     connect: Callable[[str], BoardClient] | None = None

@@ -26,7 +26,7 @@ class InterruptibleChannel:
 
     def __getattr__(self, kind: str) -> Callable[..., _Method]:
         make = getattr(self._channel, kind)
-        return lambda *words, **settings: _Method(make(*words, **settings), kind.endswith("_unary"))
+        return lambda *arguments, **settings: _Method(make(*arguments, **settings), kind.endswith("_unary"))
 
 
 class _Method:
@@ -36,21 +36,21 @@ class _Method:
         self._method = method
         self._is_unary = is_unary
 
-    def __call__(self, *words: Any, **settings: Any) -> Any:
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
         if not self._is_unary:
-            return _Call(self._method, words, settings)
-        return self.future(*words, **settings).result()
+            return _Call(self._method, arguments, settings)
+        return self.future(*arguments, **settings).result()
 
-    def future(self, *words: Any, **settings: Any) -> _Call:
-        return _Call(self._method.future, words, settings)
+    def future(self, *arguments: Any, **settings: Any) -> _Call:
+        return _Call(self._method.future, arguments, settings)
 
 
 class _Call:
     """A call that goes on. What is not here is the call's own (``code``, ``details``)."""
 
-    def __init__(self, begin: Callable[..., Any], words: Any, settings: Any) -> None:
+    def __init__(self, begin: Callable[..., Any], arguments: Any, settings: Any) -> None:
         with _Interrupts() as interrupts:
-            self._call = begin(*words, **settings)
+            self._call = begin(*arguments, **settings)
             interrupts.end(self._call)
 
     def __iter__(self) -> Iterator[Any]:

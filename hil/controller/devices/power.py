@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from hil.core.board_config import ACTIONS, Command, Http, Power
 from hil.core.processes import signal_group
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardUnreachable, UsageError
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def switch(power: Power, action: str, *, board: str) -> str:
     return _http(hook, power.timeout_s, action, board).strip()[:_SHOWN]
 
 
-def recover(connect: Callable[[], T], power: Power, *, board: str, say: Say) -> T:
+def recover(connect: Callable[[], T], power: Power, *, board: str, say: TextSink) -> T:
     """Connect to a board; one that does not answer is reset, then its power is cycled, as far as there are hooks.
 
     A board that answers but refuses us is left alone: a reset would not change its mind.

@@ -25,7 +25,7 @@ from hil.controller.farm.paths import FarmAddress, farm_address
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message
 from hil.core.board_config import BoardConfig
 from hil.core.boards import parse_board
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -102,7 +102,7 @@ class LeaseSession:
         """
         return self._wait_for(lambda: self._held is not None, seconds)
 
-    def wait_told(self, seconds: float, say: Say) -> None:
+    def wait_told(self, seconds: float, say: TextSink) -> None:
         """Wait for a board, at most so long once the farm has none for us, and tell how that goes.
 
         Raises:
@@ -345,7 +345,7 @@ class FarmProvider:
         """Queue for a board of the farm."""
         return LeaseSession(farm_address(), lease_order(selector, purpose))
 
-    def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
+    def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: TextSink) -> Link:
         """The link to a board of the farm, which it is given back to when the link is closed."""
         lease = self.order(selector, purpose)
         try:

@@ -31,7 +31,7 @@ from hil.controller.farm.paths import (
     socket_of,
     token_file,
 )
-from hil.controller.farm.processes import SupervisedProcess, born, end_noted
+from hil.controller.farm.processes import SupervisedProcess, end_noted, start_time
 from hil.controller.farm.settings import load_settings
 from hil.core.files import write_atomic
 from hil.core.processes import module_command
@@ -120,13 +120,13 @@ class UpOptions:
         """How many boards there are to be."""
         return self.sims + len(self.boards)
 
-    def host_words(self) -> list[str]:
+    def host_arguments(self) -> list[str]:
         """The options that say it of the boards."""
         sims = ["--sim", str(self.sims)] if self.sims else []
         site = ["--site", self.site] if self.site else []
         return [*sims, *site, *(word for board in self.boards for word in ("--board", board))]
 
-    def gateway_words(self) -> list[str]:
+    def gateway_arguments(self) -> list[str]:
         """The options that say it of the gateway."""
         files = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
         named = {"--listen": self.listen, "--metrics": self.metrics}
@@ -186,24 +186,24 @@ class LocalFarm:
             self._say(f"database  {self._database.folder}")
         self._check_over()
         asyncio.run(_prepare(url, token_file(self.home)))
-        words = ["--listen", f"unix:{socket_of(self.home)}", *self.wishes.gateway_words()]
-        gateway = self._keep("gateway", *words, **{DB_VARIABLE: url})
+        arguments = ["--listen", f"unix:{socket_of(self.home)}", *self.wishes.gateway_arguments()]
+        gateway = self._keep("gateway", *arguments, **{DB_VARIABLE: url})
         self._wait_until_serving(gateway)
         self._say(f"gateway   unix:{socket_of(self.home)}" + (f", {self.wishes.listen}" * bool(self.wishes.listen)))
         if self.wishes.count:
-            self._keep("host", *self.wishes.host_words())
+            self._keep("host", *self.wishes.host_arguments())
         self._write_sheet(ready=not self.wishes.count)
 
     def _check_over(self) -> None:
         if self._over.is_set():
             raise KeyboardInterrupt
 
-    def _keep(self, name: str, *words: str, **more: str) -> SupervisedProcess:
+    def _keep(self, name: str, *arguments: str, **more: str) -> SupervisedProcess:
         """Start a process of the farm, ``hil farm NAME WORDS``, and keep it."""
         away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
         environment = {key: value for key, value in os.environ.items() if key not in away}
         environment |= {HOME_VARIABLE: str(self.home), **more}
-        command = module_command("hil", "farm", name, *words)
+        command = module_command("hil", "farm", name, *arguments)
         kept = SupervisedProcess(name, command, environment, self.home / LOGS, self._say)
         self._kept.append(kept)
         kept.start()
@@ -317,7 +317,7 @@ def end_farm(home: Path) -> bool:
                 f"the farm of {home} is just ending, or starting", hint="try it again in a moment"
             ) from None
         pid = int(sheet["pid"])
-        this_one = born(pid)
+        this_one = start_time(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         try:
@@ -326,7 +326,7 @@ def end_farm(home: Path) -> bool:
             raise FarmError(f"the farm of {home} does not end", hint=f"kill -9 {pid}") from error
         # It gives the lock back a moment before it is gone.
         deadline = time.monotonic() + _GONE_S
-        while this_one and born(pid) == this_one and time.monotonic() < deadline:
+        while this_one and start_time(pid) == this_one and time.monotonic() < deadline:
             time.sleep(0.01)
     try:
         notes = sorted((home / LOGS).glob("*.pid"), reverse=True)

@@ -77,7 +77,7 @@ class SupervisedProcess:
             )
         self._began = time.monotonic()
         pid = self._process.pid
-        write_atomic(self._note, json.dumps({"pid": pid, "born": born(pid)}))
+        write_atomic(self._note, json.dumps({"pid": pid, "born": start_time(pid)}))
 
     def look(self) -> bool:
         """Start it again where it died and its pause is over; whether it runs."""
@@ -118,12 +118,12 @@ def end_noted(note: Path) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads(note.read_text())
         pid, was = int(said["pid"]), str(said["born"])
-        if was and born(pid) == was:
-            _end(pid, lambda: None if born(pid) == was else 0)
+        if was and start_time(pid) == was:
+            _end(pid, lambda: None if start_time(pid) == was else 0)
     note.unlink(missing_ok=True)
 
 
-def born(pid: int) -> str:
+def start_time(pid: int) -> str:
     """What tells a process from a later one of the same number; "" where there is none, or it has ended."""
     if Path("/proc/self/stat").exists():
         try:
@@ -232,11 +232,11 @@ class PreforkSupervisor:
                 pass
         for child in self._children:
             if child.pid and (status := _ended(child.pid)) is not None:
-                self._bury(child)
+                self._reap_child(child)
                 if not self._stopping:
                     self._say(f"{child.name} {status}; it starts again in {child.pause_s:g} s")
 
-    def _bury(self, child: ForkedProcess) -> None:
+    def _reap_child(self, child: ForkedProcess) -> None:
         # What it started goes with it.
         signal_group(child.pid)
         child.pid = 0
@@ -255,7 +255,7 @@ class PreforkSupervisor:
                 deadline = time.monotonic() + wait_s
                 while running and time.monotonic() < deadline:
                     for child in [one for one in running if _ended(one.pid) is not None]:
-                        self._bury(child)
+                        self._reap_child(child)
                         running.remove(child)
                     time.sleep(0.01)
         signal.set_wakeup_fd(-1)

@@ -175,10 +175,10 @@ def load_suite(request: Request, boards: int) -> Workload:
     """
     flow = load_flow(request.flow)
     with Isolated(request.jobs) as isolated:
-        shop = RunContext(Cache(), isolated)
-        suite = open_suite(request, flow, shop)
+        context = RunContext(Cache(), isolated)
+        suite = open_suite(request, flow, context)
         parcel = JobFiles()
-        source = _packed_source(request, suite, shop, parcel)
+        source = _packed_source(request, suite, context, parcel)
     options = {**jsonable(request.to_json()), **source, **_packed_flow(request, parcel)}
     typed = {
         **{"source": request.source, "flow": request.flow, "filters": list(request.filters)},
@@ -208,7 +208,7 @@ def load_suite(request: Request, boards: int) -> Workload:
     return Workload(f"{suite.name} {flow.name}", tuple(specs), parcel.uploads())
 
 
-def _packed_source(request: Request, suite: Suite, shop: RunContext, parcel: JobFiles) -> dict[str, str]:
+def _packed_source(request: Request, suite: Suite, context: RunContext, parcel: JobFiles) -> dict[str, str]:
     """The models at a path of the user's, under the folder's own name: that is the suite's."""
     path = Path(request.source)
     if suite.source in BUILT_IN and not path.exists():
@@ -216,7 +216,7 @@ def _packed_source(request: Request, suite: Suite, shop: RunContext, parcel: Job
     root = path if path.is_dir() else path.parent
     below = f"suite/{root.resolve().name or 'models'}"
     for model in look(path).models:
-        for file in (*_files_of(model, shop), *model.beside):
+        for file in (*_files_of(model, context), *model.beside):
             if file.is_file():
                 parcel.add(file, f"{below}/{_below(file, root)}")
     if suite.expected and suite.expected.is_file():
@@ -237,12 +237,12 @@ def _below(file: Path, root: Path) -> Path:
     return here.relative_to(os.path.normpath(root))
 
 
-def _files_of(model: SuiteModel, shop: RunContext) -> Iterable[Path]:
+def _files_of(model: SuiteModel, context: RunContext) -> Iterable[Path]:
     """A model's file and its data; of a model that cannot be read here the file alone: its case will tell."""
     if model.path.name == SAVED_MODEL:
         return [file for file in sorted(model.path.parent.rglob("*")) if file.is_file()]
     try:
-        return import_model(model.path, isolated=shop.isolated, cache=shop.cache).files.values()
+        return import_model(model.path, isolated=context.isolated, cache=context.cache).files.values()
     except StorageError:
         raise
     except HilError:

@@ -32,7 +32,7 @@ class Span:
     def set(self, **attributes: Any) -> None:
         """Say more of it."""
         if self._inner is not None:
-            self._inner.set_attributes(_told(attributes))
+            self._inner.set_attributes(_attributes(attributes))
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def span(name: str, parent: str = "", **attributes: Any) -> Iterator[Span]:
     if tracer is None:
         yield Span(parent)
         return
-    with tracer.start_as_current_span(name, _context(parent), attributes=_told(attributes)) as inner:
+    with tracer.start_as_current_span(name, _context(parent), attributes=_attributes(attributes)) as inner:
         yield Span(_traceparent(inner), inner)
 
 
@@ -52,7 +52,9 @@ def record(name: str, parent: str, start_s: float, end_s: float, **attributes: A
     """A stage that is over: from one time to another, in seconds since 1970. Of nothing that is traced it is none."""
     tracer = _tracer() if parent else None
     if tracer is not None:
-        inner = tracer.start_span(name, _context(parent), attributes=_told(attributes), start_time=int(start_s * 1e9))
+        inner = tracer.start_span(
+            name, _context(parent), attributes=_attributes(attributes), start_time=int(start_s * 1e9)
+        )
         inner.end(int(end_s * 1e9))
 
 
@@ -67,7 +69,7 @@ def flush() -> None:
         provider.force_flush(5_000)
 
 
-def _told(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {f"hil.{name}": value for name, value in attributes.items() if value not in ("", None)}
 
 

@@ -13,7 +13,7 @@ from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice, pinned
 from hil.controller.devices.board_factory import open_board, reconnect
 from hil.core.results import Artifact
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, HilError
 
 
@@ -114,7 +114,7 @@ class BoardPool:
         purpose: str,
         *,
         wait_s: float = 60.0,
-        say: Say = lambda text: None,
+        say: TextSink = lambda text: None,
         opened: Callable[[Board], None] = lambda board: None,
         most_loaded: int = 0,
     ) -> None:

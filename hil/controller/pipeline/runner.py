@@ -78,9 +78,9 @@ class Runner(Tools):
         """
         if case.outcome or case.inputs is None or case.references:
             return None
-        return replace(self, sink=ProgressSink()).refer(case)
+        return replace(self, sink=ProgressSink()).run_reference(case)
 
-    def refer(self, case: Case) -> Case:
+    def run_reference(self, case: Case) -> Case:
         """Ask the references, unless the case has them."""
         return self._advance(case, Stage.REFER)
 

@@ -18,7 +18,7 @@ from hil.bundles.cases import check_loaded
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import Verdict, compare, depends_on_noise, judge, too_far
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.references import expected_result, measure_noise, refer_each, refer_with_fallback
+from hil.controller.backends.references import expected_result, measure_noise, refer_each, run_reference_with_fallback
 from hil.controller.backends.references.noise import largest_noise
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
@@ -196,7 +196,7 @@ def _as_signed(result: RunResult, own: Sequence[TensorSpec], signed: Sequence[Te
     return replace(result, outputs={name: read_as(array, spec.dtype, one) for (name, array), one, spec in triples})
 
 
-def _refer(case: Case, tools: Tools) -> Iterator[Case]:
+def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     """Ask the references, or take what is expected. Where one cannot answer, the others' answers count."""
     context, options = tools.context, case.options
     model, inputs = case.model, case.inputs
@@ -211,7 +211,7 @@ def _refer(case: Case, tools: Tools) -> Iterator[Case]:
             references, unanswered = refer_each(options.references, model, inputs, **settings)
             case = replace(case, references=tuple(references), unanswered=unanswered)
         else:
-            case = replace(case, references=(refer_with_fallback(model, inputs, **settings),))
+            case = replace(case, references=(run_reference_with_fallback(model, inputs, **settings),))
     yield case
     try:
         log = case.folder / "logs" / "plain-reference.log"
@@ -228,7 +228,7 @@ def _refer_plain(inputs: Mapping[str, Array], options: Options, context: RunCont
     if options.plain_model is None:
         return None
     model = import_model(options.plain_model, dims=options.dims, isolated=context.isolated, cache=context.cache)
-    return refer_with_fallback(model, inputs, **_reference_settings(options, context, log))
+    return run_reference_with_fallback(model, inputs, **_reference_settings(options, context, log))
 
 
 def _reference_settings(options: Options, context: RunContext, log: Path) -> dict[str, Any]:
@@ -350,7 +350,7 @@ PIPELINE = (
     Step(Stage.PUSH, _push, _has_program),
     Step(Stage.LOAD, _load, _has_program),
     Step(Stage.RUN, _run, _has_program),
-    Step(Stage.REFER, _refer, lambda case: not case.references and None not in (case.model, case.inputs)),
+    Step(Stage.REFER, _run_reference, lambda case: not case.references and None not in (case.model, case.inputs)),
     Step(Stage.COMPARE, _compare, lambda case: case.result is not None and bool(case.references)),
 )
 STAGES = tuple(step.stage for step in PIPELINE)

@@ -85,7 +85,7 @@ def first_line(error: BaseException, most: int = 300) -> str:
 
 @contextlib.contextmanager
 def foreign_errors(
-    failure: Callable[..., HilError], what: str, *, words: Callable[[Exception], str] = first_line, hint: str = ""
+    failure: Callable[..., HilError], what: str, *, error_text: Callable[[Exception], str] = first_line, hint: str = ""
 ) -> Iterator[None]:
     """Turn whatever a framework raises into one of hil's errors, ``WHAT: its words``; hil's own errors pass."""
     try:
@@ -93,7 +93,7 @@ def foreign_errors(
     except HilError:
         raise
     except Exception as error:  # frameworks have many, and what a model calls may raise any
-        raise failure(f"{what}: {words(error)}", hint=hint, detail=f"{type(error).__name__}: {error}") from error
+        raise failure(f"{what}: {error_text(error)}", hint=hint, detail=f"{type(error).__name__}: {error}") from error
 
 
 def import_hint(error: Exception) -> str:

@@ -13,7 +13,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, check_login, firmware_bits
 from hil.core.board_config import Power
 from hil.core.scratch import temporary_folder
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, HilError, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _MEMORY_MIB = 64
 _CLOCK_S = 2.0
 
 
-def check_board(choice: BoardChoice, *, runtime: str = "", say: Say = lambda text: None) -> Iterator[Check]:
+def check_board(choice: BoardChoice, *, runtime: str = "", say: TextSink = lambda text: None) -> Iterator[Check]:
     """Check a board from the outside in; after a ``fail`` that nothing can go on without, no more checks come."""
     from hil.controller.devices.ssh.address import is_ssh_address
 
@@ -95,7 +95,7 @@ def _python(seen: Seen, choice: BoardChoice) -> Check:
     return Check("python", PASS, ", ".join(one.text for one in usable))
 
 
-def _agent(choice: BoardChoice, runtime: str, say: Say) -> Iterator[Check]:
+def _agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[Check]:
     from hil.controller.pipeline.board_pool import BoardPool
 
     start = time.monotonic()
@@ -107,14 +107,14 @@ def _agent(choice: BoardChoice, runtime: str, say: Say) -> Iterator[Check]:
             return
         board = session.board
         asked = time.time_ns()
-        yield Check("agent", *_agent_words(board.info, time.monotonic() - start))
+        yield Check("agent", *_agent_text(board.info, time.monotonic() - start))
         yield from of_info(board.info, asked)
         usable = yield from _runtime(board.info, runtime or board.config.runtime)
         if usable and (yield from _command(board)):
             yield _program(session, runtime)
 
 
-def _agent_words(info: Mapping[str, Any], took: float) -> tuple[str, str]:
+def _agent_text(info: Mapping[str, Any], took: float) -> tuple[str, str]:
     if missing := info.get("not_measured"):
         return SKIP, f"there is none: programs are run by a command, without {', '.join(missing)}"
     build = f", build {info['build'][:12]}" if info.get("build") else ""
@@ -162,7 +162,7 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[Check, None, boo
             yield Check(f"runtime {name}", FAIL if name == wanted else SKIP, f"cannot be used: {error}", mend)
         else:
             usable = usable or name == wanted
-            yield Check(f"runtime {name}", PASS, runtime_words(one))
+            yield Check(f"runtime {name}", PASS, runtime_text(one))
     if wanted not in found:
         mend = f"hil board deploy ADDR --runtime {wanted}, or one of those that are there: {', '.join(found)}"
         yield Check(f"runtime {wanted}", FAIL, "the board's agent does not have it", mend)
@@ -183,7 +183,7 @@ def _command(board: Board) -> Generator[Check, None, bool]:
     return True
 
 
-def runtime_words(runtime: Mapping[str, Any]) -> str:
+def runtime_text(runtime: Mapping[str, Any]) -> str:
     """Version and devices of a runtime as Describe has it, or the command that stands for an agent's."""
     devices, command = ", ".join(runtime.get("devices", ())), runtime.get("command", "")
     words = (runtime.get("version"), devices and f"on {devices}", command and f"by the command {command}")

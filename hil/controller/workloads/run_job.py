@@ -129,7 +129,7 @@ def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Itera
     if wanted := _profile_folders(job, case.name):
         from hil.controller.analysis.profile.collect import write_profiles
 
-        for profiles in write_profiles(case, wanted, run_id=run.id, shop=context):
+        for profiles in write_profiles(case, wanted, run_id=run.id, context=context):
             yield replace(case, profiles=profiles)
 
 

@@ -142,7 +142,7 @@ def hil_result(_hil_run: CaseRun, hil_artifact: Artifact, hil_inputs: Mapping[st
 @pytest.fixture
 def hil_reference(_hil_run: CaseRun, hil_inputs: Mapping[str, Array]) -> RunResult:
     """What the CPU reference gave for the same inputs, or what the model's folder says is expected."""
-    return _hil_run.refer(hil_inputs)
+    return _hil_run.run_reference(hil_inputs)
 
 
 @pytest.fixture

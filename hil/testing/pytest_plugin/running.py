@@ -115,7 +115,7 @@ class CaseRun:
         assert case.result is not None
         return case.result
 
-    def refer(self, inputs: Mapping[str, Array]) -> RunResult:
+    def run_reference(self, inputs: Mapping[str, Array]) -> RunResult:
         """Ask the reference."""
         self._take_inputs(inputs)
         runner = self.plugin.runner
@@ -193,7 +193,7 @@ class CaseRun:
         from hil.controller.analysis.profile.collect import write_profiles
 
         try:
-            *_, profiles = write_profiles(case, folders, run_id=name, shop=self.plugin.context)
+            *_, profiles = write_profiles(case, folders, run_id=name, context=self.plugin.context)
             for profile in profiles:
                 for note in profile["notes"]:
                     print(visible(f"hil: {profile['folder']}: {note}"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.backends.references import refer, references
+from hil.controller.backends.references import references, run_reference
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
@@ -102,7 +102,7 @@ class _FileRunner(Runner):
         """Ask the reference, or run the method's program."""
         model = self._subject.model(method, self._context)
         if self._target is None:
-            result = self._refer(model, inputs)
+            result = self._run_reference(model, inputs)
             arrays = [array.copy() for array in result.outputs.values()]
             return Called(_returned(list(result.outputs), arrays), result.source)
         answer = self._run(self._target, method, model, inputs)
@@ -111,10 +111,10 @@ class _FileRunner(Runner):
             _returned(names, answer.returned), answer.source, answer if answer.artifact.runtime == "iree" else None
         )
 
-    def _refer(self, model: Model, inputs: Inputs) -> RunResult:
+    def _run_reference(self, model: Model, inputs: Inputs) -> RunResult:
         given = dict(zip([spec.name for spec in model.inputs or ()], inputs, strict=True))
         with temporary_folder("hil-trace-") as scratch:
-            return refer(
+            return run_reference(
                 self._reference,
                 model,
                 given,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.tensorflow.graphs import is_variable, replace_leaves, restore, words
+from hil.controller.models.tensorflow.graphs import error_text, is_variable, replace_leaves, restore
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
@@ -140,7 +140,7 @@ class _Eager(_ModuleRunner):
             if hasattr(function, "get_concrete_function"):
                 self._variables.add(function.get_concrete_function(*tensors).graph.variables)
         except (tf.errors.OpError, TypeError, ValueError) as error:
-            raise RunFailed(f"TensorFlow: {words(error)}", stage=Stage.RUN.value, detail=str(error)) from error
+            raise RunFailed(f"TensorFlow: {error_text(error)}", stage=Stage.RUN.value, detail=str(error)) from error
         return Called(as_numpy(f"what {method} returned", outputs), f"tensorflow {self._subject.version}")
 
 

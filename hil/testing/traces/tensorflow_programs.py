@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from hil.controller.models.conversions.tensorflow_program import convert
 from hil.controller.models.importers import import_model
-from hil.controller.models.tensorflow.graphs import Structure, assigned, leaves, numbered, replace_leaves, words
+from hil.controller.models.tensorflow.graphs import Structure, assigned, error_text, leaves, numbered, replace_leaves
 from hil.controller.models.tensorflow.lower import Live, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import spec_of
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
@@ -209,7 +209,7 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, cont
         concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
     except Exception as error:  # whatever the method itself raises
         raise CompileFailed(
-            f"TensorFlow cannot trace the method: {words(error)}", stage=Stage.COMPILE.value, detail=str(error)
+            f"TensorFlow cannot trace the method: {error_text(error)}", stage=Stage.COMPILE.value, detail=str(error)
         ) from error
     if names := ", ".join(assigned(concrete)):
         raise CompileFailed(
@@ -245,5 +245,5 @@ def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
     try:
         text: str = tf.mlir.experimental.convert_function(traced.get_concrete_function(*specs))
     except Exception as error:  # it is a by-product: what is wrong is said where the method is lowered
-        return f"// {name}: {words(error)}\n"
+        return f"// {name}: {error_text(error)}\n"
     return f"// {name}\n{text.strip()}\n"

@@ -44,7 +44,7 @@ class Mixed(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
         yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
@@ -56,7 +56,7 @@ def board() -> Iterator[Board]:
 
 
 @pytest.fixture(scope="module")
-def judged(shop: RunContext, board: Board) -> Callable[[Bundle, Path], list[bool]]:
+def judged(context: RunContext, board: Board) -> Callable[[Bundle, Path], list[bool]]:
     """What hil says of each case of a bundle, on the simulator."""
 
     def judge(bundle: Bundle, folder: Path) -> list[bool]:
@@ -70,53 +70,53 @@ def judged(shop: RunContext, board: Board) -> Callable[[Bundle, Path], list[bool
             for given in method.cases:
                 result, _ = program.run(given.inputs)
                 expected = {"expected": dict(given.expected_outputs), "rtol": given.rtol, "atol": given.atol}
-                verdicts.append(bool(_concluded(result, expected, shop)))
+                verdicts.append(bool(_concluded(result, expected, context)))
         return verdicts
 
     return judge
 
 
-def _concluded(result: RunResult, expected: dict[str, Any], shop: RunContext) -> Case:
+def _concluded(result: RunResult, expected: dict[str, Any], context: RunContext) -> Case:
     references = (expected_result(expected["expected"], None),)
     case = Case("case", Path("case"), Options(**expected), Path(), result=result, references=references)
-    return Runner(shop).judge(case)
+    return Runner(context).judge(case)
 
 
-def test_a_stock_bundle_runs_on_a_board_and_comes_back_the_same(shop, judged, tmp_path: Path):
+def test_a_stock_bundle_runs_on_a_board_and_comes_back_the_same(context, judged, tmp_path: Path):
     module = Linear()
     cases = [([x], list(module(x))) for x in (X, X * 2, -X)]
     stock = save_bpte(tmp_path / "stock.bpte", export(module, [X]), cases)
-    bundle = read_bpte(stock, shop=shop)
+    bundle = read_bpte(stock, context=context)
     (method,) = bundle.methods
     assert (method.name, len(method.cases)) == ("forward", 3)
     assert judged(bundle, tmp_path) == [stock_verdict(stock, case) for case in range(3)] == [True] * 3
     again = tmp_path / "again.bpte"
-    write_bpte(bundle, again, shop=shop)
+    write_bpte(bundle, again, context=context)
     assert again.read_bytes() == stock.read_bytes()
 
 
-def test_a_bundle_of_hil_is_verified_by_stock_executorch(shop, board, tmp_path: Path):
+def test_a_bundle_of_hil_is_verified_by_stock_executorch(context, board, tmp_path: Path):
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     model = save_pt2(tmp_path / "conv.pt2", export(Conv(), [x]))
-    case = hil.run(model, board, {"x": x.numpy()}, shop=shop, runtime="executorch")
+    case = hil.run(model, board, {"x": x.numpy()}, context=context, runtime="executorch")
     assert case, (case.reason, case.error)
     right = case.references[0].outputs
     wrong = {name: value + 1 for name, value in right.items()}
     cases = [MethodTestCase(case.inputs, right), MethodTestCase(case.inputs, wrong, name="wrong")]
     bundle = Bundle.create(case.artifact, [MethodTestSuite("forward", cases)])
-    write_bpte(bundle, tmp_path / "conv.bpte", shop=shop)
+    write_bpte(bundle, tmp_path / "conv.bpte", context=context)
     assert stock_verdict(tmp_path / "conv.bpte", 0, 1e-4, 1e-4)
     assert not stock_verdict(tmp_path / "conv.bpte", 1, 1e-4, 1e-4)
 
 
-def test_cases_with_channels_last_are_judged_where_the_stock_verifier_aborts(shop, judged, tmp_path: Path):
+def test_cases_with_channels_last_are_judged_where_the_stock_verifier_aborts(context, judged, tmp_path: Path):
     x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
     with torch.no_grad():
         y = Conv()(x)
     stock = save_bpte(
         tmp_path / "last.bpte", export(Conv(), [x]), [([x], [y]), ([x], [y + 1]), ([x], [y.contiguous()])]
     )
-    bundle = read_bpte(stock, shop=shop)
+    bundle = read_bpte(stock, context=context)
     (method,) = bundle.methods
     np.testing.assert_array_equal(method.cases[0].inputs["input0"], x.numpy())
     np.testing.assert_array_equal(method.cases[2].expected_outputs["output0"], y.numpy())
@@ -124,7 +124,7 @@ def test_cases_with_channels_last_are_judged_where_the_stock_verifier_aborts(sho
     assert judged(replace(bundle, methods=(loose,)), tmp_path) == [True, False, True]
 
 
-def test_hil_finds_what_the_stock_verifier_finds(shop, judged, tmp_path: Path):
+def test_hil_finds_what_the_stock_verifier_finds(context, judged, tmp_path: Path):
     class Third(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x / 3
@@ -147,10 +147,10 @@ def test_hil_finds_what_the_stock_verifier_finds(shop, judged, tmp_path: Path):
         "as it is",
         "within the relative tolerance",
     ]
-    assert judged(read_bpte(stock, shop=shop), tmp_path) == found
+    assert judged(read_bpte(stock, context=context), tmp_path) == found
 
 
-def test_an_integer_off_by_one_fails_beside_floats_however_large_it_is(shop, judged, tmp_path: Path):
+def test_an_integer_off_by_one_fails_beside_floats_however_large_it_is(context, judged, tmp_path: Path):
     x = X + 3
     fraction, integer = Mixed()(x)
     assert integer.abs().max() > 1e6
@@ -158,10 +158,10 @@ def test_an_integer_off_by_one_fails_beside_floats_however_large_it_is(shop, jud
         tmp_path / "mixed.bpte", export(Mixed(), [x]), [([x], [fraction, integer]), ([x], [fraction, integer + 1])]
     )
     assert [stock_verdict(stock, case) for case in (0, 1)] == [True, False]
-    assert judged(read_bpte(stock, shop=shop), tmp_path) == [True, False]
+    assert judged(read_bpte(stock, context=context), tmp_path) == [True, False]
 
 
-def test_not_a_number_where_it_is_expected_agrees_for_both(shop, judged, tmp_path: Path):
+def test_not_a_number_where_it_is_expected_agrees_for_both(context, judged, tmp_path: Path):
     class Log(torch.nn.Module):
         def forward(self, x):
             return torch.log(x)
@@ -170,7 +170,7 @@ def test_not_a_number_where_it_is_expected_agrees_for_both(shop, judged, tmp_pat
     assert expected.isnan().any()
     stock = save_bpte(tmp_path / "log.bpte", export(Log(), [X]), [([X], [expected]), ([X], [expected.nan_to_num()])])
     assert [stock_verdict(stock, case) for case in (0, 1)] == [True, False]
-    assert judged(read_bpte(stock, shop=shop), tmp_path) == [True, False]
+    assert judged(read_bpte(stock, context=context), tmp_path) == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -183,40 +183,42 @@ def test_not_a_number_where_it_is_expected_agrees_for_both(shop, judged, tmp_pat
     ],
 )
 def test_cases_that_stock_bundling_accepts_are_refused_where_they_do_not_fit(
-    shop, tmp_path: Path, inputs: Outputs, outputs: Callable[[], Outputs], said: str
+    context, tmp_path: Path, inputs: Outputs, outputs: Callable[[], Outputs], said: str
 ):
     stock = save_bpte(tmp_path / "wrong.bpte", export(Linear(), [X]), [([X], list(Linear()(X))), (inputs, outputs())])
     with pytest.raises(UsageError, match="case 1") as error:
-        read_bpte(stock, shop=shop)
+        read_bpte(stock, context=context)
     assert said in error.value.message
 
 
-def test_a_number_other_than_the_programs_own_is_refused(shop, tmp_path: Path):
+def test_a_number_other_than_the_programs_own_is_refused(context, tmp_path: Path):
     class Scaled(torch.nn.Module):
         def forward(self, x, factor: int):
             return x * factor
 
     stock = save_bpte(tmp_path / "scaled.bpte", export(Scaled(), [X, 3]), [([X, 3], [X * 3]), ([X, 4], [X * 4])])
     with pytest.raises(UsageError, match="case 1: input 1 is 4, the program has 3 there, always"):
-        read_bpte(stock, shop=shop)
+        read_bpte(stock, context=context)
 
 
-def test_methods_that_the_program_does_not_have_are_refused(shop, tmp_path: Path):
-    stock = read_bpte(save_bpte(tmp_path / "a.bpte", export(Linear(), [X]), [([X], list(Linear()(X)))]), shop=shop)
+def test_methods_that_the_program_does_not_have_are_refused(context, tmp_path: Path):
+    stock = read_bpte(
+        save_bpte(tmp_path / "a.bpte", export(Linear(), [X]), [([X], list(Linear()(X)))]), context=context
+    )
     (tmp_path / "program").mkdir()
     artifact, (method,) = stock.extract(tmp_path / "program"), stock.methods
     case = MethodTestCase(method.cases[0].inputs, method.cases[0].expected_outputs)
     other = Bundle.create(artifact, [MethodTestSuite("other", [case])], signatures={"other": method.signature})
     with pytest.raises(UsageError, match="no method 'other'"):
-        write_bpte(other, tmp_path / "b.bpte", shop=shop)
+        write_bpte(other, tmp_path / "b.bpte", context=context)
     one = Signature(method.signature.inputs, method.signature.outputs[:1])
     short = MethodTestCase(case.inputs, [method.cases[0].expected_outputs["output0"]])
     fewer = Bundle.create(artifact, [MethodTestSuite("forward", [short])], signatures={"forward": one})
     with pytest.raises(UsageError, match="gives 2 tensors, the bundle says 1 and 1"):
-        write_bpte(fewer, tmp_path / "b.bpte", shop=shop)
+        write_bpte(fewer, tmp_path / "b.bpte", context=context)
 
 
-def test_what_is_no_program_of_executorch_has_no_place_in_a_bpte(shop, tmp_path: Path):
+def test_what_is_no_program_of_executorch_has_no_place_in_a_bpte(context, tmp_path: Path):
     file = tmp_path / "a.bin"
     file.write_bytes(b"x")
     spec = (TensorSpec("x", "float32", (1,)),)
@@ -224,7 +226,7 @@ def test_what_is_no_program_of_executorch_has_no_place_in_a_bpte(shop, tmp_path:
     one = np.ones(1, np.float32)
     bundle = Bundle.create(artifact, [MethodTestSuite("main", [MethodTestCase([one], [one])])])
     with pytest.raises(UsageError, match="this bundle's is for iree"):
-        write_bpte(bundle, tmp_path / "a.bpte", shop=shop)
+        write_bpte(bundle, tmp_path / "a.bpte", context=context)
 
 
 def _at(y: torch.Tensor, index: int, value: float) -> torch.Tensor:

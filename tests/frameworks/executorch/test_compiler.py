@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, ther
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
         yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
@@ -43,18 +43,18 @@ def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def compiled(shop: RunContext, tmp_path: Path) -> Callable[..., Artifact]:
+def compiled(context: RunContext, tmp_path: Path) -> Callable[..., Artifact]:
     """compiled(path, *flags, **more) is the program."""
 
     def call(path: Path, *flags: str, **more: Any) -> Artifact:
-        model = import_model(path, isolated=shop.isolated, cache=shop.cache)
+        model = import_model(path, isolated=context.isolated, cache=context.cache)
         settings = {"runtime": "executorch", "recompute": False, "debug_ir": None, **more}
         return compile_model(
             model,
             compiler="executorch",
             flags=flags,
-            cache=shop.cache,
-            isolated=shop.isolated,
+            cache=context.cache,
+            isolated=context.isolated,
             timeout=600,
             log=tmp_path / "log",
             **settings,
@@ -63,9 +63,9 @@ def compiled(shop: RunContext, tmp_path: Path) -> Callable[..., Artifact]:
     return call
 
 
-def test_a_program_passes_and_tells_what_was_delegated(shop: RunContext, residual: Path):
+def test_a_program_passes_and_tells_what_was_delegated(context: RunContext, residual: Path):
     with hil.connect("sim") as board:
-        case = hil.run(residual, board, shop=shop, runtime="executorch")
+        case = hil.run(residual, board, context=context, runtime="executorch")
     assert case, (case.reason, case.error)
     assert case.references[0].source.startswith("torch-eager")
     notes = case.artifact.notes
@@ -104,7 +104,7 @@ def test_portable_delegates_nothing_and_notes_outlive_the_cache(compiled, residu
     assert again.digests == first.digests
 
 
-def test_what_a_program_writes_into_its_inputs_is_no_output(shop: RunContext, tmp_path: Path):
+def test_what_a_program_writes_into_its_inputs_is_no_output(context: RunContext, tmp_path: Path):
     """ExecuTorch would return it, in the place of the first output; PyTorch does not."""
 
     class Changing(torch.nn.Module):
@@ -117,7 +117,7 @@ def test_what_a_program_writes_into_its_inputs_is_no_output(shop: RunContext, tm
     with hil.connect("sim") as board:
         for backend in ("xnnpack", "portable"):
             flags = (f"--backend={backend}",)
-            case = hil.run(path, board, shop=shop, runtime="executorch", compile_flags=flags, iterations=3)
+            case = hil.run(path, board, context=context, runtime="executorch", compile_flags=flags, iterations=3)
             assert case, (case.reason, case.error)
 
 
@@ -132,7 +132,7 @@ class Erf(torch.nn.Module):
         return torch.erf(x if self.alone else torch.sigmoid(x * 2) + x)
 
 
-def test_a_backend_that_was_asked_for_and_did_not_take_it_is_a_fallback(shop: RunContext, tmp_path: Path):
+def test_a_backend_that_was_asked_for_and_did_not_take_it_is_a_fallback(context: RunContext, tmp_path: Path):
     alone, within = (
         save_pt2(tmp_path / f"{name}.pt2", export(Erf(alone=name == "alone"), [torch.ones(4)]))
         for name in ("alone", "within")
@@ -140,7 +140,7 @@ def test_a_backend_that_was_asked_for_and_did_not_take_it_is_a_fallback(shop: Ru
     with hil.connect("sim") as board:
 
         def run(path: Path, *flags: str, **more: Any) -> Case:
-            return hil.run(path, board, shop=shop, runtime="executorch", compile_flags=flags, **more)
+            return hil.run(path, board, context=context, runtime="executorch", compile_flags=flags, **more)
 
         case = run(alone, "--backend=xnnpack")
         assert case.outcome is Outcome.FALLBACK

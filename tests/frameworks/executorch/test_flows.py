@@ -28,7 +28,7 @@ STATIC = "xnnpack-static-int8-per-channel"
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
         yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
@@ -49,17 +49,17 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def take(shop: RunContext, board: Board, tmp_path: Path) -> Callable[[Flow, Path], Case]:
+def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[[Flow, Path], Case]:
     """take(flow, model) is the case of a model, ended."""
 
     def call(flow: Flow, model: Path) -> Case:
         log = tmp_path / "log"
-        path = apply_recipe(flow, model, [], shop, log)
-        atol = flow.atol if flow.quanta is None else quantum_atol(flow, path, shop, log)
+        path = apply_recipe(flow, model, [], context, log)
+        atol = flow.atol if flow.quanta is None else quantum_atol(flow, path, context, log)
         return hil.run(
             path,
             board,
-            shop=shop,
+            context=context,
             runtime=flow.runtime,
             compile_flags=flow.compile_flags,
             plain_model=model if path != model else None,
@@ -94,24 +94,24 @@ def test_a_flow_passes_beside_both_models(take, nets, name: str, net: str):
     assert flow.min_sqnr_db < beside_plain.sqnr_db < 100  # near to the plain model, and not that model
 
 
-def test_a_quantised_program_keeps_its_signature_and_open_dimensions(shop, tmp_path: Path):
+def test_a_quantised_program_keeps_its_signature_and_open_dimensions(context, tmp_path: Path):
     module, shape = NETS["residual"]
     dim = torch.export.Dim("n", min=1, max=8)
     path = save_pt2(tmp_path / "open.pt2", export(module(), [torch.zeros(2, *shape[1:])], ({0: dim},)))
-    made = apply_recipe(load_flow(STATIC), path, [], shop, tmp_path / "log", dims={"image.dim0": 2})
-    before, after = (import_model(one, isolated=shop.isolated) for one in (path, made))
+    made = apply_recipe(load_flow(STATIC), path, [], context, tmp_path / "log", dims={"image.dim0": 2})
+    before, after = (import_model(one, isolated=context.isolated) for one in (path, made))
     assert (after.inputs, after.outputs) == (before.inputs, before.outputs)
     assert after.producer["dims"] == before.producer["dims"]
 
 
-def test_what_cannot_be_quantised_says_why(shop, nets, tmp_path: Path):
+def test_what_cannot_be_quantised_says_why(context, nets, tmp_path: Path):
     class Plain(torch.nn.Module):
         def forward(self, x):
             return torch.sin(x)
 
     path = save_pt2(tmp_path / "plain.pt2", export(Plain(), [torch.zeros(4)]))
     with pytest.raises(ImportFailed, match=r"nothing in it that can be quantised; its operators: aten\.sin"):
-        apply_recipe(load_flow(STATIC), path, [], shop, tmp_path / "log")
-    once = apply_recipe(load_flow(STATIC), nets["mlp"], [], shop, tmp_path / "log")
+        apply_recipe(load_flow(STATIC), path, [], context, tmp_path / "log")
+    once = apply_recipe(load_flow(STATIC), nets["mlp"], [], context, tmp_path / "log")
     with pytest.raises(ImportFailed, match="it is quantised already"):
-        apply_recipe(load_flow(STATIC), once, [], shop, tmp_path / "log")
+        apply_recipe(load_flow(STATIC), once, [], context, tmp_path / "log")

@@ -20,18 +20,18 @@ pytest.importorskip("executorch")
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory):
+def context(tmp_path_factory):
     with Isolated(2) as isolated:
         yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
-def operators(shop):
-    return {spec.id: spec for spec in open_suite(Request("operators"), load_flow("xnnpack"), shop).cases}
+def operators(context):
+    return {spec.id: spec for spec in open_suite(Request("operators"), load_flow("xnnpack"), context).cases}
 
 
 @pytest.fixture
-def made(operators, shop, tmp_path):
+def made(operators, context, tmp_path):
     return lambda name: operators[name].make(tmp_path)
 
 
@@ -46,9 +46,9 @@ def test_a_case_is_of_its_operator_and_tells_its_parameters(operators):
     assert (spec.op, spec.params) == ("conv2d", {"dtype": "float32"})
 
 
-def test_a_case_brings_the_program_its_inputs_and_what_the_module_gives(made, shop):
+def test_a_case_brings_the_program_its_inputs_and_what_the_module_gives(made, context):
     data = made("add_f32_alpha")
-    assert [spec.name for spec in import_model(data.path, isolated=shop.isolated).inputs] == ["x", "y"]
+    assert [spec.name for spec in import_model(data.path, isolated=context.isolated).inputs] == ["x", "y"]
     np.testing.assert_allclose(data.expected["output"], data.inputs["x"] + 2 * data.inputs["y"], rtol=1e-6)
     assert data.plain_path is None
 
@@ -58,9 +58,9 @@ def test_inputs_within_tuples_keep_their_order(made):
     assert [array.dtype.name for array in data.inputs.values()] == ["float32", "int64", "float32"]
 
 
-def test_the_same_weights_and_inputs_are_drawn_each_time(operators, shop, tmp_path):
+def test_the_same_weights_and_inputs_are_drawn_each_time(operators, context, tmp_path):
     first = operators["conv1d_basic"].make(tmp_path)
-    elsewhere = RunContext(Cache(tmp_path / "other"), shop.isolated)
+    elsewhere = RunContext(Cache(tmp_path / "other"), context.isolated)
     specs = open_suite(Request("operators"), load_flow("xnnpack"), elsewhere).cases
     again = next(spec for spec in specs if spec.id == "conv1d_basic").make(tmp_path)
     assert first.path != again.path
@@ -81,16 +81,16 @@ def test_what_the_tester_skips_is_a_case_that_says_so(made):
     assert left_out.value.outcome == "SKIP"
 
 
-def test_a_flow_that_quantises_has_the_plain_model_beside_its_own(shop, tmp_path):
+def test_a_flow_that_quantises_has_the_plain_model_beside_its_own(context, tmp_path):
     flow = load_flow("xnnpack-static-int8-per-channel")
-    cases = {spec.id: spec for spec in open_suite(Request("operators"), flow, shop).cases}
+    cases = {spec.id: spec for spec in open_suite(Request("operators"), flow, context).cases}
     data = cases["conv2d_basic"].make(tmp_path)
     assert data.path != data.plain_path
     assert list(data.plain_expected) == ["output"] and not data.expected
 
 
-def test_models_that_need_a_package_that_is_not_there_say_so(shop, tmp_path, monkeypatch):
-    suite = open_suite(Request("models"), load_flow("xnnpack"), shop)
+def test_models_that_need_a_package_that_is_not_there_say_so(context, tmp_path, monkeypatch):
+    suite = open_suite(Request("models"), load_flow("xnnpack"), context)
     by_id = {spec.id: spec for spec in suite.cases}
     if "torchvision" not in by_id:
         assert by_id["mobilenet_v2-static_shapes-float32"].params["use_dynamic_shapes"] == "False"

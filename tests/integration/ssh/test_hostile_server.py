@@ -24,13 +24,13 @@ from hil.controller.devices.ssh.tunnel import NoRelay, TcpRelay
 from hil.core.board_config import Connection
 from hil.errors import BoardError
 
-Say = Callable[[paramiko.Channel, bytes], None]
+TextSink = Callable[[paramiko.Channel, bytes], None]
 
 
 class _Odd(paramiko.ServerInterface):
     """Lets everybody in; what is asked for is answered by ``say``, SFTP by ``sftp``."""
 
-    def __init__(self, say: Say, sftp: Say | None) -> None:
+    def __init__(self, say: TextSink, sftp: TextSink | None) -> None:
         self._say, self._sftp = say, sftp
 
     def get_allowed_auths(self, username: str) -> str:
@@ -58,8 +58,8 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.key: Any = paramiko.RSAKey.generate(2048)
-        self.say: Say = lambda channel, command: channel.close()
-        self.sftp: Say | None = None
+        self.say: TextSink = lambda channel, command: channel.close()
+        self.sftp: TextSink | None = None
         self.transports: list[paramiko.Transport] = []
         self._listener = socket.create_server((LOOPBACK, 0))
         self._identity = make_key(folder / "id")
@@ -182,7 +182,7 @@ def _string(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-def _a_file(size: int, data: Callable[[paramiko.Channel, int], None]) -> Say:
+def _a_file(size: int, data: Callable[[paramiko.Channel, int], None]) -> TextSink:
     """An SFTP server whose every file says that it has so many bytes."""
 
     def serve(channel: paramiko.Channel, _: bytes) -> None:
@@ -227,7 +227,7 @@ def _no_text(channel: paramiko.Channel, number: int) -> None:
     ids=["huge", "endless", "no text", "never asked for", "no version", "garbage"],
 )
 def test_a_file_that_is_larger_than_it_may_be_or_none(
-    server: Server, tmp_path: Path, sftp: Say, why: str, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, sftp: TextSink, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_PATIENCE_S", 3.0)
     server.sftp = sftp
@@ -241,7 +241,7 @@ def test_a_file_that_is_larger_than_it_may_be_or_none(
     assert not list(tmp_path.glob("back*"))
 
 
-def _begun(*pieces: bytes, endless: bool = False) -> Say:
+def _begun(*pieces: bytes, endless: bool = False) -> TextSink:
     def say(channel: paramiko.Channel, _: bytes) -> None:
         channel.sendall(b"hil: the command begins\n")
         while True:
@@ -261,7 +261,7 @@ def _greeting(channel: paramiko.Channel, _: bytes) -> None:
 
 
 @pytest.mark.parametrize("say", [_begun(b"1" * 1000, endless=True), _greeting], ids=["content", "greeting"])
-def test_a_command_that_writes_on_and_on_in_place_of_a_file(server: Server, tmp_path: Path, say: Say) -> None:
+def test_a_command_that_writes_on_and_on_in_place_of_a_file(server: Server, tmp_path: Path, say: TextSink) -> None:
     server.say = say
     shell = server.log_in()
     with pytest.raises(BoardError, match="it wrote more than it may"):
@@ -281,7 +281,7 @@ def test_a_helper_that_tells_no_port(server: Server, port: str) -> None:
 
 
 @pytest.mark.parametrize("say", [_begun(b"1" * 1000, endless=True), _greeting], ids=["line", "greeting"])
-def test_a_helper_whose_first_line_never_ends(server: Server, say: Say) -> None:
+def test_a_helper_whose_first_line_never_ends(server: Server, say: TextSink) -> None:
     server.say = say
     shell = server.log_in()
     with pytest.raises(paramiko.SSHException, match="it wrote more than it may"):

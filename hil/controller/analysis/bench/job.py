@@ -116,9 +116,9 @@ def _check(bench: BenchJob) -> None:
 class _Bench:
     """One bench on its way."""
 
-    def __init__(self, bench: BenchJob, shop: RunContext, screen: Progress) -> None:
+    def __init__(self, bench: BenchJob, context: RunContext, screen: Progress) -> None:
         self.bench = bench
-        self.runner = Runner(shop)
+        self.runner = Runner(context)
         self.screen = screen
         self.store = RunStore(bench.job.out)
         self.jobs: list[Job] = []

@@ -88,12 +88,12 @@ def measure(sides: Sequence[Side], bench: BenchJob, keep: Keep, order: random.Ra
     What ends it is the outcome of the side's case, too. ``order`` says who goes first.
     """
     if len(sides) == 1:
-        _alone(sides[0], bench, keep)
+        _measure_one(sides[0], bench, keep)
     else:
         _in_turns(sides, bench, keep, order)
 
 
-def _alone(side: Side, bench: BenchJob, keep: Keep) -> None:
+def _measure_one(side: Side, bench: BenchJob, keep: Keep) -> None:
     with contextlib.ExitStack() as stack:
         meters = [stack.enter_context(_Meter(side, copy=copy)) for copy in range(bench.concurrency)]
         each_s = meters[0].calibrate(bench)

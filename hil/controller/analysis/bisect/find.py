@@ -39,7 +39,7 @@ def bisect(
     model: Path,
     choice: BoardChoice,
     *,
-    shop: RunContext,
+    context: RunContext,
     screen: Progress,
     options: Options | None = None,
     flow: Flow | None = None,
@@ -96,13 +96,15 @@ def bisect(
                 flow=flow,
                 artifact_model=artifact_model,
                 group=group,
-                shop=shop,
+                context=context,
                 folder=out or Path(scratch),
             )
         finally:
             screen.end(model.stem)
         folder = out or Path(scratch)
-        bench = _Bench(subject, flow, pool, choice, chosen.runtime, faults, shop, screen, folder, keep=out is not None)
+        bench = _Bench(
+            subject, flow, pool, choice, chosen.runtime, faults, context, screen, folder, keep=out is not None
+        )
         layers, models, notes = _look(bench, ways)
     found = Bisection(
         model=str(model),
@@ -134,7 +136,7 @@ class _Bench:
     choice: BoardChoice
     runtime: str
     faults: tuple[str, ...]
-    shop: RunContext
+    context: RunContext
     screen: Progress
     folder: Path
     keep: bool
@@ -153,7 +155,7 @@ class _Bench:
         def watch(case: Case, stage: Stage, note: str) -> None:
             self.screen.stage(label, len(ended), f"{case.name}: {stage.value} {note}".strip())
 
-        runner = Runner(self.shop, sink=ProgressSink(watch))
+        runner = Runner(self.context, sink=ProgressSink(watch))
         judged = {trial.case.name: (trial.atol, trial.by_chance) for trial in trials}
         cases = [trial.case for trial in trials]
         # What has been judged needs no memory any more: there may be hundreds of layers.
@@ -181,13 +183,13 @@ class _Bench:
         # The pipeline compares within the defaults, which suit any tensor; finding_of knows better.
         debug_ir = options.debug_ir / name if options.debug_ir else None
         options = replace(options, rtol=None, atol=None, debug_ir=debug_ir)
-        return _Trial(Runner(self.shop).begin(path, options, folder, name=name), atol, by_chance)
+        return _Trial(Runner(self.context).begin(path, options, folder, name=name), atol, by_chance)
 
     def atol(self, path: Path) -> float | None:
         """The user's absolute tolerance, or what a flow's quantisation steps come to for a program; or None."""
         if self.subject.options.atol is not None or self.flow is None:
             return self.subject.options.atol
-        return quantum_atol(self.flow, path, self.shop, self.log)
+        return quantum_atol(self.flow, path, self.context, self.log)
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ def _isolated(bench: _Bench, layers: Sequence[Layer]) -> list[_Trial]:
         path = twins[layer.name].path
         return bench.trial(layer.name, path, options, bench.atol(path), layer.outputs if layer.by_chance else ())
 
-    with ThreadPoolExecutor(bench.shop.isolated.workers, thread_name_prefix="begin") as pool:
+    with ThreadPoolExecutor(bench.context.isolated.workers, thread_name_prefix="begin") as pool:
         return list(pool.map(make, layers))
 
 
@@ -263,8 +265,8 @@ def _compile_together(bench: _Bench, trials: Sequence[_Trial]) -> None:
         compile_together(
             [trial.case.model for trial in trials if trial.case.model is not None],
             flags=(*config.compile_flags.get("iree", ()), *options.compile_flags),
-            cache=bench.shop.cache,
-            isolated=bench.shop.isolated,
+            cache=bench.context.cache,
+            isolated=bench.context.isolated,
             recompute=options.recompute,
             timeout=COMPILE_TIMEOUT_S,
             log_folder=bench.log.parent,
@@ -289,8 +291,8 @@ def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _
         subject.compiled,
         [subject.activations.spec(name) for name in names],
         only=only,
-        cache=bench.shop.cache,
-        isolated=bench.shop.isolated,
+        cache=bench.context.cache,
+        isolated=bench.context.isolated,
         timeout=max(subject.options.timeout, DEFAULT_TIMEOUT_S),
         log=bench.log,
     )
@@ -298,7 +300,7 @@ def _exposed(bench: _Bench, layers: Sequence[Layer], *, only: bool = False) -> _
     options = replace(subject.options, inputs=subject.inputs, expected=expected)
     atol: Atol = subject.options.atol
     if atol is None and bench.flow is not None and bench.flow.quanta is not None:
-        atol = quantum_atols(bench.flow.quanta, path, bench.shop, bench.log)
+        atol = quantum_atols(bench.flow.quanta, path, bench.context, bench.log)
     return bench.trial(_EXPOSED, path, options, atol, subject.by_chance)
 
 
@@ -330,7 +332,7 @@ def repeat_command(folder: Path, name: str, board: list[str]) -> str:
 _TIMEOUT_S = 600.0
 
 
-def quantum_atols(quantum: float, path: Path, shop: RunContext, log: Path) -> dict[str, float]:
+def quantum_atols(quantum: float, path: Path, context: RunContext, log: Path) -> dict[str, float]:
     """What a flow's ``quanta`` come to for each of a model's outputs: output -> absolute tolerance.
 
     An output that nothing quantises has none; see :func:`hil.controller.models.flows.quantum_atol`.
@@ -340,7 +342,7 @@ def quantum_atols(quantum: float, path: Path, shop: RunContext, log: Path) -> di
     """
     arguments = {"path": str(path.absolute())}
     try:
-        steps: list[dict[str, Any]] = shop.isolated.call(quanta.find_onnx, arguments, timeout=_TIMEOUT_S, log=log)
+        steps: list[dict[str, Any]] = context.isolated.call(quanta.find_onnx, arguments, timeout=_TIMEOUT_S, log=log)
     except IsolatedError as error:
         raise ImportFailed(f"cannot read {path.name}: {error.message}", stage="import", detail=error.detail) from error
     return {one["name"]: one["step"] * min(quantum, one["roundings"]) for one in steps}

@@ -160,7 +160,7 @@ def open_subject(
     flow: Flow | None,
     artifact_model: Path | None,
     group: str,
-    shop: RunContext,
+    context: RunContext,
     folder: Path,
 ) -> Subject:
     """Read a model, take it apart and ask the reference for all of its tensors.
@@ -173,7 +173,7 @@ def open_subject(
     log = folder / "logs" / "bisect.log"
     with storing(log.parent):
         log.parent.mkdir(parents=True, exist_ok=True)
-    model = _read(path, options, flow, shop, log)
+    model = _read(path, options, flow, context, log)
     options = replace(options, dims=model.dims)
     inputs = make_inputs(
         model.inputs or (),
@@ -183,11 +183,11 @@ def open_subject(
         user_range=options.input_range,
         dims=options.dims,
     )
-    settings: dict[str, Any] = {"cache": shop.cache, "isolated": shop.isolated, "log": log}
+    settings: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated, "log": log}
     layers = layers_of(model, group=group, inputs=inputs, **settings)
     compiled, twins = model, layers
     if artifact_model is not None:
-        compiled = _read(artifact_model, asked, flow, shop, log)
+        compiled = _read(artifact_model, asked, flow, context, log)
         check_signatures(model, compiled)
         twins = layers_of(compiled, group=group, inputs=inputs, **settings)
         check_layers(model, layers, compiled, twins)
@@ -220,9 +220,9 @@ def with_flow(options: Options, flow: Flow | None) -> Options:
     )
 
 
-def _read(path: Path, options: Options, flow: Flow | None, shop: RunContext, log: Path) -> Model:
+def _read(path: Path, options: Options, flow: Flow | None, context: RunContext, log: Path) -> Model:
     """A model as the flow's recipe makes it, in ONNX; its ``dims`` are those that are still to be given to it."""
-    settings: dict[str, Any] = {"isolated": shop.isolated, "cache": shop.cache}
+    settings: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     model = import_model(path, function=options.function, dims=options.dims, **settings)
     if model.format != "onnx":
         file = as_onnx(model, log=log, **settings).path
@@ -231,5 +231,5 @@ def _read(path: Path, options: Options, flow: Flow | None, shop: RunContext, log
         model = replace(import_model(file, dims=dims, **settings), name=model.name)
     if flow is None or not flow.recipe:
         return model
-    file = apply_recipe(flow, model.path, (), shop, log, dims=model.dims)
+    file = apply_recipe(flow, model.path, (), context, log, dims=model.dims)
     return import_model(file, dims=model.dims, **settings)

@@ -303,7 +303,7 @@ def _expose(model: Any) -> None:
 def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
     import onnxruntime as ort
 
-    from hil.controller.backends.references.onnx import ort_words
+    from hil.controller.backends.references.onnx import ort_text
     from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
 
     options = ort.SessionOptions()
@@ -316,13 +316,13 @@ def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[st
     except UsageError as error:
         raise ReferenceFailed(error.message) from error
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {ort_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {ort_text(error)}", detail=str(error)) from error
     kinds = {node.name: dtype_of_type(node.type) for node in session.get_outputs()}
     wanted = {name: dtype for name, dtype in kinds.items() if dtype is not None}
     try:
         values = session.run_with_ort_values(list(wanted), feeds)
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {ort_words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {ort_text(error)}", detail=str(error)) from error
     return {name: from_ort(value, wanted[name]) for name, value in zip(wanted, values, strict=True)}
 
 
@@ -330,7 +330,7 @@ def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str,
     from onnx.external_data_helper import load_external_data_for_model
     from onnx.reference import ReferenceEvaluator
 
-    from hil.controller.backends.references.onnx import evaluator_words
+    from hil.controller.backends.references.onnx import evaluator_text
 
     load_external_data_for_model(model, str(folder))
     try:
@@ -338,7 +338,7 @@ def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str,
         with np.errstate(all="ignore"):
             values = evaluator.run(None, dict(inputs))
     except Exception as error:
-        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {evaluator_words(error)}") from error
+        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {evaluator_text(error)}") from error
     results: dict[str, Any] = {}
     for name, value in zip(evaluator.output_names, values, strict=True):
         if isinstance(value, (list, dict)) or value is None:

@@ -39,7 +39,7 @@ Made = TypeVar("Made")
 _KNOWN_BY = {"run": (HEAD, TABLE, RAW), "compile": (PASSES, DISPATCHES, EXECUTABLES)}
 
 
-def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: RunContext) -> list[str]:
+def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: RunContext) -> list[str]:
     """Write the profile of a case and the raw files to a folder; return the notes on what cannot be collected.
 
     Raises:
@@ -57,7 +57,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, shop: RunCo
                 raw.mkdir(parents=True, exist_ok=True)
                 (raw / Path(name).name).write_bytes(content)
         if capture.taken is not None:
-            reader = _Reader(case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, shop, notes)
+            reader = _Reader(case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, context, notes)
             with storing(scratch):
                 # Rows may be a million: they stay in a file, which is read at each pass.
                 rows = StoredRows(scratch / TABLE, write_csv(reader.rows(samples), scratch / TABLE))
@@ -87,13 +87,13 @@ class _Reader:
     raw: Path
     scratch: Path
     labels: Mapping[str, str]  # ``run`` and ``board`` of every row
-    shop: RunContext
+    context: RunContext
     notes: list[str]
 
     @property
     def how(self) -> IsolatedCall:
         log = self.case.folder / "logs" / "profile.log"
-        return {"isolated": self.shop.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
+        return {"isolated": self.context.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
 
     @property
     def passed(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class _Reader:
         self.notes.extend(events.notes)
         sites, case = Sites((), {}), self.case
         if case.model is not None and case.artifact is not None:
-            find = functools.partial(dispatch_sites, case.model, case.artifact, cache=self.shop.cache, **self.how)
+            find = functools.partial(dispatch_sites, case.model, case.artifact, cache=self.context.cache, **self.how)
             sites = self._or_note("the operations are not joined to the model's nodes", find) or sites
         self.notes.extend(sites.notes)
         samples += events.memory()
@@ -123,7 +123,7 @@ class _Reader:
     def _onnxruntime(self, samples: list[Sample]) -> Iterator[OpRow] | None:
         if self.case.model is None:
             return None
-        cache, isolated = self.shop.cache, self.shop.isolated
+        cache, isolated = self.context.cache, self.context.isolated
         model = as_onnx(self.case.model, cache=cache, isolated=isolated, log=self.how["log"])
         events = read_onnxruntime(self.raw / ONNXRUNTIME_FILE, model, **self.how, **self.passed)
         self.notes.extend(events.notes)
@@ -182,7 +182,7 @@ def check_folder(folder: Path, kind: str) -> None:
 
 
 def write_profiles(
-    case: Case, folders: Mapping[str, Path], *, run_id: str, shop: RunContext
+    case: Case, folders: Mapping[str, Path], *, run_id: str, context: RunContext
 ) -> Iterator[tuple[Mapping[str, Any], ...]]:
     """Write the profiles of a case that has ended; what cannot be collected becomes a note.
 
@@ -200,28 +200,28 @@ def write_profiles(
     yield tuple(profiles)
     for number, (kind, folder) in enumerate(folders.items()):
         try:
-            notes = write[kind](case, folder, run_id, shop)
+            notes = write[kind](case, folder, run_id, context)
         except HilError as error:
             notes = [f"the profile is incomplete: {error.message}"]
         profiles[number] = {**profiles[number], "notes": notes}
         yield tuple(profiles)
 
 
-def _compile(case: Case, folder: Path, run_id: str, shop: RunContext) -> list[str]:
+def _compile(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
     if case.model is None or case.artifact is None:
         return ["no profile of the compiler: the model was not compiled"]
     log = case.folder / "logs" / "compile-profile.log"
-    how: CachedCall = {"cache": shop.cache, "isolated": shop.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
+    how: CachedCall = {"cache": context.cache, "isolated": context.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
     artifact = case.artifact
     made = profile_compile(case.model, runtime=artifact.runtime, flags=artifact.flags, folder=folder, **how)
     write_trace([], folder / TRACE, compilations={folder.name: made.spans})
     return list(made.notes)
 
 
-def _run(case: Case, folder: Path, run_id: str, shop: RunContext) -> list[str]:
+def _run(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
     if case.capture is None:
         return ["no profile of the run: the model did not run"]
-    notes = collect(case, case.capture, folder, run=run_id, shop=shop)
+    notes = collect(case, case.capture, folder, run=run_id, context=context)
     link = case.folder / "profile"
     try:
         with storing(link):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.tensorflow.graphs import HandleGraph, words
+from hil.controller.models.tensorflow.graphs import HandleGraph, error_text
 from hil.controller.models.tensorflow.source import named_outputs, open_model, spec_of
 from hil.controller.storage.texts import foreign_errors, unique_name
 from hil.core.tensors import TensorSpec, to_bytes
@@ -38,7 +38,7 @@ def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> 
     def flat(*tensors: Any) -> list[Any]:
         return [tf.identity(leaf) for _, leaf in named_outputs(source.call(list(tensors)))]
 
-    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {function}", words=words):
+    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {function}", error_text=error_text):
         concrete = tf.function(flat, autograph=False).get_concrete_function(*source.sized())
     feeds = dict(zip(map(_imported, concrete.inputs[: len(source.inputs)]), source.inputs, strict=True))
     fetches = dict(zip(map(_imported, concrete.outputs), source.outputs(), strict=True))
@@ -114,7 +114,7 @@ def _without_functions(kept: list[str]) -> Any:
     rewriting.min_graph_nodes = -1
     rewriting.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     rewriting.optimizers.extend(["pruning", "function"])
-    with foreign_errors(CompileFailed, "TensorFlow cannot inline the graph's functions", words=words):
+    with foreign_errors(CompileFailed, "TensorFlow cannot inline the graph's functions", error_text=error_text):
         return tf_optimizer.OptimizeGraph(options, meta)
 
 

@@ -38,10 +38,10 @@ __all__ = [
     "default_references",
     "expected_result",
     "measure_noise",
-    "refer",
     "refer_each",
-    "refer_with_fallback",
     "references",
+    "run_reference",
+    "run_reference_with_fallback",
 ]
 
 # Raise this when what a reference computes changes without its version changing.
@@ -120,7 +120,7 @@ def default_references(model: Model) -> list[str]:
     return list(_ORDER.get(model.format, ())[:1])
 
 
-def refer(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[Work]) -> RunResult:
+def run_reference(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[Work]) -> RunResult:
     """What one reference makes of a model and its inputs; the cache keeps that by model, inputs and its version.
 
     Raises:
@@ -177,13 +177,13 @@ def refer_each(
         The answers, in order; and name -> error of the references that could not answer.
 
     Raises:
-        ReferenceFailed: none could. Where there is only one: what :func:`refer` raises.
+        ReferenceFailed: none could. Where there is only one: what :func:`run_reference` raises.
     """
     answers: list[RunResult] = []
     failed: dict[str, StageError] = {}
     for name in dict.fromkeys(names):
         try:
-            answers.append(refer(name, model, inputs, **settings))
+            answers.append(run_reference(name, model, inputs, **settings))
         except StageError as error:
             failed[name] = error
     if not answers and len(failed) == 1:
@@ -195,8 +195,8 @@ def refer_each(
     return answers, failed
 
 
-def refer_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: Any) -> RunResult:
-    """What the first reference that can answer makes of a model: see :func:`refer` for the arguments.
+def run_reference_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: Any) -> RunResult:
+    """What the first reference that can answer makes of a model: see :func:`run_reference` for the arguments.
 
     Where it was not the first of :data:`_ORDER`, ``provenance["fallback"]`` tells why, as a list of [name, reason].
 
@@ -207,7 +207,7 @@ def refer_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: A
     refused: dict[str, str] = {}
     for name in _ORDER.get(model.format, ()):
         try:
-            result = refer(name, model, inputs, **settings)
+            result = run_reference(name, model, inputs, **settings)
         except ReferenceFailed as error:
             refused[name] = error.message
             continue
@@ -240,14 +240,14 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
         if name not in references():
             if not default_references(model):
                 return {}
-            result = refer_with_fallback(model, inputs, **settings)
+            result = run_reference_with_fallback(model, inputs, **settings)
             name = result.provenance["reference"]
         if moved:
-            runs = [refer(name, model, one, **settings) for one in moved]
+            runs = [run_reference(name, model, one, **settings) for one in moved]
         else:
             with temporary_folder("hil-noise-") as folder:
                 others = _of_moved_weights(model, Path(folder))
-                runs = [refer(name, other, inputs, **settings) for other in others]
+                runs = [run_reference(name, other, inputs, **settings) for other in others]
     except (StageError, UsageError):
         return {}
     return noise_between(result.outputs, [run.outputs for run in runs])

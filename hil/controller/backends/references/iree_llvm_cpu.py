@@ -63,7 +63,7 @@ def run(
     """Run a .vmfb; called in the isolated process. Raises ReferenceFailed: it cannot be loaded or run here."""
     from iree import runtime
 
-    with foreign_errors(ReferenceFailed, "IREE cannot load the program", words=partial(first_line, most=400)):
+    with foreign_errors(ReferenceFailed, "IREE cannot load the program", error_text=partial(first_line, most=400)):
         instance = runtime.VmInstance()
         device = runtime.get_device(_DEVICE)
         module = runtime.VmModule.mmap(instance, model)
@@ -81,7 +81,7 @@ def run(
             else:
                 arguments.push_ref(view_of(device, array))
     results = runtime.VmVariantList(len(gives))
-    with foreign_errors(ReferenceFailed, "IREE failed to run the program", words=partial(first_line, most=400)):
+    with foreign_errors(ReferenceFailed, "IREE failed to run the program", error_text=partial(first_line, most=400)):
         context.invoke(module.lookup_function(function), arguments, results)
     named = outputs_of_model or [[spec.name.removeprefix(SCALAR_PREFIX), spec.dtype] for spec in gives]
     found: dict[str, Array] = {}

@@ -26,13 +26,13 @@ def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
 
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    with foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", words=ort_words):
+    with foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", error_text=ort_text):
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     try:
         feeds = {name: to_ort(array) for name, array in given.items()}
     except UsageError as error:  # a dtype that it has not
         raise ReferenceFailed(error.message) from error
-    with foreign_errors(ReferenceFailed, "ONNX Runtime failed to run the model", words=ort_words):
+    with foreign_errors(ReferenceFailed, "ONNX Runtime failed to run the model", error_text=ort_text):
         values = session.run_with_ort_values(None, feeds)
     results: dict[str, Array] = {}
     for node, value in zip(session.get_outputs(), values, strict=True):
@@ -43,7 +43,7 @@ def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     return results
 
 
-def ort_words(error: Exception) -> str:
+def ort_text(error: Exception) -> str:
     """What ONNX Runtime says, without its error code's number and the place in its source."""
     text = str(error).removeprefix("[ONNXRuntimeError] : ").split(" : ", 1)[-1]
     return re.sub(r"/onnxruntime_src/.*\) ", "", text).strip()[:400]
@@ -60,10 +60,10 @@ def run_evaluator(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", words=evaluator_words):
+    with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
         evaluator = ReferenceEvaluator(onnx.load(model))
     with (
-        foreign_errors(ReferenceFailed, "onnx's evaluator failed to run the model", words=evaluator_words),
+        foreign_errors(ReferenceFailed, "onnx's evaluator failed to run the model", error_text=evaluator_text),
         np.errstate(all="ignore"),
     ):
         values = evaluator.run(None, dict(given))
@@ -78,6 +78,6 @@ def run_evaluator(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     return results
 
 
-def evaluator_words(error: Exception) -> str:
+def evaluator_text(error: Exception) -> str:
     """The kind of an error and the first line of what the evaluator says."""
     return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hil.controller.models.tensorflow.graphs import new_value, words
+from hil.controller.models.tensorflow.graphs import error_text, new_value
 from hil.controller.models.tensorflow.source import array_of, named_outputs, open_model
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.texts import foreign_errors
@@ -24,7 +24,7 @@ def run(model: str, given: Mapping[str, Array], function: str, dims: Mapping[str
     opened = open_model(model, function, dims)
     assigned = opened.assigned
     tensors = [tf.constant(array, spec.dtype) for array, spec in zip(given.values(), opened.specs, strict=True)]
-    with foreign_errors(ReferenceFailed, "TensorFlow failed to run the model", words=words):
+    with foreign_errors(ReferenceFailed, "TensorFlow failed to run the model", error_text=error_text):
         returned = opened.call(tensors)
     names = getattr(opened.model, "output_names", ())
     results = {name: array_of(tf.convert_to_tensor(leaf)) for name, leaf in named_outputs(returned, names)}

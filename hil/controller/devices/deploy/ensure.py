@@ -25,7 +25,7 @@ from hil.controller.devices.deploy.wheels import Group, agent_group, packages_fo
 from hil.controller.storage.cache import Cache
 from hil.core import scratch
 from hil.core.scratch import temporary_folder
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, locating
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _LOADER = (
 
 
 def install(
-    shell: Shell, folder: str, agent: AgentBuild, pushed: Sequence[Package], *, say: Say = lambda text: None
+    shell: Shell, folder: str, agent: AgentBuild, pushed: Sequence[Package], *, say: TextSink = lambda text: None
 ) -> dict[str, Any]:
     """Send packages to hil's folder on a board, have that agent run; returns the board's answer (see board_side.py).
 
@@ -157,7 +157,7 @@ class Recipe:
         return replace(self, runtimes=self.runtimes + tuple(runtime_group(name) for name in names))
 
 
-def ensure_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> AgentPlace:
+def ensure_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
     """Have an agent of a recipe run on a board: one round trip where it does already.
 
     Args:
@@ -175,7 +175,7 @@ def ensure_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: 
         return _put(shell, recipe, folder=folder, board=board, say=say)
 
 
-def _put(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> AgentPlace:
+def _put(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
     # When the deploy began to wait for each thing. Not set back: two things may go on taking turns.
     since: dict[str, float] = {}
     pushed_bytes = 0
@@ -204,7 +204,7 @@ def _put(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: Say) -> 
         _wait(status, since, say)
 
 
-def _wait(status: str, since: dict[str, float], say: Say) -> None:
+def _wait(status: str, since: dict[str, float], say: TextSink) -> None:
     if status not in since and status in _WAITING:
         say(_WAITING[status])
     if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_S[status]:
@@ -214,7 +214,7 @@ def _wait(status: str, since: dict[str, float], say: Say) -> None:
     time.sleep(_POLL_S)
 
 
-def _plan(seen: Seen, recipe: Recipe, own: Path, say: Say) -> tuple[AgentBuild, list[Package]]:
+def _plan(seen: Seen, recipe: Recipe, own: Path, say: TextSink) -> tuple[AgentBuild, list[Package]]:
     """What to install, and the packages that it is made of; none where all of it is there already."""
     if seen.complete and seen.installed:
         return seen.installed, []
@@ -228,7 +228,7 @@ def _plan(seen: Seen, recipe: Recipe, own: Path, say: Say) -> tuple[AgentBuild, 
     return AgentBuild(build, recipe.digest, recipe.runtime_names, interpreter.path, names), packages
 
 
-def _choose(seen: Seen, recipe: Recipe, say: Say) -> tuple[Interpreter, list[Package]]:
+def _choose(seen: Seen, recipe: Recipe, say: TextSink) -> tuple[Interpreter, list[Package]]:
     """The board's best Python for which there are packages, and these."""
     groups = (recipe.agent, *recipe.runtimes)
     refused: list[NoWheels] = []

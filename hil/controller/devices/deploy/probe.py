@@ -82,7 +82,7 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
         BoardLost: it did not answer.
     """
     with locating(stage="deploy", board=board or shell.address):
-        text = _said(shell, act, folder, *arguments)
+        text = _output_of(shell, act, folder, *arguments)
         seen = parse(text)
         if not seen.folder:
             raise _strange(act, text)
@@ -106,7 +106,7 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
     return seen
 
 
-def _said(shell: Shell, act: str, folder: str, *arguments: str) -> str:
+def _output_of(shell: Shell, act: str, folder: str, *arguments: str) -> str:
     command = ["sh", "-s", "--", act, folder, *arguments]
     done = shell.run(command, stdin=_SCRIPT.read_bytes(), timeout=_ANSWER_S, check=False)
     if done.code:  # the script itself ends with 0 whatever it finds
@@ -204,7 +204,7 @@ def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = Fal
 def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
     """The last lines that the agent wrote; "" where there are none; raises as :func:`ask`."""
     with locating(stage="deploy", board=shell.address):
-        return _said(shell, "logs", folder, str(lines))
+        return _output_of(shell, "logs", folder, str(lines))
 
 
 def _manner(force: bool) -> str:

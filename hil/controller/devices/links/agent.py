@@ -19,7 +19,7 @@ from hil.controller.storage.paths import located
 from hil.core.board_config import BoardConfig
 from hil.core.processes import module_command, wait_or_kill
 from hil.core.scratch import new_folder, remove_tree
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardUnreachable, UsageError
 
 _PROBE_S = 1.0
@@ -88,7 +88,7 @@ AGENT_KIND = LinkKind("agent", lambda choice: connect(choice.target, choice.conf
 _START_S, _END_S = 30.0, 10.0
 
 
-def start_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: Say = lambda text: None) -> Link:
+def start_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextSink = lambda text: None) -> Link:
     """Start a simulator for a board config and wait until it serves (BoardUnreachable).
 
     Raises UsageError where a fault is written wrongly.

@@ -15,7 +15,7 @@ from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_lent
 from hil.controller.devices.board_client import BoardClient, Target
 from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class BoardLoan(Protocol):
 class BoardProvider(Protocol):
     """Lends boards."""
 
-    def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: Say) -> Link:
+    def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: TextSink) -> Link:
         """The link to a board, which is given back when the link is closed; options are those of :class:`BoardChoice`.
 
         Raises:

@@ -28,7 +28,7 @@ from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.shell import Shell, TooMuch, begin, own_output
 from hil.controller.devices.ssh.transport import Transport
 from hil.core.processes import wait_or_kill
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardUnreachable
 
 _OPEN_S = 10.0
@@ -252,7 +252,7 @@ class Tunnel:
 
 
 def open_tunnel(
-    shell: Shell, remote_socket: str, *, openssh_client: bool | None = None, say: Say = lambda text: None
+    shell: Shell, remote_socket: str, *, openssh_client: bool | None = None, say: TextSink = lambda text: None
 ) -> Tunnel:
     """Make a way to a Unix socket on a board; the socket may come to be there later.
 
@@ -282,7 +282,7 @@ def open_tunnel(
     return Tunnel(shell, remote_socket, far)
 
 
-def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: Say) -> Tunnel:
+def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink) -> Tunnel:
     """Make a way to a Unix socket on a board on which somebody listens now, by the best means that its sshd allows.
 
     Raises:

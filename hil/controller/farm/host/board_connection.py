@@ -21,7 +21,7 @@ from hil.controller.farm.labgrid import borrowed
 from hil.controller.farm.lease_session import describe_lease, machine_id
 from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant
 from hil.core.board_config import BoardConfig
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class BoardConnection:
 
     post: BoardEntry
     site: HostInfo
-    say: Say
+    say: TextSink
     config: BoardConfig = field(init=False)  # the board's; with what labgrid has of it, where it is labgrid's
     info: dict[str, Any] = field(default_factory=dict)  # what its agent said last; empty while nothing is known
 
@@ -110,7 +110,7 @@ class BoardConnection:
             self.close()
             raise
 
-    def revive(self, failures: int, say: Say) -> None:
+    def revive(self, failures: int, say: TextSink) -> None:
         """Have the board answer: its power is cycled first if checks failed before, and when it stays silent."""
         power = self.config.power
         if failures and power.can("cycle"):
@@ -119,7 +119,7 @@ class BoardConnection:
             self.hang_up()
         recover(self.look, power, board=self.post.name, say=say)
 
-    def bring(self, runtime: str, say: Say) -> bool:
+    def bring(self, runtime: str, say: TextSink) -> bool:
         """See to it that the board's agent has a runtime, where we put agents on it: over SSH. To be called when the
         board is ours; whether its agent may be another one now.
         """
@@ -198,7 +198,7 @@ class BoardConnection:
             self.config = self._held.enter_context(borrowed(self.config, self.site.host))
             self._borrowed = True
 
-    def _open(self, runtime: str = "", say: Say | None = None) -> AgentClient:
+    def _open(self, runtime: str = "", say: TextSink | None = None) -> AgentClient:
         if self._link is None:
             self._borrow()
             self._link = open_link(BoardChoice(self.config, runtime=runtime, say=say or self.say))

@@ -118,7 +118,7 @@ class GatewayStream:
                 because = translated(error) if isinstance(error, grpc.RpcError) else error
                 silent = self._is_silent and because is not error
                 refused = isinstance(because, AccessRefused) and not silent
-                problem = "the gateway is silent; trying again" if silent else _said(because)
+                problem = "the gateway is silent; trying again" if silent else _error_text(because)
             except Exception as error:  # what the farm said makes no sense here; perhaps it does to another gateway
                 problem = f"{type(error).__name__}: {error}; trying again"
             self.owner = False
@@ -214,7 +214,7 @@ def _started(lease: int, direct: str) -> pb.FromBoard:
     return pb.FromBoard(started=pb.Started(lease=lease, direct=direct))
 
 
-def _said(error: HilError) -> str:
+def _error_text(error: HilError) -> str:
     """An error for who looks after the host; what only waiting mends needs no hint."""
     hint = f"\n  hint: {error.hint}" if error.hint and not isinstance(error, FarmUnreachable) else ""
     return f"{error.message}; trying again{hint}"

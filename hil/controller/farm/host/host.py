@@ -70,7 +70,7 @@ def serve(
         (folder / "files").mkdir(exist_ok=True)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
-    with _alone(folder, name), contextlib.ExitStack() as afterwards:
+    with _exclusive(folder, name), contextlib.ExitStack() as afterwards:
         place = HostInfo(name, site, farm, folder, sockets_for(folder))
         afterwards.callback(shutil.rmtree, place.sockets, ignore_errors=True)
         posts = make_simulators(place, simulators, faults) if simulators else []
@@ -139,7 +139,7 @@ def _own_name(home: Path) -> str:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, name: str) -> Iterator[None]:
+def _exclusive(folder: Path, name: str) -> Iterator[None]:
     """No other host of this name runs on this machine."""
     lock = filelock.FileLock(folder / "lock", timeout=_LOCK_S, thread_local=False)
     try:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Told:
+class LineProgress:
     """Progress of a run or a suite, as lines."""
 
     print: Callable[[str], None]
@@ -73,12 +73,12 @@ def use_board(attempt: Attempt) -> JobResult:
 
 def _call(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
     """Run what the job asks for; its record, and the folder that holds it."""
-    options, told = attempt.grant.spec.options, Told(attempt.print)
+    options, progress = attempt.grant.spec.options, LineProgress(attempt.print)
     if attempt.grant.spec.kind is Kind.SUITE:
         from hil.controller.workloads.suites.job import run_suite
 
         request = replace(request_of(options, work), boards=(attempt.board.name,), hw_type="", ssh={})
-        suite = run_suite(request, out=out, screen=told, isolated=attempt.isolated, choices=[attempt.board])
+        suite = run_suite(request, out=out, screen=progress, isolated=attempt.isolated, choices=[attempt.board])
         cases = [record.to_json() for record in suite.records()]
         return {**suite.head, "folder": str(suite.folder), "cases": cases}, suite.folder
     job = replace(job_of(options, work), board=attempt.board.name, out=out)
@@ -86,11 +86,11 @@ def _call(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path
         from hil.controller.workloads.bundles.run import run_bundle
 
         methods, key = tuple(options.get("methods", ())), key_of(options, work)
-        record = run_bundle(job, methods, key, screen=told, isolated=attempt.isolated, choice=attempt.board)
+        record = run_bundle(job, methods, key, screen=progress, isolated=attempt.isolated, choice=attempt.board)
     else:
         from hil.controller.workloads.run_job import run_job
 
-        record = run_job(job, screen=told, isolated=attempt.isolated, choice=attempt.board)
+        record = run_job(job, screen=progress, isolated=attempt.isolated, choice=attempt.board)
     if not record["folder"]:  # the board let nobody in, and nothing was kept
         out.mkdir(exist_ok=True)
     return record, Path(record["folder"] or out)
@@ -134,7 +134,7 @@ def check_health(attempt: Attempt) -> JobResult:
         return JobResult(0, "PASS", f"it answers; there is no program of hil's to try on {runtime}")
     model = _model(attempt.site.folder, attempt.isolated, attempt.folder)
     job = Job((model,), board=board.name, out=attempt.folder / "out")
-    record = run_job(job, screen=Told(attempt.print), isolated=attempt.isolated, choice=board)
+    record = run_job(job, screen=LineProgress(attempt.print), isolated=attempt.isolated, choice=board)
     (case,) = record["cases"]
     reason = "" if record["exit_code"] == 0 else f"a tiny model: {case['outcome']}: {case['reason']}"
     return JobResult(int(record["exit_code"]), case["outcome"], reason, record=jsonable(record))

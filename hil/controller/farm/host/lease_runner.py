@@ -183,15 +183,15 @@ def emptied(folder: Path) -> Path:
 def failed(error: HilError | Exception) -> JobResult:
     """The result of an attempt that raised an error."""
     if isinstance(error, UsageError) and not isinstance(error, StorageError):
-        return JobResult(error.exit_code, reason=_said(error))
+        return JobResult(error.exit_code, reason=_error_text(error))
     if isinstance(error, _JOBS_OWN) and not isinstance(error, HilError):
-        return JobResult(EXIT_STAGE, Outcome.RUN_ERROR.value, _said(error))
+        return JobResult(EXIT_STAGE, Outcome.RUN_ERROR.value, _error_text(error))
     code = error.exit_code if isinstance(error, BoardError) else EXIT_BOARD
     outcome = error.outcome if isinstance(error, BoardError) else BoardError.outcome
-    return JobResult(code, outcome or "", _said(error), infrastructure=True)
+    return JobResult(code, outcome or "", _error_text(error), infrastructure=True)
 
 
-def _said(error: HilError | Exception) -> str:
+def _error_text(error: HilError | Exception) -> str:
     if not isinstance(error, HilError):
         return f"{type(error).__name__}: {error}"[:REASON]
     return f"{error.message}; {error.hint}"[:REASON] if error.hint else error.message[:REASON]

@@ -23,7 +23,7 @@ from hil.controller.devices.board_client import Target
 from hil.controller.devices.connection import agent_channel
 from hil.controller.farm.client import FarmClient, open_channel, pass_on, pieces_from
 from hil.controller.farm.rpc import DIAL_KEY, FarmStub
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardError, HilError, UsageError
 from hil.protocol import wire
 from hil.protocol.listening import listen_on
@@ -34,7 +34,7 @@ from hil.protocol.v1 import farm_pb2 as pb
 class TunnelEndpoint:
     """The connections of one lease, until it is over; the holder's calls are served at ``address``, ``unix:PATH``."""
 
-    def __init__(self, lease: int, address: str, say: Say) -> None:
+    def __init__(self, lease: int, address: str, say: TextSink) -> None:
         self.lease, self.address, self._say = lease, address, say
         self._lock = threading.Lock()
         self._open: dict[socket.socket, Any] = {}

@@ -17,11 +17,11 @@ from hil.controller.farm.store.leases import grants_of, over
 from hil.controller.farm.store.records import (
     Row,
     active_leases,
-    alone,
     as_json,
     board_rows,
     fetched,
     job_rows,
+    serialized,
     storable,
 )
 from hil.controller.farm.store.transitions import finish
@@ -52,7 +52,7 @@ class AttendReply:
     grants: list[Grant] = field(default_factory=list)  # the leases of its board that it does not know of
 
 
-@alone
+@serialized
 async def attend(
     tx: Tx, queue: LeaseQueue, card: BoardCard, worker: str, leases: Collection[int], settings: FarmSettings
 ) -> AttendReply:
@@ -80,7 +80,7 @@ async def attend(
     return AttendReply(owner=True, over=ended, grants=grants)
 
 
-@alone
+@serialized
 async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: FarmSettings) -> None:
     """A worker takes its leave: its board is offline at once, and what it had to do goes elsewhere."""
     if await fetched(tx, "select from hil.boards where name = %s and worker = %s", [name, worker]):
@@ -88,7 +88,7 @@ async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: Far
         await grant(tx, queue, settings)
 
 
-@alone
+@serialized
 async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
     """Hold a board back: what runs on it may end, nothing new begins; UsageError where there is no such board."""
     await known_board(tx, name)
@@ -100,7 +100,7 @@ async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
         await note_board(tx, "maintenance", name, "drained, and nothing runs on it")
 
 
-@alone
+@serialized
 async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> None:
     """Give a board back to the farm; one that is in quarantine is checked at once."""
     state = await known_board(tx, name)
@@ -164,7 +164,7 @@ _ABSENT = """
 """
 
 
-@alone
+@serialized
 async def forget(tx: Tx, who: Principal, name: str, settings: FarmSettings) -> list[str]:
     """Forget a board; jobs that only it would have done have ended, and their names are returned."""
     await known_board(tx, name)
@@ -175,7 +175,7 @@ async def forget(tx: Tx, who: Principal, name: str, settings: FarmSettings) -> l
     return await _forget(tx, [name], f"by {who.user}", settings)
 
 
-@alone
+@serialized
 async def forget_absent(tx: Tx, absent_s: float, settings: FarmSettings) -> list[str]:
     """Forget the boards that no host has presented for so long, but for those that somebody drained; their names."""
     names = [row["name"] for row in await fetched(tx, _ABSENT, [absent_s])]

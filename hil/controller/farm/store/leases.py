@@ -17,10 +17,10 @@ from hil.controller.farm.store.records import (
     LEASES,
     NAME,
     LeaseRow,
-    alone,
     as_json,
     fetched,
     lease_row,
+    serialized,
     storable,
     stored,
 )
@@ -179,7 +179,7 @@ async def started(tx: Tx, lease: int, worker: str, direct: str) -> None:
             await note_started(tx, row)
 
 
-@alone
+@serialized
 async def report(
     tx: Tx, queue: LeaseQueue, lease: int, worker: str, result: JobResult, fence: int, settings: FarmSettings
 ) -> tuple[bool, str]:
@@ -237,7 +237,7 @@ async def wait_for_start(tx: Tx, lease: int, settings: FarmSettings) -> None:
     await tx.execute(_READYING, {"lease": lease, "holder_s": settings.holder_s})
 
 
-@alone
+@serialized
 async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, settings: FarmSettings) -> None:
     """A lease's holder gives it back. One that is over already is over; AccessRefused where the key is not its own."""
     row = await lease_row(tx, lease)

@@ -24,7 +24,7 @@ D = TypeVar("D", bound=Document)
 
 # Whoever changes what the farm promises about jobs, leases and boards does it alone: one after the other, in the whole
 # farm. What only lengthens a promise (beats) does not need it.
-ALONE = 0x4_68_69_6C  # "hil"
+SERIALIZED = 0x4_68_69_6C  # "hil"
 
 # What a job is called: see :func:`hil.controller.farm.messages.job_name`.
 NAME = "case submission.jobs when 1 then submission.id::text else submission.id || '.' || job.number end"
@@ -106,7 +106,9 @@ class LeaseRow:
         return cls(job=JobRow.of(row), **own)
 
 
-def alone(function: Callable[Concatenate[Tx, P], Awaitable[T]]) -> Callable[Concatenate[Tx, P], Coroutine[Any, Any, T]]:
+def serialized(
+    function: Callable[Concatenate[Tx, P], Awaitable[T]],
+) -> Callable[Concatenate[Tx, P], Coroutine[Any, Any, T]]:
     """A function that changes what the farm promises: it runs alone in the whole farm until its transaction is over.
 
     Its statements are pipelined: only those whose rows it asks for are waited for.
@@ -115,7 +117,7 @@ def alone(function: Callable[Concatenate[Tx, P], Awaitable[T]]) -> Callable[Conc
     @functools.wraps(function)
     async def run(tx: Tx, /, *args: P.args, **kwargs: P.kwargs) -> T:
         async with tx.pipeline():
-            await tx.execute("select pg_advisory_xact_lock(%s)", [ALONE])
+            await tx.execute("select pg_advisory_xact_lock(%s)", [SERIALIZED])
             return await function(tx, *args, **kwargs)
 
     return run

@@ -28,10 +28,10 @@ from hil.controller.farm.store.records import (
     JOBS,
     JobRow,
     active_leases,
-    alone,
     board_rows,
     fetched,
     job_rows,
+    serialized,
     storable,
     stored,
 )
@@ -66,7 +66,7 @@ class Submitted:
     jobs: list[str]
 
 
-@alone
+@serialized
 async def submit(
     tx: Tx, queue: LeaseQueue, who: Principal, order: Submission, trace: str, settings: FarmSettings
 ) -> Submitted:
@@ -97,7 +97,7 @@ async def submit(
     return Submitted(submission, _names(submission, len(jobs)))
 
 
-@alone
+@serialized
 async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> list[str]:
     """End a job, or all jobs of a submission; returns the names of those that had not ended."""
     submission, number = await _own(tx, who, name)
@@ -115,7 +115,7 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
     return [job.name for job in jobs]
 
 
-@alone
+@serialized
 async def prioritise(tx: Tx, who: Principal, name: str, priority: Priority) -> list[str]:
     """Put a submission into another class; returns the names of its jobs that have not ended."""
     submission, _ = await _own(tx, who, name)

@@ -15,7 +15,7 @@ from hil.controller.farm.store import boards, transitions
 from hil.controller.farm.store.allocator import grant
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.lease_queue import LeaseQueue
-from hil.controller.farm.store.records import ALONE, active_leases, alone, fetched
+from hil.controller.farm.store.records import SERIALIZED, active_leases, fetched, serialized
 from hil.errors import EXIT_OK
 
 _TICK = 0x4_74_69_63_6B  # one gateway's tick is enough at a time
@@ -32,7 +32,7 @@ _THAW = """
             where granted and database = (select oid from pg_database where datname = current_database()) and (
                 relation in ('hil.boards'::regclass, 'hil.leases'::regclass) and mode = 'RowExclusiveLock'
                 or locktype = 'advisory' and objsubid = 1
-                    and (classid::bigint << 32 | objid::bigint) = %(alone)s))
+                    and (classid::bigint << 32 | objid::bigint) = %(serialized)s))
 """
 
 
@@ -50,10 +50,10 @@ async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: f
 
 async def thaw(tx: Tx) -> None:
     """Let go of what a frozen gateway holds. Where all connections of a pool wait for that, by one beside the pool."""
-    await tx.execute(_THAW, {"alone": ALONE, "frozen_s": _FROZEN_S})
+    await tx.execute(_THAW, {"serialized": SERIALIZED, "frozen_s": _FROZEN_S})
 
 
-@alone
+@serialized
 async def _pass(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
     happened = await _expired(tx, queue, settings) if time.monotonic() - heard_since >= settings.lease_s else 0
     happened += await transitions.order_checks(tx)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hil.controller.models.compiling import native_compiler
 from hil.controller.models.importers.mlir import function_in
-from hil.controller.models.tensorflow.graphs import converter_words, words
+from hil.controller.models.tensorflow.graphs import converter_text, error_text
 from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import named_outputs, open_model
 from hil.controller.storage.texts import foreign_errors
@@ -54,7 +54,7 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
         results = named_outputs(source.call(list(tensors)))
         return {f"output{number:03}": tf.identity(leaf) for number, (_, leaf) in enumerate(results)}
 
-    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", words=words):
+    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", error_text=error_text):
         concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
     Path(output).write_bytes(convert(concrete, source.name))
 
@@ -172,7 +172,7 @@ def convert(concrete: Any, name: str) -> bytes:
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    with foreign_errors(CompileFailed, f"TFLite cannot take {name}", words=converter_words):
+    with foreign_errors(CompileFailed, f"TFLite cannot take {name}", error_text=converter_text):
         # The converter leaves some variables that never change without a value.
         concrete = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
         with temporary_folder("hil-tflite-") as folder:

@@ -65,7 +65,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     heavy = sum(weight.nbytes for weight in program.state_dict.values()) > EXTERNAL_FROM_BYTES
     # The exporter raises many kinds, one inside the other.
     with foreign_errors(
-        CompileFailed, f"torch.onnx cannot export {Path(path).name}", words=lambda error: first_line(_cause(error))
+        CompileFailed, f"torch.onnx cannot export {Path(path).name}", error_text=lambda error: first_line(_cause(error))
     ):
         exported = torch.onnx.export(
             _returning_all(_sized(program, inputs).run_decompositions(_batch_norm())),

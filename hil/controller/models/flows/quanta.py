@@ -25,7 +25,7 @@ _TIMEOUT_S = 600.0
 _VERSION = 3
 
 
-def quantum_atol(flow: Flow, path: Path, shop: RunContext, log: Path) -> float | None:
+def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> float | None:
     """The absolute tolerance that a flow's ``quanta`` come to for a model.
 
     Two correct runtimes round a value that lies between two steps to either; each requantisation on the way to an
@@ -43,19 +43,19 @@ def quantum_atol(flow: Flow, path: Path, shop: RunContext, log: Path) -> float |
     """
     if flow.quanta is None:
         return None
-    model = import_model(path, isolated=shop.isolated, cache=shop.cache)
+    model = import_model(path, isolated=context.isolated, cache=context.cache)
     look = {"onnx": find_onnx, "pt2": find_pt2}.get(model.format)
     if look is None:
         return None
 
     def find() -> Any:
         try:
-            return shop.isolated.call(look, {"path": str(path.absolute())}, timeout=_TIMEOUT_S, log=log)
+            return context.isolated.call(look, {"path": str(path.absolute())}, timeout=_TIMEOUT_S, log=log)
         except IsolatedError as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
 
     key = Cache.key("quanta", model=model.digest, version=_VERSION)
-    steps, _ = shop.cache.get_or_compute(key, {"model": model.name}, find)
+    steps, _ = context.cache.get_or_compute(key, {"model": model.name}, find)
     chosen = [one for one in steps if not one["integer"]] or steps
     return max((one["step"] * min(flow.quanta, one["roundings"]) for one in chosen), default=None)
 

@@ -141,7 +141,7 @@ def apply_recipe(
     flow: Flow,
     path: Path,
     inputs: Sequence[Mapping[str, Array]],
-    shop: RunContext,
+    context: RunContext,
     log: Path,
     *,
     dims: Mapping[str, int] | None = None,
@@ -166,7 +166,7 @@ def apply_recipe(
         return path
     settings = check_settings(flow)
     recipe = recipes()[flow.recipe]
-    model = import_model(path, dims=dims, isolated=shop.isolated, cache=shop.cache)
+    model = import_model(path, dims=dims, isolated=context.isolated, cache=context.cache)
     if model.format not in recipe.formats:
         taken = " and ".join(recipe.formats)
         raise ImportFailed(
@@ -203,7 +203,7 @@ def apply_recipe(
             failure = partial(ImportFailed, stage="import")
             with naming_errors("import", f"the recipe {flow.recipe}", failure, what):
                 try:
-                    notes = shop.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
+                    notes = context.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
                 except ImportFailed as error:
                     error.args = (f"{what}: {error.message}",)
                     error.located(stage="import")
@@ -212,7 +212,7 @@ def apply_recipe(
                 (folder / _NOTES).write_text(json.dumps(notes))
 
     meta = {"model": model.name, "recipe": flow.recipe, "settings": settings}
-    entry, _ = shop.cache.get_or_make(key, meta, make)
+    entry, _ = context.cache.get_or_make(key, meta, make)
     return entry / path.name
 
 

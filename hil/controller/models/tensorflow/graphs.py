@@ -184,7 +184,7 @@ _OPERATION = re.compile(r"\s*\[Op:\w+\].*$")
 _LOCATION = re.compile(r"^loc\(.*?\): ")
 
 
-def words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The kind of an error and its own message, in a line."""
     name, text = type(error).__name__, _COLOR.sub("", str(error))
     if text.startswith("in user code:") and (raised := _RAISED.search(text)):
@@ -196,11 +196,11 @@ def words(error: Exception) -> str:
     return f"{name}: {message}" if message else name
 
 
-def converter_words(error: Exception) -> str:
+def converter_text(error: Exception) -> str:
     """What the TFLite converter refused, in a line."""
     lines = [line.partition("error: ")[2].strip() for line in str(error).splitlines() if "error: " in line]
     told = [_LOCATION.sub("", line) for line in lines]
-    return "; ".join(dict.fromkeys(told))[:_LENGTH] or words(error)
+    return "; ".join(dict.fromkeys(told))[:_LENGTH] or error_text(error)
 
 
 def _message(text: str) -> Iterator[str]:

@@ -10,13 +10,13 @@ from typing import Any
 from hil.controller.models.tensorflow.graphs import (
     Structure,
     captured,
+    error_text,
     is_variable,
     leaves,
     numbered,
     read_stablehlo,
     replace_leaves,
     restore,
-    words,
 )
 from hil.controller.models.tensorflow.source import named_outputs, output_name, spec_of
 from hil.controller.storage.texts import foreign_errors
@@ -62,7 +62,7 @@ def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mappin
 
     traced = tf.function(flat, jit_compile=True, autograph=False)
     specs = [spec for _, spec in inputs]
-    with foreign_errors(CompileFailed, "TensorFlow cannot lower the function", words=words):
+    with foreign_errors(CompileFailed, "TensorFlow cannot lower the function", error_text=error_text):
         concrete = traced.get_concrete_function(*specs)
         text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo")
     return _live(concrete, text, [spec_of(name, spec) for name, spec in inputs], returned[0])

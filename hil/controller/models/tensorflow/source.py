@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.description import check_dims, description
-from hil.controller.models.tensorflow.graphs import assigned, leaves, new_value, replace_leaves, words
+from hil.controller.models.tensorflow.graphs import assigned, error_text, leaves, new_value, replace_leaves
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.texts import foreign_errors
 from hil.core.tensors import Array, Dim, TensorSpec, dtype_name
@@ -56,7 +56,7 @@ class Source:
     def _traced(self) -> Any:
         import tensorflow as tf
 
-        with foreign_errors(ImportFailed, f"TensorFlow cannot trace {self.name!r}", words=words):
+        with foreign_errors(ImportFailed, f"TensorFlow cannot trace {self.name!r}", error_text=error_text):
             return tf.function(self.call, autograph=False).get_concrete_function(self.specs)
 
     @property
@@ -108,7 +108,9 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
 
     if file.name != SAVED_MODEL:
         raise ImportFailed(f"{file.name} is no SavedModel: that is a folder with {SAVED_MODEL}", hint="hil run FOLDER")
-    with foreign_errors(ImportFailed, f"{file.parent.name} is no SavedModel that TensorFlow reads", words=words):
+    with foreign_errors(
+        ImportFailed, f"{file.parent.name} is no SavedModel that TensorFlow reads", error_text=error_text
+    ):
         model = tf.saved_model.load(str(file.parent))
     signatures = {name: found for name, found in model.signatures.items() if name not in _OWN}
     methods = _methods(model, signatures)
@@ -155,7 +157,7 @@ def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> Source:
         model = keras.saving.load_model(file, compile=False, safe_mode=True)
     except Exception as error:  # of Keras, zipfile, h5py, json or the layers themselves
         hint = "its layers of your own, or lambdas, are code that hil does not run" if "ambda" in str(error) else ""
-        raise ImportFailed(f"{file.name} is no model that Keras reads: {words(error)}", hint=hint) from error
+        raise ImportFailed(f"{file.name} is no model that Keras reads: {error_text(error)}", hint=hint) from error
     if not getattr(model, "inputs", None):
         raise ImportFailed(
             f"{file.name} does not say what it takes",

@@ -40,7 +40,7 @@ _RTOL = 1e-5 / (1 + 1e-5)
 _ATOL = 1e-8 / (1 + 1e-5)
 
 
-def read_bpte(path: Path, *, shop: RunContext) -> Bundle:
+def read_bpte(path: Path, *, context: RunContext) -> Bundle:
     """A ``.bpte`` as a bundle: its program, and every case of every method, judged as its own verifier would.
 
     Nothing of ExecuTorch is needed for it. Tensors are called ``input0``... and ``output0``... in order.
@@ -80,7 +80,7 @@ def read_bpte(path: Path, *, shop: RunContext) -> Bundle:
         return Bundle.create(artifact, suites, signatures=signatures, made=made)
 
 
-def write_bpte(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
+def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """A bundle as a ``.bpte`` that ExecuTorch's own tools load and verify.
 
     Names of cases and tensors and the cases' tolerances have no place in it: who verifies one chooses a tolerance.
@@ -111,7 +111,7 @@ def write_bpte(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
         }
         arguments = {"program": str(place / "program.pte"), "suites": suites, "output": str(path.absolute())}
         try:
-            shop.isolated.call(write, arguments, timeout=_WRITE_S, log=place / "log")
+            context.isolated.call(write, arguments, timeout=_WRITE_S, log=place / "log")
         except IsolatedError as error:
             raise UsageError(f"ExecuTorch cannot write the bundle: {error.message}", detail=error.detail) from error
 

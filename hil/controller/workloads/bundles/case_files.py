@@ -75,7 +75,7 @@ _VERSION = 1
 _MAX_INDEX_BYTES = 16 << 20
 
 
-def write_golden(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
+def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """Write the folder."""
     program = bundle.program
     (path / "program").mkdir(parents=True)
@@ -104,7 +104,7 @@ def write_golden(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     (path / GOLDEN_INDEX).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def read_golden(path: Path, *, shop: RunContext) -> Bundle:
+def read_golden(path: Path, *, context: RunContext) -> Bundle:
     """A bundle of such a folder, whoever wrote it."""
     index = within(path, path / GOLDEN_INDEX)
     try:

@@ -9,7 +9,12 @@ from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.checks import checked_inputs
-from hil.controller.backends.references import expected_result, measure_noise, refer, refer_with_fallback
+from hil.controller.backends.references import (
+    expected_result,
+    measure_noise,
+    run_reference,
+    run_reference_with_fallback,
+)
 from hil.controller.backends.references.noise import telling_noise
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.devices.board_client import Loaded
@@ -176,9 +181,9 @@ class _Cases:
         }
         self.say(f"asking the reference for {case.name}")
         if options.references:
-            result = refer(options.references[0], model, inputs, **settings)
+            result = run_reference(options.references[0], model, inputs, **settings)
         else:
-            result = refer_with_fallback(model, inputs, **settings)
+            result = run_reference_with_fallback(model, inputs, **settings)
         outputs = list(result.outputs.values())
         # The board judges itself with what stands in the bundle: there is no reference to ask.
         measured = telling_noise(result.outputs, measure_noise(model, inputs, result, **settings))

@@ -48,7 +48,7 @@ _OF_CALL = re.compile(rf"{_PLAIN}_call_\d+")
 _TRACE = "trace.json"
 
 
-def write_flagfiles(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
+def write_flagfiles(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """Write the folder; programs of other runtimes, and what the tools cannot compare, are refused."""
     program = bundle.program
     if program.runtime != "iree":
@@ -65,7 +65,7 @@ def write_flagfiles(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
     names = iter(numbered([*taken, *wanted], alike=str.casefold)[len(taken) :])
     for method in bundle.methods:
         try:
-            own = own_signature(replace(artifact, function=method.name), shop)
+            own = own_signature(replace(artifact, function=method.name), context)
         except LoadFailed as error:
             raise UsageError(f"the bundle's program cannot be read: {error.message}", hint=error.hint) from error
         for case, name in zip(method.cases, names, strict=False):
@@ -158,7 +158,7 @@ def _in_order(path: Path) -> list[tuple[str, int]]:
     return [(text, int(number)) for text, number in itertools.zip_longest(pieces[::2], pieces[1::2], fillvalue="0")]
 
 
-def read_flagfiles(path: Path, *, shop: RunContext) -> Bundle:
+def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
     """A bundle of the flag files in a folder and below, or of one file: they are of one module, and each is a case."""
     folder = path if path.is_dir() else path.parent
     there = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -169,10 +169,10 @@ def read_flagfiles(path: Path, *, shop: RunContext) -> Bundle:
     found = {file: parse_flagfile(file) for file in files}
     module, weights = _module(found)
     functions = list(dict.fromkeys(flags.function for flags in found.values()))
-    models = import_methods(module, [] if functions == [""] else functions, shop)
+    models = import_methods(module, [] if functions == [""] else functions, context)
     program = {module.name: module, **{weight.name: weight for weight in weights}}
     artifact = program_of("iree", program, module.name, function=models[0].function)
-    signatures = signatures_of(artifact, models, shop, ask=no_board)
+    signatures = signatures_of(artifact, models, context, ask=no_board)
     suites = []
     for file, flags in found.items():
         method = flags.function or next(iter(signatures))

@@ -5,6 +5,7 @@ A package adds one by the entry point group ``hil.bundle_formats``, whose value 
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,10 @@ from hil.controller.workloads.bundles import bpte, case_files, flagfile, onnx
 class Read(Protocol):
     """Makes a bundle of what another tool wrote."""
 
-    def __call__(self, path: Path, *, shop: RunContext) -> Bundle:
+    def __call__(self, path: Path, *, context: RunContext) -> Bundle:
         """Read a file or a folder.
 
-        What is untrusted or heavy is parsed through ``shop.isolated.call(function, {...})``. A bundle is made
+        What is untrusted or heavy is parsed through ``context.isolated.call(function, {...})``. A bundle is made
         by :meth:`hil.bundles.Bundle.create`, which checks every case against the signature; it keeps the program's
         files mapped, so a temporary folder that they lie in may go afterwards. Every case there is becomes a case; what
         cannot become one is told in ``made[left_out]``, a line for each.
@@ -39,7 +40,7 @@ class Read(Protocol):
 class Write(Protocol):
     """Writes a bundle as another tool reads it."""
 
-    def __call__(self, bundle: Bundle, path: Path, *, shop: RunContext) -> None:
+    def __call__(self, bundle: Bundle, path: Path, *, context: RunContext) -> None:
         """Write a file or a folder.
 
         Args:
@@ -83,17 +84,19 @@ def formats() -> dict[str, Format]:
     return registered("hil.bundle_formats", _BUILT_IN)
 
 
-def read_format(name: str, path: Path, *, shop: RunContext) -> Bundle:
+def read_format(name: str, path: Path, *, context: RunContext) -> Bundle:
     """Read a bundle from another tool's form. Raises UsageError: there is no such form, or as :class:`Read` says."""
-    read: Read = _resolved(pick("bundle format", formats(), name).read)
-    return read(path, shop=shop)
+    found: Bundle = _call(pick("bundle format", formats(), name).read, path, context=context)
+    return found
 
 
-def write_format(name: str, bundle: Bundle, path: Path, *, shop: RunContext) -> None:
+def write_format(name: str, bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """Write a bundle in another tool's form. Raises UsageError: there is no such form, or as :class:`Write` says."""
-    write: Write = _resolved(pick("bundle format", formats(), name).write)
-    write(bundle, path, shop=shop)
+    _call(pick("bundle format", formats(), name).write, bundle, path, context=context)
 
 
-def _resolved(function: Any) -> Any:
-    return pkgutil.resolve_name(function) if isinstance(function, str) else function
+def _call(function: Any, *given: Any, context: RunContext) -> Any:
+    called = pkgutil.resolve_name(function) if isinstance(function, str) else function
+    # Packages that were written before call it so.
+    name = "shop" if "shop" in inspect.signature(called).parameters else "context"
+    return called(*given, **{name: context})

@@ -45,7 +45,7 @@ def data_sets_left_out(folder: Path) -> list[str]:
     return told
 
 
-def read_onnx(path: Path, *, shop: RunContext) -> Bundle:
+def read_onnx(path: Path, *, context: RunContext) -> Bundle:
     """A bundle for ONNX Runtime of a folder with a model and its test data."""
     chosen = model_of_data_sets(path)
     if chosen is None:
@@ -54,11 +54,11 @@ def read_onnx(path: Path, *, shop: RunContext) -> Bundle:
     found = data_sets(path)
     if not found:
         raise UsageError(f"{path} holds no test data", hint="a case is a folder test_data_set_N beside the model")
-    (model,) = import_methods(chosen, (), shop)
+    (model,) = import_methods(chosen, (), context)
     main = next(name for name, file in model.files.items() if file == model.path)
     known = {"inputs": model.inputs, "outputs": model.outputs}
     artifact = program_of("onnxruntime", model.files, main, function=model.function, compiler="none", **known)
-    ((name, signature),) = signatures_of(artifact, [model], shop, ask=no_board).items()
+    ((name, signature),) = signatures_of(artifact, [model], context, ask=no_board).items()
     cases = [replace(read_case(one, signature), source="ONNX test data") for one in found]
     made: dict[str, Any] = {
         "model": {"name": model.path.name, "format": "onnx", "digest": model.digest},
@@ -72,7 +72,7 @@ def read_onnx(path: Path, *, shop: RunContext) -> Bundle:
     return Bundle.create(artifact, [MethodTestSuite(name, cases)], signatures={name: signature}, made=made)
 
 
-def write_onnx(bundle: Bundle, path: Path, *, shop: RunContext) -> None:
+def write_onnx(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """Write the model and its test data; of a program that is no ONNX model there is none."""
     program = bundle.program
     if program.runtime != "onnxruntime" or not program.main.endswith(".onnx"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
 from hil.controller.models.conversions.tensorflow_program import prepare
-from hil.controller.models.tensorflow.graphs import words
+from hil.controller.models.tensorflow.graphs import error_text
 from hil.controller.models.tensorflow.lower import lower
 from hil.controller.models.tensorflow.source import open_model
 from hil.controller.storage.tensor_files import save_tensors
@@ -46,7 +46,7 @@ def train(model: str, seed: int, steps: int, folder: str) -> None:
     except HilError:
         raise
     except Exception as error:  # whatever the experiment raises, and TensorFlow's own many
-        raise ReferenceFailed(f"the experiment failed: {words(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"the experiment failed: {error_text(error)}", detail=str(error)) from error
 
 
 def _train(model: Path, seed: int, steps: int, where: Path) -> None:

@@ -23,20 +23,20 @@ from hil.controller.workloads.suites.spec import CaseSpec
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import (
     Agreement,
-    Going,
-    Loss,
+    BoardLoss,
+    BoardSlot,
     OtherTarget,
-    Seat,
+    RunState,
     Task,
     TaskQueue,
     attempt,
     fresh,
     next_confirmation,
-    seats_of,
+    slots_of,
     unread,
 )
 from hil.core.results import Outcome, Stage
-from hil.core.text import Say
+from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardRefused, BoardUnreachable, FarmError, SessionEnded
 
 # A case that lost its board runs again, counted, but not for ever: it may be the case that takes boards down.
@@ -62,7 +62,7 @@ class Engine:
         runner: Runner,
         run: SuiteRun,
         *,
-        say: Say = lambda text: None,
+        say: TextSink = lambda text: None,
     ) -> None:
         self._request = request
         self._flow = flow
@@ -71,15 +71,15 @@ class Engine:
         self._say = say
         purpose = f"hil suite {run.folder.name}"
         at_a_time = (request.jobs or 1) if request.on_farm else 1
-        self._seats = seats_of(choices, at_a_time, purpose, request.wait_s)
-        self._queue = TaskQueue([seat.name for seat in self._seats])
+        self._slots = slots_of(choices, at_a_time, purpose, request.wait_s)
+        self._queue = TaskQueue([slot.name for slot in self._slots])
         self._ended: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
         self._over = threading.Event()
         self._agreed = Agreement(flow.compiler or flow.runtime)
         self._lost: BoardError | None = None
         self._got_in = False
         self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._opened)
-        self._going = Going(self._over.is_set, lambda: self._pool.any_open, say)
+        self._state = RunState(self._over.is_set, lambda: self._pool.any_open, say)
         self._hw_type = choices[0].config.hw_type
         self.boards: dict[str, dict[str, object]] = {}  # what each board that was opened said of itself, by name
         if all(knows_target(choice.config, flow.runtime) for choice in choices):
@@ -87,7 +87,7 @@ class Engine:
 
     def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
         """Run cases; yields each as it ends, in no particular order. To be called once."""
-        work = [(self._prepare, specs), *((self._serve, seat) for seat in self._seats)]
+        work = [(self._prepare, specs), *((self._serve, slot) for slot in self._slots)]
         threads = [threading.Thread(target=self._guarded, args=one, daemon=True) for one in work]
         for thread in threads:
             thread.start()
@@ -111,7 +111,7 @@ class Engine:
     @property
     def hw_type(self) -> str:
         """What cases are compiled for that never come to a board; of a farm's board that shows later."""
-        lent = self._seats[0].lent and self._agreed.config
+        lent = self._slots[0].lent and self._agreed.config
         return lent.hw_type if lent else self._hw_type
 
     def _next(self) -> Task:
@@ -145,22 +145,22 @@ class Engine:
             elif not self._queue.put(task, most=_WAITING) and not self._over.is_set():
                 self._end_lost(task)
 
-    def _serve(self, seat: Seat) -> None:
+    def _serve(self, slot: BoardSlot) -> None:
         """Run what there is to run on a seat's board, and when that is lost, on the next one that it is given."""
         useless = 0
         try:
-            while (choice := self._taken(seat)) is not None:
-                self._queue.rename(seat.name, choice.name)
-                loss = self._use(seat, choice)
+            while (choice := self._taken(slot)) is not None:
+                self._queue.rename(slot.name, choice.name)
+                loss = self._use(slot, choice)
                 if loss is None:
                     return
                 useless = 0 if loss.task else useless + 1
-                another = seat.lent and useless < _TRIES and not isinstance(loss.gone, OtherTarget)
+                another = slot.lent and useless < _TRIES and not isinstance(loss.gone, OtherTarget)
                 if another:
                     self._say(f"{choice.name} is lost: {loss.gone.message}; another board is to take its place")
                     self._lost = loss.gone
-                    self._queue.rename(choice.name, seat.name)
-                    seat.give_back()
+                    self._queue.rename(choice.name, slot.name)
+                    slot.give_back()
                 else:
                     self._leave(choice.name, loss.gone)
                 if loss.task is not None:
@@ -168,27 +168,27 @@ class Engine:
                 if not another:
                     return
         finally:
-            seat.give_back()
+            slot.give_back()
 
-    def _taken(self, seat: Seat) -> BoardChoice | None:
+    def _taken(self, slot: BoardSlot) -> BoardChoice | None:
         """A seat's board; None where it will have none."""
         try:
-            return seat.take(self._going)
+            return slot.take(self._state)
         except BoardError as refused:
             if isinstance(refused, FarmError) and self._agreed.config is None:
                 # Nothing has run, and a farm without such boards will not get any.
                 raise
-            self._leave(seat.name, refused)
+            self._leave(slot.name, refused)
             return None
 
-    def _use(self, seat: Seat, choice: BoardChoice) -> Loss | None:
+    def _use(self, slot: BoardSlot, choice: BoardChoice) -> BoardLoss | None:
         """Run what there is to run on one board; how it was lost, None where it was not."""
         runtimes = (self._flow.runtime,)
         try:
             try:
                 session = self._pool.session(choice, runtimes=runtimes, faults=self._request.faults)
             except BoardError as refused:
-                return None if self._over.is_set() else Loss(refused)
+                return None if self._over.is_set() else BoardLoss(refused)
             while (task := self._queue.take(choice.name)) is not None:
                 task.board = choice.name
                 if task.wrong is None:
@@ -203,13 +203,13 @@ class Engine:
                     self._concluded(task)
                     continue
                 try:
-                    if why := seat.over():
+                    if why := slot.over():
                         raise SessionEnded(f"the lease ended: {why}")
                     self._say(f"{choice.name}: {error.message}; looking for it again")
                     self._pool.reconnect(choice, error, faults=self._request.faults)
                     session = self._pool.session(choice, runtimes=runtimes, faults=self._request.faults)
                 except BoardError as gone:
-                    return Loss(gone, task, error)
+                    return BoardLoss(gone, task, error)
                 self._run_again(task, error)
             return None
         finally:

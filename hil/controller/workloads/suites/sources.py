@@ -242,11 +242,11 @@ def is_golden(file: Path) -> bool:
 def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
     """Every case of every method of a file that :func:`brings_cases`; none of a ``.bpte`` that bundles none."""
     if is_golden(file):
-        bundle = read_golden(file.parent, shop=context)
+        bundle = read_golden(file.parent, context=context)
     elif file.suffix.lower() == ".hilb":
         bundle = open_bundle(file)
     elif _has_cases(file):
-        bundle = read_bpte(file, shop=context)
+        bundle = read_bpte(file, context=context)
     else:
         return []
     return list(_own_cases_of(file, bundle, context))
@@ -256,7 +256,7 @@ def cases_of_flagfiles(files: Sequence[Path], folder: Path, context: RunContext)
     """The cases of flag files of one program, one each; their names are relative to a folder."""
 
     def make(file: Path, place: Path) -> ProgramCase:
-        (own,) = _own_cases_of(file, read_flagfiles(file, shop=context), context)
+        (own,) = _own_cases_of(file, read_flagfiles(file, context=context), context)
         return own.make(place)
 
     return [OwnCase(case_name(file, folder), _content(file), functools.partial(make, file)) for file in files]

@@ -196,7 +196,7 @@ _LOOK_S = 0.3
 
 
 @dataclass(frozen=True)
-class Going:
+class RunState:
     """How the run goes, for whoever waits for a board."""
 
     over: Callable[[], bool]  # whether nobody wants one any more
@@ -205,7 +205,7 @@ class Going:
 
 
 @dataclass(frozen=True)
-class Loss:
+class BoardLoss:
     """How a board was lost: for good; in the middle of a task, with that task's error, or before any."""
 
     gone: BoardError
@@ -213,7 +213,7 @@ class Loss:
     error: BoardError | None = None
 
 
-class Seat:
+class BoardSlot:
     """A board that was named: it is there once, and when it is lost the seat is empty."""
 
     lent = False  # whether it may be given another board
@@ -222,7 +222,7 @@ class Seat:
         self.name = choice.name  # what the queue calls it while there is no board
         self._choice = choice
 
-    def take(self, going: Going) -> BoardChoice | None:
+    def take(self, state: RunState) -> BoardChoice | None:
         """The board; None where nobody wants it any more. Raises BoardError: it cannot be had."""
         return self._choice
 
@@ -234,7 +234,7 @@ class Seat:
         """The board is not used any more."""
 
 
-class LentSeat(Seat):
+class LeasedSlot(BoardSlot):
     """A board that is lent, and another one when that is lost; the seats for one choice are numbered from 1."""
 
     lent = True
@@ -247,23 +247,23 @@ class LentSeat(Seat):
         self._loan: BoardLoan | None = None
         self._had_one = False
 
-    def take(self, going: Going) -> BoardChoice | None:
+    def take(self, state: RunState) -> BoardChoice | None:
         """Wait for a board: for as long as others run, it may still come in time."""
         provider, selector = provider_of(_address(self._choice))
         deadline = time.monotonic() + self._wait_s
         try:
-            while not going.over():
-                if going.running():
+            while not state.over():
+                if state.running():
                     deadline = time.monotonic() + self._wait_s
                 try:
                     self._loan = self._loan or provider.order(selector, self._purpose)
                     if self._loan.wait(_LOOK_S):
-                        going.say(f"{self._loan.name} of the farm runs cases")
+                        state.say(f"{self._loan.name} of the farm runs cases")
                         self._had_one = True
                         return BoardChoice(self._loan.config)
                 except FarmUnreachable:
                     # Who never reached the farm need not wait for it.
-                    if not (self._had_one or going.running()) or time.monotonic() > deadline:
+                    if not (self._had_one or state.running()) or time.monotonic() > deadline:
                         raise
                     time.sleep(_LOOK_S)
                 if time.monotonic() > deadline:
@@ -286,19 +286,19 @@ class LentSeat(Seat):
             loan.close()
 
 
-def seats_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: float) -> list[Seat]:
+def slots_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: float) -> list[BoardSlot]:
     """The seats for what was named: one for a board, ``boards`` for a selector of boards that are lent.
 
     Args:
         wait_s: how long to wait for a lent board while no other runs cases.
     """
-    seats: list[Seat] = []
+    slots: list[BoardSlot] = []
     for choice in choices:
         if is_lent(_address(choice)):
-            seats += [LentSeat(choice, number, purpose, wait_s) for number in range(1, boards + 1)]
+            slots += [LeasedSlot(choice, number, purpose, wait_s) for number in range(1, boards + 1)]
         else:
-            seats.append(Seat(choice))
-    return seats
+            slots.append(BoardSlot(choice))
+    return slots
 
 
 def _address(choice: BoardChoice) -> str:

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
 
-from hil.controller.backends.references import expected_result, measure_noise, refer
+from hil.controller.backends.references import expected_result, measure_noise, run_reference
 from hil.controller.backends.references.noise import (
     largest_noise,
     noise_between,
@@ -96,7 +96,7 @@ def cancelling(path, operator="Sub"):
 def test_what_cancels_is_noise_and_what_is_only_passed_on_is_not(tmp_path, settings):
     model = import_model(cancelling(tmp_path / "m.onnx"), isolated=settings["isolated"], cache=settings["cache"])
     inputs = {"x": np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)}
-    result = refer("onnxruntime", model, inputs, **settings)
+    result = run_reference("onnxruntime", model, inputs, **settings)
     found = measure_noise(model, inputs, result, **settings)
     assert found["zero"].absolute > abs(float(result.outputs["zero"])) / 8
     assert found["same"].beyond_rtol == 0 < found["same"].absolute < 1e-6
@@ -118,6 +118,6 @@ def test_where_only_integers_go_in_the_weights_are_moved(tmp_path, settings):
     path = save_model(tmp_path / "embedding.onnx", nodes, *values, weights)
     model = import_model(path, isolated=settings["isolated"], cache=settings["cache"])
     inputs = {"x": np.arange(8)}
-    result = refer("onnxruntime", model, inputs, **settings)
+    result = run_reference("onnxruntime", model, inputs, **settings)
     found = measure_noise(model, inputs, result, **settings)["y"]
     assert 0 < found.absolute < 1e-4

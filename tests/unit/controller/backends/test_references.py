@@ -13,10 +13,10 @@ from hil.controller.backends.references import (
     Reference,
     default_references,
     expected_result,
-    refer,
     refer_each,
-    refer_with_fallback,
     references,
+    run_reference,
+    run_reference_with_fallback,
 )
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
@@ -43,7 +43,7 @@ def linear(save_onnx: Save, isolated: Isolated) -> Model:
 @pytest.mark.parametrize("name", ALL)
 def test_every_reference_computes_the_same(linear: Model, settings: dict[str, Any], name: str) -> None:
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
-    result = refer(name, linear, {"x": x}, **settings)
+    result = run_reference(name, linear, {"x": x}, **settings)
     h = x @ (np.arange(12, dtype=np.float32).reshape(4, 3) - 6)
     assert list(result.outputs) == ["y", "h"]
     np.testing.assert_allclose(result.outputs["h"], h, rtol=1e-6)
@@ -57,21 +57,21 @@ def test_results_are_cached_by_model_inputs_and_version(
     linear: Model, settings: dict[str, Any], name: str, save_onnx: Save
 ) -> None:
     x = np.ones((2, 4), np.float32)
-    refer(name, linear, {"x": x}, **settings)
+    run_reference(name, linear, {"x": x}, **settings)
     closed = Isolated(1)
     closed.close()
-    again = refer(name, linear, {"x": x}, **{**settings, "isolated": closed})
+    again = run_reference(name, linear, {"x": x}, **{**settings, "isolated": closed})
     assert again.provenance["cached"] and again.outputs["y"].dtype == np.float32
     with pytest.raises(ReferenceFailed):
-        refer(name, linear, {"x": x + 1}, **{**settings, "isolated": closed})
-    assert not refer(name, linear, {"x": x}, **{**settings, "recompute": True}).provenance["cached"]
+        run_reference(name, linear, {"x": x + 1}, **{**settings, "isolated": closed})
+    assert not run_reference(name, linear, {"x": x}, **{**settings, "recompute": True}).provenance["cached"]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_nan_and_infinity_go_through(save_onnx: Save, settings: dict[str, Any], name: str) -> None:
     path = save_onnx([helper.make_node("Neg", ["x"], ["y"])], [("x", FLOAT, (3,))], [("y", FLOAT, (3,))])
     model = import_model(path, isolated=settings["isolated"])
-    y = refer(name, model, {"x": np.array([np.nan, np.inf, 1], np.float32)}, **settings).outputs["y"]
+    y = run_reference(name, model, {"x": np.array([np.nan, np.inf, 1], np.float32)}, **settings).outputs["y"]
     assert np.isnan(y[0]) and y[1] == -np.inf and y[2] == -1
 
 
@@ -83,13 +83,13 @@ def test_scalars_empty_tensors_and_no_inputs(save_onnx: Save, settings: dict[str
     ]
     path = save_onnx(nodes, [], [("y", FLOAT, ())])
     model = import_model(path, isolated=settings["isolated"])
-    y = refer(name, model, {}, **settings).outputs["y"]
+    y = run_reference(name, model, {}, **settings).outputs["y"]
     assert y.shape == () and y == -3
     path = save_onnx(
         [helper.make_node("Concat", ["x", "x"], ["y"], axis=1)], [("x", FLOAT, (0, 2))], [("y", FLOAT, (0, 4))]
     )
     model = import_model(path, isolated=settings["isolated"])
-    assert refer(name, model, {"x": np.zeros((0, 2), np.float32)}, **settings).outputs["y"].shape == (0, 4)
+    assert run_reference(name, model, {"x": np.zeros((0, 2), np.float32)}, **settings).outputs["y"].shape == (0, 4)
 
 
 # --- dtypes ---
@@ -115,7 +115,7 @@ def identity(save: Save, dtype: str, isolated: Isolated) -> Model:
 def test_onnxruntime_passes_every_dtype(save_onnx: Save, settings: dict[str, Any], dtype: str) -> None:
     model = identity(save_onnx, dtype, settings["isolated"])
     inputs = make_inputs(model.inputs or (), [])
-    result = refer("onnxruntime", model, inputs, **settings).outputs["y"]
+    result = run_reference("onnxruntime", model, inputs, **settings).outputs["y"]
     assert dtype_name(result.dtype) == dtype and result.tolist() == inputs["x"].ravel().tolist()
 
 
@@ -130,7 +130,7 @@ def test_onnxruntime_passes_every_dtype(save_onnx: Save, settings: dict[str, Any
 def test_iree_passes_every_dtype(save_onnx: Save, settings: dict[str, Any], dtype: str) -> None:
     model = identity(save_onnx, dtype, settings["isolated"])
     inputs = make_inputs(model.inputs or (), [])
-    result = refer("iree-llvm-cpu", model, inputs, **settings).outputs["y"]
+    result = run_reference("iree-llvm-cpu", model, inputs, **settings).outputs["y"]
     assert dtype_name(result.dtype) == dtype and result.tolist() == inputs["x"].ravel().tolist()
 
 
@@ -149,7 +149,7 @@ def test_iree_runs_mlir_with_scalars_and_several_results(tmp_path: Path, setting
     model = import_model(tmp_path / "m.mlir", isolated=settings["isolated"])
     assert default_references(model) == ["iree-llvm-cpu"]
     a = np.ones((2, 5), np.float32)
-    result = refer_with_fallback(
+    result = run_reference_with_fallback(
         model, {"arg0": a, "arg1": np.array(-7, np.int32), "arg2": np.float32(0.5)}, **settings
     )
     assert list(result.outputs) == ["output0", "output1", "output2"]
@@ -172,7 +172,7 @@ def bf16_matmul(save_onnx: Save, isolated: Isolated) -> Model:
 def test_what_the_default_cannot_do_another_does_and_says_so(bf16_matmul: Model, settings: dict[str, Any]) -> None:
     assert default_references(bf16_matmul) == ["onnxruntime"]
     inputs = make_inputs(bf16_matmul.inputs or (), [])
-    result = refer_with_fallback(bf16_matmul, inputs, **settings)
+    result = run_reference_with_fallback(bf16_matmul, inputs, **settings)
     assert result.outputs["y"].dtype == dtype_of("bfloat16") == np.dtype(ml_dtypes.bfloat16)
     assert result.provenance["reference"] == "onnx-reference" and "onnx reference evaluator" in result.source
     ((refused, why),) = result.provenance["fallback"]
@@ -183,7 +183,7 @@ def test_what_the_default_cannot_do_another_does_and_says_so(bf16_matmul: Model,
 
 def test_a_reference_that_was_named_never_falls_back(bf16_matmul: Model, settings: dict[str, Any]) -> None:
     with pytest.raises(ReferenceFailed, match="MatMul"):
-        refer("onnxruntime", bf16_matmul, make_inputs(bf16_matmul.inputs or (), []), **settings)
+        run_reference("onnxruntime", bf16_matmul, make_inputs(bf16_matmul.inputs or (), []), **settings)
 
 
 def test_nobody_can(save_onnx: Save, settings: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ def test_nobody_can(save_onnx: Save, settings: dict[str, Any]) -> None:
     path = save_onnx([node], [("x", FLOAT, (2,))], [("y", FLOAT, (2,))], domains=("com.acme",))
     model = import_model(path, isolated=settings["isolated"])
     with pytest.raises(ReferenceFailed, match="no reference can run this model") as caught:
-        refer_with_fallback(model, {"x": np.zeros(2, np.float32)}, **settings)
+        run_reference_with_fallback(model, {"x": np.zeros(2, np.float32)}, **settings)
     assert all(name in caught.value.message for name in ALL) and "--expected" in caught.value.hint
 
 
@@ -234,7 +234,7 @@ def test_bad_indices_are_told_by_every_reference_that_looks(save_onnx: Save, set
     path = save_onnx([node], [("i", TensorProto.INT64, (1,))], [("y", FLOAT, (1, 2))], [table])
     model = import_model(path, isolated=settings["isolated"])
     with pytest.raises(ReferenceFailed, match="out of"):
-        refer("onnxruntime", model, {"i": np.array([99])}, **settings)
+        run_reference("onnxruntime", model, {"i": np.array([99])}, **settings)
 
 
 def test_a_vmfb_has_none(tmp_path: Path, settings: dict[str, Any]) -> None:
@@ -242,20 +242,20 @@ def test_a_vmfb_has_none(tmp_path: Path, settings: dict[str, Any]) -> None:
     model = import_model(tmp_path / "m.vmfb", isolated=settings["isolated"])
     assert default_references(model) == []
     with pytest.raises(UsageError, match="cannot run vmfb models"):
-        refer("onnxruntime", model, {}, **settings)
+        run_reference("onnxruntime", model, {}, **settings)
     with pytest.raises(ReferenceFailed, match="has no reference"):
-        refer_with_fallback(model, {}, **settings)
+        run_reference_with_fallback(model, {}, **settings)
 
 
 def test_an_unknown_name_lists_the_known_ones(linear: Model, settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="no reference 'oracle'") as caught:
-        refer("oracle", linear, {}, **settings)
+        run_reference("oracle", linear, {}, **settings)
     assert all(name in caught.value.hint for name in ALL) and set(references()) >= set(ALL)
 
 
 def test_a_reference_keeps_to_its_time_limit(linear: Model, settings: dict[str, Any]) -> None:
     with Isolated(1) as pool, pytest.raises(StageTimeout) as caught:
-        refer(
+        run_reference(
             "onnxruntime",
             linear,
             {"x": np.ones((2, 4), np.float32)},

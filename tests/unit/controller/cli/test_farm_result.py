@@ -28,7 +28,7 @@ def test_who_waits_no_longer_is_told_that_the_job_goes_on(error: BaseException, 
     assert "job 17 goes on: hil farm logs 17 -f" in capsys.readouterr().err
 
 
-class Told:
+class LineProgress:
     """A farm that tells of jobs: name, state and why no board can run it."""
 
     def __init__(self, *said: tuple[str, str, str]) -> None:
@@ -45,7 +45,7 @@ def test_nobody_waits_for_a_board_that_fails_check_after_check(capsys: pytest.Ca
     why = "a: its check failed 3 times in a row: no answer"
     told = (("17.1", "queued", why), ("17.2", "running", ""), ("17.2", "done", ""))
     with pytest.raises(NoSuchBoard, match=r"no board can run job 17\.1: a: its check failed 3 times") as error:
-        wait_for(Told(*told), 17, ["17.1", "17.2"], logs=True, as_json=False)
+        wait_for(LineProgress(*told), 17, ["17.1", "17.2"], logs=True, as_json=False)
     assert error.value.exit_code == 4 and "hil farm cancel 17 ends it" in capsys.readouterr().err
     with pytest.raises(AssertionError, match="still waited for"):
-        wait_for(Told(*told[:2]), 17, ["17.1", "17.2"], logs=True, as_json=False)
+        wait_for(LineProgress(*told[:2]), 17, ["17.1", "17.2"], logs=True, as_json=False)

@@ -13,7 +13,7 @@ from hil.controller.devices.board_choice import BoardChoice, is_lent, knows_targ
 from hil.controller.devices.board_resolver import choose, is_address
 from hil.controller.farm.selector import parse
 from hil.controller.storage.packages import pick
-from hil.controller.workloads.suites.tasks import LentSeat, Seat, TaskQueue, seats_of
+from hil.controller.workloads.suites.tasks import BoardSlot, LeasedSlot, TaskQueue, slots_of
 from hil.core import boards
 from hil.core.boards import parse_board
 from hil.errors import UsageError
@@ -91,18 +91,18 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 
 def test_a_selector_has_as_many_seats_as_are_asked_for() -> None:
-    seats = seats_of([choose("farm:gpu"), choose("unix:/a")], 3, "a test", 60)
-    assert [(type(seat), seat.name) for seat in seats] == [
-        (LentSeat, "farm:gpu (1)"),
-        (LentSeat, "farm:gpu (2)"),
-        (LentSeat, "farm:gpu (3)"),
-        (Seat, "unix:/a"),
+    slots = slots_of([choose("farm:gpu"), choose("unix:/a")], 3, "a test", 60)
+    assert [(type(slot), slot.name) for slot in slots] == [
+        (LeasedSlot, "farm:gpu (1)"),
+        (LeasedSlot, "farm:gpu (2)"),
+        (LeasedSlot, "farm:gpu (3)"),
+        (BoardSlot, "unix:/a"),
     ]
     named = choose("unix:/a")
     by_config = BoardChoice(
         replace(named.config, connection=replace(named.config.connection, address="farm:gpu")), address=""
     )
-    assert [seat.lent for seat in seats_of([by_config], 2, "a test", 60)] == [True, True]
+    assert [slot.lent for slot in slots_of([by_config], 2, "a test", 60)] == [True, True]
 
 
 def test_a_place_in_the_queue_may_be_another_board_from_now_on() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.waiting import eventually
 
-from hil.controller.farm.processes import SupervisedProcess, born, end_noted
+from hil.controller.farm.processes import SupervisedProcess, end_noted, start_time
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -63,9 +63,9 @@ def test_ending_it_ends_all_that_it_started_though_it_will_not_hear(keep, tmp_pa
     note = tmp_path / "child"
     eventually(lambda: note.exists() and note.read_text())
     leader, child = kept.pid, int(note.read_text())
-    assert born(child)
+    assert start_time(child)
     kept.stop()
-    eventually(lambda: not born(leader) and not born(child))
+    eventually(lambda: not start_time(leader) and not start_time(child))
     assert kept.pid is None
     assert not (tmp_path / "thing.pid").exists()
 
@@ -73,11 +73,11 @@ def test_ending_it_ends_all_that_it_started_though_it_will_not_hear(keep, tmp_pa
 def test_what_a_killed_keeper_left_is_ended_by_the_next(keep, tmp_path):
     left, _ = keep(*SLEEPS)
     pid = left.pid
-    assert json.loads((tmp_path / "thing.pid").read_text()) == {"pid": pid, "born": born(pid)}
+    assert json.loads((tmp_path / "thing.pid").read_text()) == {"pid": pid, "born": start_time(pid)}
     # Even one that hangs.
     os.kill(pid, signal.SIGSTOP)
     next_one, _ = keep(*SLEEPS)
-    eventually(lambda: not born(pid))
+    eventually(lambda: not start_time(pid))
     assert next_one.pid not in (None, pid)
 
 

@@ -43,35 +43,35 @@ class Pool:
 
 
 @pytest.fixture
-def shop(tmp_path: Any) -> RunContext:
+def context(tmp_path: Any) -> RunContext:
     return RunContext(Cache(tmp_path), Pool())  # type: ignore[arg-type]
 
 
-def go(shop: RunContext, *cases: Case, most_loaded: int = 0) -> list[Case]:
+def go(context: RunContext, *cases: Case, most_loaded: int = 0) -> list[Case]:
     with BoardPool("a test", most_loaded=most_loaded) as pool:
-        return list(Runner(shop).run(cases, pool, fake_choice()))
+        return list(Runner(context).run(cases, pool, fake_choice()))
 
 
 def outcomes(cases: list[Case]) -> list[str]:
     return [str(case.outcome and case.outcome.value) for case in cases]
 
 
-def test_a_case_goes_through_the_stages_in_their_order(fake_boards: FakeBoards, shop: RunContext) -> None:
-    (case,) = go(shop, fake_case("a"))
+def test_a_case_goes_through_the_stages_in_their_order(fake_boards: FakeBoards, context: RunContext) -> None:
+    (case,) = go(context, fake_case("a"))
     assert case and case.result is not None and case.worker_log == ("ran",) and case.pushed_bytes == 8
     assert fake_boards.did == ["push a", "load a", "run a", "unload a", "close"]
     assert [span.name for span in case.spans] == ["push", "load", "run", "compare"]
     assert STAGES == tuple(step.stage for step in PIPELINE) == tuple(Stage)[: len(STAGES)]
 
 
-def test_a_board_is_opened_once_for_all_cases_and_given_back(fake_boards: FakeBoards, shop: RunContext) -> None:
-    assert outcomes(go(shop, *map(fake_case, "abc"))) == ["PASS"] * 3
+def test_a_board_is_opened_once_for_all_cases_and_given_back(fake_boards: FakeBoards, context: RunContext) -> None:
+    assert outcomes(go(context, *map(fake_case, "abc"))) == ["PASS"] * 3
     assert len(fake_boards.opened) == 1 and fake_boards.opened[0].closed
 
 
-def test_what_a_stage_is_given_is_never_changed(fake_boards: FakeBoards, shop: RunContext) -> None:
+def test_what_a_stage_is_given_is_never_changed(fake_boards: FakeBoards, context: RunContext) -> None:
     before = fake_case("a")
-    (after,) = go(shop, before)
+    (after,) = go(context, before)
     assert before.result is None and before.outcome is None and before.spans == ()
     assert after.options is before.options and after.references is before.references
 
@@ -94,18 +94,18 @@ EVENTS = {
 @pytest.mark.parametrize("most_loaded", [0, 1], ids=["unloaded", "kept loaded"])
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
-    fake_boards: FakeBoards, shop: RunContext, event: str, most_loaded: int
+    fake_boards: FakeBoards, context: RunContext, event: str, most_loaded: int
 ) -> None:
     script, refused, wanted, opened = EVENTS[event]
     fake_boards.scripts[A], fake_boards.refuse[A] = dict(script), list(refused)
-    cases = go(shop, *map(fake_case, "abc"), most_loaded=most_loaded)
+    cases = go(context, *map(fake_case, "abc"), most_loaded=most_loaded)
     assert outcomes(cases) == wanted
     assert len(fake_boards.opened) == opened and all(board.closed for board in fake_boards.opened)
     # Nothing is ever run a second time.
     assert [one for one in fake_boards.did if one.startswith("run b")] == ["run b"][: "run b" in fake_boards.did]
 
 
-def test_a_board_that_does_not_come_back_ends_what_is_left(fake_boards: FakeBoards, shop: RunContext) -> None:
+def test_a_board_that_does_not_come_back_ends_what_is_left(fake_boards: FakeBoards, context: RunContext) -> None:
     class Once(dict[tuple[str, str], BaseException]):
         def pop(self, key: Any, default: Any = None) -> Any:
             if key in self:
@@ -113,50 +113,50 @@ def test_a_board_that_does_not_come_back_ends_what_is_left(fake_boards: FakeBoar
             return super().pop(key, default)
 
     fake_boards.scripts[A] = Once({("run", "a"): lost()})
-    cases = go(shop, *map(fake_case, "abc"))
+    cases = go(context, *map(fake_case, "abc"))
     assert outcomes(cases) == ["BOARD_LOST", "BOARD_UNREACHABLE", "BOARD_UNREACHABLE"]
     assert [case.reason for case in cases] == ["the link broke", "gone for good", "gone for good"]
     assert [case.stage for case in cases] == ["run", "push", "push"]
 
 
 @pytest.mark.parametrize("stage", ["push", "load", "run"])
-def test_ctrl_c_in_any_stage_gives_the_board_back(fake_boards: FakeBoards, shop: RunContext, stage: str) -> None:
+def test_ctrl_c_in_any_stage_gives_the_board_back(fake_boards: FakeBoards, context: RunContext, stage: str) -> None:
     fake_boards.scripts[A] = {(stage, "b"): KeyboardInterrupt()}
     seen: list[Case] = []
     with pytest.raises(KeyboardInterrupt), BoardPool("a test") as pool:
-        seen.extend(Runner(shop).run(list(map(fake_case, "abc")), pool, fake_choice()))
+        seen.extend(Runner(context).run(list(map(fake_case, "abc")), pool, fake_choice()))
     assert fake_boards.opened[0].closed and "push c" not in fake_boards.did
-    assert shop.isolated.closed  # type: ignore[attr-defined]
+    assert context.isolated.closed  # type: ignore[attr-defined]
     if stage == "run":
         assert fake_boards.did[-2:] == ["unload b", "close"]
 
 
 @pytest.mark.parametrize("stage", ["push", "load", "run"])
 def test_bad_usage_that_only_the_board_could_tell_is_raised(
-    fake_boards: FakeBoards, shop: RunContext, stage: str
+    fake_boards: FakeBoards, context: RunContext, stage: str
 ) -> None:
     fake_boards.scripts[A] = {(stage, "a"): UsageError("not that way")}
     with pytest.raises(UsageError, match="not that way"):
-        go(shop, fake_case("a"))
+        go(context, fake_case("a"))
     assert fake_boards.opened[0].closed
 
 
-def test_a_workload_may_take_bad_usage_for_an_outcome(fake_boards: FakeBoards, shop: RunContext) -> None:
+def test_a_workload_may_take_bad_usage_for_an_outcome(fake_boards: FakeBoards, context: RunContext) -> None:
     def as_outcome(error: UsageError, stage: Stage) -> HilError:
         return RunFailed(f"in {stage.value}: {error.message}")
 
     fake_boards.scripts[A] = {("load", "a"): UsageError("not that way")}
     with BoardPool("a test") as pool:
-        (case,) = Runner(shop, of_usage=as_outcome).run([fake_case("a")], pool, fake_choice())
+        (case,) = Runner(context, of_usage=as_outcome).run([fake_case("a")], pool, fake_choice())
     assert (case.outcome, case.stage, case.reason) == (Outcome.RUN_ERROR, "load", "in load: not that way")
     assert case.pushed_bytes == 8  # what came before is kept
 
 
-def test_a_program_stays_loaded_while_it_is_the_same_and_works(fake_boards: FakeBoards, shop: RunContext) -> None:
+def test_a_program_stays_loaded_while_it_is_the_same_and_works(fake_boards: FakeBoards, context: RunContext) -> None:
     first, second = fake_case("a"), fake_case("b")
     again = replace(first, name="a again")
     fake_boards.scripts[A] = {("run", "b"): RunCrashed("SIGILL")}
-    cases = go(shop, first, again, second, replace(second, name="b again"), most_loaded=1)
+    cases = go(context, first, again, second, replace(second, name="b again"), most_loaded=1)
     assert outcomes(cases) == ["PASS", "PASS", "RUN_CRASH", "PASS"]
     assert [one for one in fake_boards.did if one.split()[0] in ("load", "unload")] == [
         "load a", "unload a", "load b", "unload b", "load b", "unload b",
@@ -164,33 +164,33 @@ def test_a_program_stays_loaded_while_it_is_the_same_and_works(fake_boards: Fake
 
 
 def test_a_program_that_cannot_be_loaded_is_not_tried_for_each_of_its_cases(
-    fake_boards: FakeBoards, shop: RunContext
+    fake_boards: FakeBoards, context: RunContext
 ) -> None:
     fake_boards.scripts[A] = {("load", "a"): LoadFailed("no such operator")}
     case = fake_case("a")
-    cases = go(shop, case, replace(case, name="a again"), most_loaded=1)
+    cases = go(context, case, replace(case, name="a again"), most_loaded=1)
     assert outcomes(cases) == ["LOAD_ERROR"] * 2 and fake_boards.did.count("load a") == 1
 
 
-def test_references_that_were_asked_early_are_the_cases_own(fake_boards: FakeBoards, shop: RunContext) -> None:
+def test_references_that_were_asked_early_are_the_cases_own(fake_boards: FakeBoards, context: RunContext) -> None:
     case = replace(fake_case("a"), references=())
     early = replace(case, references=(RunResult("early", {"y": np.array([2, 4], np.float32)}),)).timed(refer_s=1.5)
     with BoardPool("a test") as pool:
-        ran = Runner(shop).execute(case, pool.session(fake_choice()))
-    judged = Runner(shop).judge(ran, early)
+        ran = Runner(context).execute(case, pool.session(fake_choice()))
+    judged = Runner(context).judge(ran, early)
     assert judged and judged.references[0].source == "early" and judged.timings.refer_s == 1.5
 
 
-def test_a_reference_that_failed_early_ends_the_case_that_ran(fake_boards: FakeBoards, shop: RunContext) -> None:
+def test_a_reference_that_failed_early_ends_the_case_that_ran(fake_boards: FakeBoards, context: RunContext) -> None:
     case = replace(fake_case("a"), references=())
     early = case.ended(RunFailed("the oracle died"), Stage.REFER)
     with BoardPool("a test") as pool:
-        ran = Runner(shop).execute(case, pool.session(fake_choice()))
-    judged = Runner(shop).judge(ran, early)
+        ran = Runner(context).execute(case, pool.session(fake_choice()))
+    judged = Runner(context).judge(ran, early)
     assert judged.reason == "the oracle died" and judged.result is not None
 
 
-def test_progress_and_what_is_stored_come_stage_by_stage(fake_boards: FakeBoards, shop: RunContext) -> None:
+def test_progress_and_what_is_stored_come_stage_by_stage(fake_boards: FakeBoards, context: RunContext) -> None:
     told: list[str] = []
     sink = ProgressSink(
         stage=lambda case, stage, note: told.append(f"{stage.value} {note}".strip()),
@@ -199,16 +199,16 @@ def test_progress_and_what_is_stored_come_stage_by_stage(fake_boards: FakeBoards
     )
     fake_boards.scripts[A] = {("run", "b"): RunFailed("no")}
     with BoardPool("a test") as pool:
-        list(Runner(shop, sink=sink).run([fake_case("a"), fake_case("b")], pool, fake_choice()))
+        list(Runner(context, sink=sink).run([fake_case("a"), fake_case("b")], pool, fake_choice()))
     assert told == [
         "keep references", "push", "push 0 of 0 KiB", "load", "run", "keep inputs", "keep outputs", "compare",
         "keep references", "push", "push 0 of 0 KiB", "load", "run", "keep inputs", "ended b",
     ]  # fmt: skip
 
 
-def test_what_has_ended_before_passes_through(fake_boards: FakeBoards, shop: RunContext) -> None:
+def test_what_has_ended_before_passes_through(fake_boards: FakeBoards, context: RunContext) -> None:
     done = fake_case("a").ended(RunFailed("before"), Stage.RUN)
-    assert go(shop, done)[0].reason == "before" and fake_boards.opened == []
+    assert go(context, done)[0].reason == "before" and fake_boards.opened == []
 
 
 def test_a_pool_that_was_closed_opens_nothing_more(fake_boards: FakeBoards) -> None:

@@ -29,7 +29,7 @@ def ended(save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_
     model = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT)
     nobodys = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.acme")
     plain = save_onnx([nobodys], *FLOAT, name="plain.onnx", domains=("com.acme",))
-    shop = RunContext(cache, isolated)
+    context = RunContext(cache, isolated)
 
     def call(y: list[float], **options: Any) -> Case:
         (tmp_path / "logs").mkdir(exist_ok=True)
@@ -42,7 +42,7 @@ def ended(save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_
             inputs={"x": np.array([1, 2], np.float32)},
             result=RunResult("board", {"y": np.array(y, np.float32)}),
         )
-        return Runner(shop).judge(case)
+        return Runner(context).judge(case)
 
     return call
 
@@ -78,7 +78,7 @@ def test_a_wrong_output_hides_no_noise_of_another(
     x = np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)
     case = Case("net", path, Options(), tmp_path, import_model(path, isolated=isolated), inputs={"x": x})
     runner = Runner(RunContext(cache, isolated))
-    case = runner.refer(case)
+    case = runner.run_reference(case)
     near = case.references[0].outputs["zero"] + np.float32(1e-5)
     case = runner.judge(replace(case, result=RunResult("board", {"zero": near, "y": x})))
     assert case.outcome is Outcome.FAIL and case.reason.startswith("output y: ") and "more output" not in case.reason

@@ -81,7 +81,7 @@ def compile_model(model: Model, *, runtime: str, **_: Any) -> Artifact:
     return Artifact(runtime, "p", {}, digests, model.name, "none", inputs=(X,), outputs=(Y,))
 
 
-def refer(model: Model, inputs: Any, **_: Any) -> RunResult:
+def run_reference(model: Model, inputs: Any, **_: Any) -> RunResult:
     """Twice the input, as the fake boards compute."""
     return RunResult("fake", {"y": inputs["x"] * 2})
 
@@ -97,7 +97,7 @@ def same_everywhere(monkeypatch: pytest.MonkeyPatch, original: Any, fake: Any) -
 def _objects(monkeypatch: pytest.MonkeyPatch) -> None:
     same_everywhere(monkeypatch, importers.import_model, import_model)
     same_everywhere(monkeypatch, compilers.compile_model, compile_model)
-    same_everywhere(monkeypatch, references.refer_with_fallback, refer)
+    same_everywhere(monkeypatch, references.run_reference_with_fallback, run_reference)
     same_everywhere(monkeypatch, isolated_module.Isolated, FakeIsolated)
 
 
@@ -156,7 +156,7 @@ def by_bisect(place: Path) -> dict[str, str]:
         patch.setattr(bisection, "open_subject", lambda *_, **__: subject)
         patch.setattr(bisection, "_look", look)
         options = Options(runtime="onnxruntime")
-        bisection.bisect(files[0], fake_choice(), shop=context, screen=Quiet(), options=options)  # type: ignore[arg-type]
+        bisection.bisect(files[0], fake_choice(), context=context, screen=Quiet(), options=options)  # type: ignore[arg-type]
     return found
 
 

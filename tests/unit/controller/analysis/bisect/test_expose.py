@@ -23,7 +23,7 @@ FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
 
 
 @pytest.fixture
-def shop(cache, isolated, tmp_path) -> dict[str, Any]:
+def context(cache, isolated, tmp_path) -> dict[str, Any]:
     return {"cache": cache, "isolated": isolated, "timeout": 60.0, "log": tmp_path / "expose.log"}
 
 
@@ -51,8 +51,8 @@ def of(name: str, shape: tuple[int, ...] = (2, 3)) -> TensorSpec:
     return TensorSpec(name, "float32", shape)
 
 
-def test_intermediates_come_after_the_models_own_outputs(chain, shop):
-    path = expose(import_model(chain, dims={"N": 2}), [of("a"), of("b"), of("y")], **shop)
+def test_intermediates_come_after_the_models_own_outputs(chain, context):
+    path = expose(import_model(chain, dims={"N": 2}), [of("a"), of("b"), of("y")], **context)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     found = run(path, x=x)
     assert list(found) == ["y", "z", "a", "b"]
@@ -61,20 +61,20 @@ def test_intermediates_come_after_the_models_own_outputs(chain, shop):
     np.testing.assert_array_equal(found["y"], -found["b"])
 
 
-def test_shapes_are_fixed_only_where_the_models_inputs_are(chain, shop):
+def test_shapes_are_fixed_only_where_the_models_inputs_are(chain, context):
     for dims, shape in (({"N": 2}, [2, 3]), ({}, [0, 0])):
-        proto = onnx.load(expose(import_model(chain, dims=dims), [of("a")], **shop))
+        proto = onnx.load(expose(import_model(chain, dims=dims), [of("a")], **context))
         (value,) = (value for value in proto.graph.output if value.name == "a")
         assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == shape
 
 
-def test_only_some_leaves_out_what_they_do_not_need(chain, shop):
-    proto = onnx.load(expose(import_model(chain, dims={"N": 2}), [of("b")], only=True, **shop))
+def test_only_some_leaves_out_what_they_do_not_need(chain, context):
+    proto = onnx.load(expose(import_model(chain, dims={"N": 2}), [of("b")], only=True, **context))
     assert [node.name for node in proto.graph.node] == ["add", "mul"]
     assert [value.name for value in proto.graph.output] == ["b"]
 
 
-def test_what_a_body_takes_from_outside_is_kept(shop, tmp_path):
+def test_what_a_body_takes_from_outside_is_kept(context, tmp_path):
     outer = helper.make_node("Add", ["x", "x"], ["a"], "add")
     bodies = {
         name: helper.make_graph(
@@ -89,34 +89,34 @@ def test_what_a_body_takes_from_outside_is_kept(shop, tmp_path):
     last = helper.make_node("Relu", ["b"], ["y"], "relu")
     inputs = [("x", FLOAT, [3]), ("flag", BOOL, [])]
     path = save_model(tmp_path / "if.onnx", [outer, choose, last], inputs, [("y", FLOAT, [3])])
-    exposed = expose(import_model(path), [of("b", (3,))], only=True, **shop)
+    exposed = expose(import_model(path), [of("b", (3,))], only=True, **context)
     found = run(exposed, x=np.ones(3, np.float32), flag=np.array(True))
     assert {name: list(value) for name, value in found.items()} == {"b": [-2, -2, -2]}
 
 
-def test_external_data_comes_along(shop, tmp_path):
+def test_external_data_comes_along(context, tmp_path):
     weight = numpy_helper.from_array(np.arange(3, dtype=np.float32), "w")
     nodes = [helper.make_node("Mul", ["x", "w"], ["a"], "mul"), helper.make_node("Neg", ["a"], ["y"], "neg")]
     path = save_model(tmp_path / "heavy.onnx", nodes, [("x", FLOAT, [3])], [("y", FLOAT, [3])], [weight])
     proto = onnx.load(path)
     onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    found = run(expose(import_model(path), [of("a", (3,))], **shop), x=np.ones(3, np.float32))
+    found = run(expose(import_model(path), [of("a", (3,))], **context), x=np.ones(3, np.float32))
     assert list(found["a"]) == [0, 1, 2]
 
 
-def test_what_functions_of_the_models_own_make_is_returned_too(shop, tmp_path):
+def test_what_functions_of_the_models_own_make_is_returned_too(context, tmp_path):
     onnx.save(local_function(), tmp_path / "function.onnx")
     model = import_model(tmp_path / "function.onnx")
-    layers = layers_of(model, **{name: shop[name] for name in ("cache", "isolated", "log")})
+    layers = layers_of(model, **{name: context[name] for name in ("cache", "isolated", "log")})
     inner = [name for layer in layers for name in layer.outputs]
     x = np.array([[0.1, 0.2, 0.3], [1, 2, 3]], np.float32)
-    found = run(expose(model, [of(name) for name in inner], **shop), x=x)
+    found = run(expose(model, [of(name) for name in inner], **context), x=x)
     assert list(found) == ["y", *inner[:-1]]
     np.testing.assert_allclose(found[inner[0]], 2 * x)
     np.testing.assert_allclose(found[inner[1]], np.tanh(2 * x), rtol=1e-6)
 
 
-def test_outputs_that_nodes_leave_out_do_not_make_them_needed(shop, tmp_path):
+def test_outputs_that_nodes_leave_out_do_not_make_them_needed(context, tmp_path):
     nodes = [
         helper.make_node("Dropout", ["x"], ["d", ""], "unneeded"),
         helper.make_node("Clip", ["x", "", "most"], ["a"], "clip"),
@@ -124,11 +124,11 @@ def test_outputs_that_nodes_leave_out_do_not_make_them_needed(shop, tmp_path):
     ]
     most = numpy_helper.from_array(np.float32(1), "most")
     path = save_model(tmp_path / "optional.onnx", nodes, [("x", FLOAT, [3])], [("y", FLOAT, [3])], [most])
-    proto = onnx.load(expose(import_model(path), [of("a", (3,))], only=True, **shop))
+    proto = onnx.load(expose(import_model(path), [of("a", (3,))], only=True, **context))
     assert [node.name for node in proto.graph.node] == ["clip"]
 
 
-def test_what_cannot_be_written_is_an_error_of_the_model(chain, shop):
+def test_what_cannot_be_written_is_an_error_of_the_model(chain, context):
     model = import_model(chain, dims={"N": 2})
     with pytest.raises(ImportFailed, match="cannot be made outputs"):
-        expose(model, [TensorSpec("a", "float77", (2, 3))], **shop)
+        expose(model, [TensorSpec("a", "float77", (2, 3))], **context)

@@ -32,17 +32,17 @@ def imported(tmp_path: Path, isolated: Isolated) -> Imported:
 
 
 @pytest.fixture
-def shop(settings: dict[str, Any]) -> dict[str, Any]:
+def context(settings: dict[str, Any]) -> dict[str, Any]:
     """What taking a model apart needs."""
     return {name: settings[name] for name in ("cache", "isolated", "log")}
 
 
 @pytest.fixture
-def taken_apart(imported: Imported, shop: dict[str, Any]) -> Callable[..., dict[str, Layer]]:
+def taken_apart(imported: Imported, context: dict[str, Any]) -> Callable[..., dict[str, Layer]]:
     """taken_apart(proto, group) -> the layers by name."""
 
     def layers(proto: onnx.ModelProto, group: str = "node") -> dict[str, Layer]:
-        return {layer.name: layer for layer in layers_of(imported(proto), group=group, **shop)}
+        return {layer.name: layer for layer in layers_of(imported(proto), group=group, **context)}
 
     return layers
 

@@ -12,7 +12,7 @@ from support.layer_models import branches_and_loops, dynamic_batch, folded, resi
 from support.models import DIGITS
 
 from hil.controller.analysis.layers import Layer, activations, cut, layer_inputs, layer_outputs, layer_specs, layers_of
-from hil.controller.backends.references import refer
+from hil.controller.backends.references import run_reference
 from hil.controller.models.importers import import_model
 from hil.core.results import Model
 from hil.core.tensors import Array
@@ -22,11 +22,11 @@ Cut = Callable[..., Layer]
 
 
 @pytest.fixture
-def cut_out(imported: Any, shop: dict[str, Any]) -> Cut:
+def cut_out(imported: Any, context: dict[str, Any]) -> Cut:
     """cut_out(proto, start, end) -> the part."""
 
     def call(proto: onnx.ModelProto, start: str, end: str, **options: Any) -> Layer:
-        return cut(imported(proto), start, end, **shop, **options)
+        return cut(imported(proto), start, end, **context, **options)
 
     return call
 
@@ -55,11 +55,11 @@ def test_layers_of_a_group_say_where_too(cut_out: Cut) -> None:
     assert part.nodes[0] == "block/conv1" and part.nodes[-1] == "block/relu2"
 
 
-def test_a_layer_begins_and_ends_a_cut_with_what_dequantises_for_it(isolated: Any, shop: dict[str, Any]) -> None:
+def test_a_layer_begins_and_ends_a_cut_with_what_dequantises_for_it(isolated: Any, context: dict[str, Any]) -> None:
     model = import_model(DIGITS / "digits_cnn_int8.onnx", isolated=isolated)
-    layers = {layer.name: layer for layer in layers_of(model, **shop)}
+    layers = {layer.name: layer for layer in layers_of(model, **context)}
     conv, pool = "DequantizeLinear+Conv+QuantizeLinear_conv2", "DequantizeLinear+MaxPool+QuantizeLinear_pool2"
-    alone, both = cut(model, conv, conv, **shop), cut(model, conv, pool, **shop)
+    alone, both = cut(model, conv, conv, **context), cut(model, conv, pool, **context)
     for one in (alone, both):
         assert one.inputs == layers[conv].inputs
     assert (alone.nodes, alone.outputs) == (layers[conv].nodes, layers[conv].outputs)
@@ -77,14 +77,14 @@ def test_what_comes_in_from_aside_is_an_input_too(cut_out: Cut) -> None:
 
 
 def test_a_part_computes_what_it_computes_in_the_whole(
-    imported: Any, inputs_of: Callable[[Model], dict[str, Array]], shop: dict[str, Any], settings: dict[str, Any]
+    imported: Any, inputs_of: Callable[[Model], dict[str, Array]], context: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     model = imported(branches_and_loops())
     values = activations(model, inputs_of(model), **settings)
-    part = cut(model, "h", "repeat", **shop)
+    part = cut(model, "h", "repeat", **context)
     assert part.inputs == ("positive", "h") and part.outputs == ("last", "every")
     own = import_model(part.path, isolated=settings["isolated"])
-    made = refer("onnxruntime", own, layer_inputs(part, values), **settings).outputs
+    made = run_reference("onnxruntime", own, layer_inputs(part, values), **settings).outputs
     for name, value in layer_outputs(part, values).items():
         np.testing.assert_allclose(made[name], value, rtol=1e-6)
 
@@ -118,6 +118,8 @@ def test_a_cut_through_what_is_no_tensor_or_leads_nowhere(cut_out: Cut) -> None:
         cut_out(folded(), "nothing", "")
 
 
-def test_the_whole_model_is_a_part_of_itself(cut_out: Cut, imported: Any, shop: dict[str, Any]) -> None:
+def test_the_whole_model_is_a_part_of_itself(cut_out: Cut, imported: Any, context: dict[str, Any]) -> None:
     whole = cut_out(residual_cnn(), "", "")
-    assert whole.nodes == tuple(name for layer in layers_of(imported(residual_cnn()), **shop) for name in layer.nodes)
+    assert whole.nodes == tuple(
+        name for layer in layers_of(imported(residual_cnn()), **context) for name in layer.nodes
+    )

@@ -50,8 +50,8 @@ def operators(layer: Layer) -> list[str]:
     return [one.op_type for one in onnx.load(layer.path).graph.node]
 
 
-def test_every_node_of_a_plain_model_is_a_layer_with_its_own_name(isolated: Isolated, shop: dict[str, Any]) -> None:
-    layers = layers_of(import_model(DIGITS / "digits_cnn.onnx", isolated=isolated), **shop)
+def test_every_node_of_a_plain_model_is_a_layer_with_its_own_name(isolated: Isolated, context: dict[str, Any]) -> None:
+    layers = layers_of(import_model(DIGITS / "digits_cnn.onnx", isolated=isolated), **context)
     assert [layer.name for layer in layers] == [
         "Conv_conv1", "Relu_relu1", "MaxPool_pool1", "Conv_conv2", "Relu_relu2", "MaxPool_pool2", "Flatten_flatten",
         "Gemm_fc1",
@@ -91,10 +91,10 @@ def test_a_value_that_is_used_elsewhere_too_is_not_fused_away(taken_apart: Taken
     ]  # fmt: skip
 
 
-def test_what_quantises_and_dequantises_stays_with_its_operator(isolated: Isolated, shop: dict[str, Any]) -> None:
+def test_what_quantises_and_dequantises_stays_with_its_operator(isolated: Isolated, context: dict[str, Any]) -> None:
     model = import_model(DIGITS / "digits_cnn_int8.onnx", isolated=isolated)
     for group in ("node", "fused"):
-        layers = {layer.name: layer for layer in layers_of(model, group=group, **shop)}
+        layers = {layer.name: layer for layer in layers_of(model, group=group, **context)}
         conv = layers["DequantizeLinear+Conv+QuantizeLinear_conv2"]
         assert operators(conv).count("DequantizeLinear") == 3  # the value, the weight and the bias
         assert ends(conv) == [
@@ -147,16 +147,16 @@ def test_constants_are_folded_in_and_what_nothing_needs_is_left_out(taken_apart:
     np.testing.assert_array_equal(weight, numpy_helper.to_array(constant.attribute[0].t).T * np.float32(0.5))
 
 
-def test_shapes_are_folded_in_when_the_dimension_is_fixed(imported: Any, shop: dict[str, Any]) -> None:
-    fixed = layers_of(imported(dynamic_batch(), N=5), **shop)
+def test_shapes_are_folded_in_when_the_dimension_is_fixed(imported: Any, context: dict[str, Any]) -> None:
+    fixed = layers_of(imported(dynamic_batch(), N=5), **context)
     assert [layer.op for layer in fixed] == ["Relu", "Reshape", "MatMul"]
     assert ends(fixed[1]) == ["r: 5x3x4 float32", "flat: 5x12 float32"]
-    from_inputs = layers_of(imported(dynamic_batch()), inputs={"x": np.zeros((5, 3, 4), np.float32)}, **shop)
+    from_inputs = layers_of(imported(dynamic_batch()), inputs={"x": np.zeros((5, 3, 4), np.float32)}, **context)
     assert [ends(layer) for layer in from_inputs] == [ends(layer) for layer in fixed]
 
 
-def test_a_dimension_left_open_stays_open(imported: Any, shop: dict[str, Any]) -> None:
-    layers = {layer.op: layer for layer in layers_of(imported(dynamic_batch()), **shop)}
+def test_a_dimension_left_open_stays_open(imported: Any, context: dict[str, Any]) -> None:
+    layers = {layer.op: layer for layer in layers_of(imported(dynamic_batch()), **context)}
     assert ends(layers["Relu"]) == ["x: Nx3x4 float32", "r: Nx3x4 float32"]
     assert "Gather" in layers
 
@@ -378,25 +378,25 @@ def test_groups_that_take_from_each_other_are_one(taken_apart: TakenApart) -> No
     assert layer.inputs == ("x",) and layer.outputs == ("y1", "y2")
 
 
-def test_weights_in_a_file_of_their_own(tmp_path: Path, isolated: Isolated, shop: dict[str, Any]) -> None:
+def test_weights_in_a_file_of_their_own(tmp_path: Path, isolated: Isolated, context: dict[str, Any]) -> None:
     path = tmp_path / "outside.onnx"
     onnx.save(residual_cnn(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     inside, outside = tmp_path / "inside.onnx", import_model(path, isolated=isolated)
     onnx.save(residual_cnn(), inside)
     assert len(outside.files) == 2
-    mine, theirs = (layers_of(model, **shop) for model in (outside, import_model(inside, isolated=isolated)))
+    mine, theirs = (layers_of(model, **context) for model in (outside, import_model(inside, isolated=isolated)))
     for one, other in zip(mine, theirs, strict=True):
         # Each layer has its weights in it and needs no other file.
         assert import_model(one.path, isolated=isolated).files.keys() == {one.path.name}
         assert onnx.load(one.path).graph == onnx.load(other.path).graph
 
 
-def test_layers_are_kept_by_model_dims_and_group(imported: Any, shop: dict[str, Any]) -> None:
+def test_layers_are_kept_by_model_dims_and_group(imported: Any, context: dict[str, Any]) -> None:
     model = imported(dynamic_batch(), N=2)
-    first = layers_of(model, **shop)
+    first = layers_of(model, **context)
     closed = Isolated(1)
     closed.close()
-    without = {**shop, "cache": Cache(shop["cache"].root), "isolated": closed}
+    without = {**context, "cache": Cache(context["cache"].root), "isolated": closed}
     assert layers_of(model, **without) == first
     with pytest.raises(ImportFailed):
         layers_of(imported(dynamic_batch(), N=3), **without)
@@ -405,11 +405,11 @@ def test_layers_are_kept_by_model_dims_and_group(imported: Any, shop: dict[str, 
 
 
 def test_only_onnx_models_have_layers_and_groups_have_names(
-    tmp_path: Path, imported: Any, shop: dict[str, Any], isolated: Isolated
+    tmp_path: Path, imported: Any, context: dict[str, Any], isolated: Isolated
 ) -> None:
     with pytest.raises(UsageError, match="no group 'every'"):
-        layers_of(imported(lstm()), group="every", **shop)
+        layers_of(imported(lstm()), group="every", **context)
     path = tmp_path / "double.mlir"
     path.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
     with pytest.raises(UsageError, match="only ONNX models can be taken apart"):
-        layers_of(import_model(path, isolated=isolated), **shop)
+        layers_of(import_model(path, isolated=isolated), **context)

@@ -28,7 +28,7 @@ from support.layer_models import (
 from support.models import DIGITS
 
 from hil.controller.analysis.layers import GROUPS, activations, layer_inputs, layer_outputs, layers_of
-from hil.controller.backends.references import refer_with_fallback
+from hil.controller.backends.references import run_reference_with_fallback
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolated import Isolated
 from hil.core.results import Model
@@ -49,14 +49,14 @@ def close(actual: Array, wanted: Array) -> None:
 
 def check_that_layers_make_the_model(model: Model, inputs: dict[str, Array], settings: dict[str, Any]) -> None:
     """Each layer on its own gives what it gave in the whole, and layer after layer give what the whole gives."""
-    shop = {name: settings[name] for name in ("cache", "isolated", "log")}
+    context = {name: settings[name] for name in ("cache", "isolated", "log")}
     whole = activations(model, inputs, **settings)
-    wanted = refer_with_fallback(model, inputs, **settings).outputs
+    wanted = run_reference_with_fallback(model, inputs, **settings).outputs
     for name, value in wanted.items():
         close(whole[name], value)
     for group in GROUPS:
         made = dict(inputs)
-        for layer in layers_of(model, group=group, inputs=inputs, **shop):
+        for layer in layers_of(model, group=group, inputs=inputs, **context):
             own = import_model(layer.path, isolated=settings["isolated"], cache=settings["cache"])
             assert [spec.name for spec in own.inputs or ()] == list(layer.inputs)
             real = layer_inputs(layer, whole)
@@ -64,10 +64,10 @@ def check_that_layers_make_the_model(model: Model, inputs: dict[str, Array], set
                 spec.accepts(dtype_name(x.dtype), x.shape)
                 for spec, x in zip(own.inputs or (), real.values(), strict=True)
             )
-            alone = refer_with_fallback(own, real, **settings).outputs
+            alone = run_reference_with_fallback(own, real, **settings).outputs
             for name, value in layer_outputs(layer, whole).items():
                 close(alone[name], value)
-            made |= refer_with_fallback(own, {name: made[name] for name in layer.inputs}, **settings).outputs
+            made |= run_reference_with_fallback(own, {name: made[name] for name in layer.inputs}, **settings).outputs
         for name, value in wanted.items():
             # What is no layer's result is a constant, the same in every run.
             close(made.get(name, whole[name]), value)
@@ -196,8 +196,8 @@ def test_values_that_take_too_long(imported: Any, settings: dict[str, Any]) -> N
 
 
 def test_a_layer_that_these_values_do_not_reach(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
-    shop = {name: settings[name] for name in ("cache", "isolated", "log")}
-    (*_, last) = layers_of(imported(residual_cnn()), **shop)
+    context = {name: settings[name] for name in ("cache", "isolated", "log")}
+    (*_, last) = layers_of(imported(residual_cnn()), **context)
     other = imported(branches_and_loops())
     with pytest.raises(ReferenceFailed, match="layer Sigmoid_head_act: the reference made no value for its tensor"):
         layer_inputs(last, activations(other, inputs_of(other), **settings))
@@ -208,11 +208,11 @@ def test_a_layer_that_these_values_do_not_reach(imported: Any, inputs_of: Inputs
 def test_random_inputs_lie_within_what_was_observed(
     imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
 ) -> None:
-    shop = {name: settings[name] for name in ("cache", "isolated", "log")}
+    context = {name: settings[name] for name in ("cache", "isolated", "log")}
     for proto in (residual_cnn(), branches_and_loops(), shared_weight(), of_bfloat16()):
         model = imported(proto)
         observed = activations(model, inputs_of(model), **settings)
-        for layer in layers_of(model, **shop):
+        for layer in layers_of(model, **context):
             drawn, same, others = (layer_inputs(layer, observed, mode="random", seed=seed) for seed in (1, 1, 2))
             for name, value in drawn.items():
                 real = observed[name]
@@ -238,9 +238,9 @@ def test_random_inputs_lie_within_what_was_observed(
     ],
     ids=lambda value: f"{value.dtype}{list(value.shape)}",
 )
-def test_random_inputs_of_every_kind_of_value(value: Array, imported: Any, shop: dict[str, Any]) -> None:
+def test_random_inputs_of_every_kind_of_value(value: Array, imported: Any, context: dict[str, Any]) -> None:
     nodes = [node("Identity", ["x"], ["y"], "same")]
-    (layer,) = layers_of(imported(model_of(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])), **shop)
+    (layer,) = layers_of(imported(model_of(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])), **context)
     drawn = layer_inputs(layer, {"x": value}, mode="random")["x"]
     assert (drawn.dtype, drawn.shape) == (value.dtype, value.shape)
     if value.dtype.kind in "fiu" and np.isfinite(value).any():

@@ -14,7 +14,7 @@ from support.compiling import fake_compiler
 
 from hil.controller.backends.compilers import compile_model, iree_program
 from hil.controller.backends.compilers.iree_program import host_cpu, recipe_of
-from hil.controller.backends.references import refer
+from hil.controller.backends.references import run_reference
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolated import Isolated
 from hil.core.digest import digest_file
@@ -132,7 +132,7 @@ def test_older_opsets_and_functions_in_the_model(save_onnx: Save, settings: dict
     build(path, settings)
     x = np.arange(4, dtype=np.float32)
     model = import_model(path, isolated=settings["isolated"])
-    assert refer("iree-llvm-cpu", model, {"x": x}, **settings).outputs["y"].tolist() == (x + x).tolist()
+    assert run_reference("iree-llvm-cpu", model, {"x": x}, **settings).outputs["y"].tolist() == (x + x).tolist()
 
 
 def test_subgraphs_no_inputs_scalars_and_many_outputs(save_onnx: Save, settings: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ def test_subgraphs_no_inputs_scalars_and_many_outputs(save_onnx: Save, settings:
     many = [helper.make_node("Identity", ["c"], [f"y{i}"]) for i in range(100)]
     path = save_onnx([constant, *many], [], [(f"y{i}", FLOAT, ()) for i in range(100)])
     model = import_model(path, isolated=settings["isolated"])
-    outputs = refer("iree-llvm-cpu", model, {}, **settings).outputs
+    outputs = run_reference("iree-llvm-cpu", model, {}, **settings).outputs
     assert list(outputs) == [f"y{i}" for i in range(100)] and all(
         value.shape == () and value == 3 for value in outputs.values()
     )
@@ -326,7 +326,7 @@ def check_large(folder: Path, settings: dict[str, Any], columns: int) -> None:
     assert artifact.files["main.vmfb"].stat().st_size < 1 << 20
     x = np.full((1, 4096), 2, np.float32)
     for name in ("onnxruntime", "iree-llvm-cpu"):
-        assert refer(name, model, {"x": x}, **settings).outputs["y"].tolist() == [[6.0]]
+        assert run_reference(name, model, {"x": x}, **settings).outputs["y"].tolist() == [[6.0]]
 
 
 def test_large_weights_go_into_a_parameter_file(tmp_path: Path, settings: dict[str, Any]) -> None:

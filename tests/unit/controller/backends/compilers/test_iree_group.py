@@ -21,7 +21,7 @@ from support.waiting import eventually
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_group import Together, compile_together
-from hil.controller.backends.references import refer
+from hil.controller.backends.references import run_reference
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -91,7 +91,9 @@ def test_every_model_of_a_group_is_found_in_the_cache_and_gives_what_it_gives_al
         assert artifact.log is not None and f"m{number} as net.{number}" in artifact.log.read_text()
         assert model.inputs is not None
         x = {"x": np.arange(3 * (number + 2)).reshape(3, number + 2).astype(model.inputs[0].dtype)}
-        mine, theirs = (refer("iree-llvm-cpu", model, x, **one).outputs["y"] for one in (settings, by_themselves))
+        mine, theirs = (
+            run_reference("iree-llvm-cpu", model, x, **one).outputs["y"] for one in (settings, by_themselves)
+        )
         assert mine.dtype == theirs.dtype == x["x"].dtype
         np.testing.assert_array_equal(mine, theirs)
     assert len(digests) == len(inodes) == 2
@@ -166,7 +168,7 @@ def test_operators_that_the_importer_writes_as_functions_do_not_meet(save_onnx: 
     for number, model in enumerate(models):
         axis = number % 2
         expected = (x - x.mean(axis, keepdims=True)) / x.std(axis, keepdims=True)
-        got = refer("iree-llvm-cpu", model, {"x": x}, **settings).outputs["y"]
+        got = run_reference("iree-llvm-cpu", model, {"x": x}, **settings).outputs["y"]
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -223,7 +225,7 @@ def compare_outcomes(tests: Sequence[Any], settings: dict[str, Any], folder: Pat
 
 def _answer(model: Model, inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
     try:
-        outputs = refer("iree-llvm-cpu", model, inputs, **settings).outputs
+        outputs = run_reference("iree-llvm-cpu", model, inputs, **settings).outputs
     except StageError as error:
         return type(error).__name__
     return {name: (str(value.dtype), value.shape, value.tobytes()) for name, value in outputs.items()}

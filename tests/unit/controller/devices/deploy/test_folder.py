@@ -158,7 +158,7 @@ def test_a_login_without_a_shell_is_told_so(shell: Any, tmp_path: Path):
 def test_a_count_of_fences_that_cannot_be_removed_is_told_with_the_reason():
     answer = b"folder\t/root/.hil\nleft\t/root/.hil/store/fence\tRead-only file system\n"
     board: Any = SimpleNamespace(address="board", run=lambda *_, **__: Done((), 0, answer, ""))
-    with pytest.raises(BoardError, match=r"^/root/.hil/store/fence could not be removed: Read-only file system") as told:
+    with pytest.raises(BoardError, match="fence could not be removed: Read-only") as told:
         probe.ask(board, "reset_fence", "")
     assert not told.value.hint
 

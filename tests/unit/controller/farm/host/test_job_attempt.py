@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.farm.host.job_attempt import Told, _result
+from hil.controller.farm.host.job_attempt import LineProgress, _result
 from hil.controller.farm.host.lease_runner import failed
 from hil.controller.storage.runs import GO_ON
 from hil.errors import (
@@ -42,9 +42,9 @@ def test_only_a_lost_board_is_the_infrastructures_failure(code, outcomes, outcom
 
 def test_how_to_go_on_at_the_host_is_not_told_to_who_submitted():
     lines: list[str] = []
-    told = Told(lines.append)
-    told.note(f"{GO_ON}hil suite run --resume out")
-    told.note("a remark")
+    progress = LineProgress(lines.append)
+    progress.note(f"{GO_ON}hil suite run --resume out")
+    progress.note("a remark")
     assert lines == ["a remark"]
 
 

@@ -15,7 +15,7 @@ from hil.controller.farm.messages import JobSpec, Kind, Submission
 from hil.controller.farm.store import leases, queries, submissions, sweeper
 from hil.controller.farm.store.database import Database, DatabaseAway, Tx, end_tasks
 from hil.controller.farm.store.queries import unrunnable
-from hil.controller.farm.store.records import alone, fetched
+from hil.controller.farm.store.records import fetched, serialized
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_gateway_that_is_frozen_while_it_is_alone_holds_nobody_up_for_long(
     monkeypatch.setattr(sweeper, "_FROZEN_S", 0.3)
     desk.silence("a")
 
-    @alone
+    @serialized
     async def freeze(tx: Tx) -> None:
         await fetched(tx, "select 1 as one")
         await asyncio.sleep(1)
@@ -191,7 +191,7 @@ def test_who_waits_for_long_is_not_taken_for_frozen(desk: Desk, monkeypatch: pyt
     """A transaction may be old: what counts is when its gateway last said something."""
     monkeypatch.setattr(sweeper, "_FROZEN_S", 2.5)
 
-    @alone
+    @serialized
     async def slow(tx: Tx) -> None:
         for _ in range(6):
             await asyncio.sleep(0.5)
@@ -213,7 +213,7 @@ def test_all_connections_may_wait_for_a_frozen_gateway(farm_db: str, monkeypatch
             other = await Database.open(farm_db, patience_s=2.0)
             parts = SimpleNamespace(settings=desk.settings, db=other, queue=desk.queue, dispatch=Mock(), metrics=Mock())
 
-            @alone
+            @serialized
             async def hold(tx: Tx) -> None:
                 await fetched(tx, "select 1 as one")
                 await asyncio.sleep(60)

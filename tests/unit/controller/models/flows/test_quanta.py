@@ -21,7 +21,7 @@ STATIC = Flow("static", "iree", recipe="static-int8", quanta=4)
 
 
 @pytest.fixture
-def shop(cache: Cache, isolated: Isolated) -> RunContext:
+def context(cache: Cache, isolated: Isolated) -> RunContext:
     return RunContext(cache, isolated)
 
 
@@ -63,9 +63,9 @@ def test_quantised_weights_alone_make_no_steps(tmp_path: Path):
     assert find_onnx(str(path)) == []
 
 
-def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(shop: RunContext, tmp_path: Path):
+def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(context: RunContext, tmp_path: Path):
     def atol(path: Path, quanta: float) -> float | None:
-        return quantum_atol(Flow("f", "iree", quanta=quanta), path, shop, tmp_path / "log")
+        return quantum_atol(Flow("f", "iree", quanta=quanta), path, context, tmp_path / "log")
 
     layer = chain(tmp_path / "layer.onnx", *LAYER, ("DequantizeLinear", ["d", "t", "z"], "y"))
     assert atol(layer, 4) == 0.125
@@ -76,18 +76,18 @@ def test_the_tolerance_is_a_step_for_each_requantisation_up_to_quanta(shop: RunC
     assert atol(DIGITS / "digits_cnn_int8.onnx", 4) == 4 * found["step"]
 
 
-def test_what_is_not_quantised_or_a_flow_that_names_no_quanta_has_none(shop: RunContext, tmp_path: Path):
-    assert quantum_atol(STATIC, DIGITS / "digits_cnn.onnx", shop, tmp_path / "log") is None
+def test_what_is_not_quantised_or_a_flow_that_names_no_quanta_has_none(context: RunContext, tmp_path: Path):
+    assert quantum_atol(STATIC, DIGITS / "digits_cnn.onnx", context, tmp_path / "log") is None
     plain = Flow("plain", "iree")
-    assert quantum_atol(plain, DIGITS / "digits_cnn_int8.onnx", shop, tmp_path / "log") is None
+    assert quantum_atol(plain, DIGITS / "digits_cnn_int8.onnx", context, tmp_path / "log") is None
 
 
 @pytest.mark.parametrize("make", [residual_cnn, attention])
-def test_a_quantised_network_s_step_is_its_output_s_range_in_256_parts(shop: RunContext, tmp_path: Path, make):
-    path = apply_recipe(STATIC, make(tmp_path / "m.onnx"), [], shop, tmp_path / "log")
+def test_a_quantised_network_s_step_is_its_output_s_range_in_256_parts(context: RunContext, tmp_path: Path, make):
+    path = apply_recipe(STATIC, make(tmp_path / "m.onnx"), [], context, tmp_path / "log")
     (found,) = find_onnx(str(path))
     assert 1 / 255 < found["step"] < 10 / 255
-    assert quantum_atol(STATIC, path, shop, tmp_path / "log") == 4 * found["step"]
+    assert quantum_atol(STATIC, path, context, tmp_path / "log") == 4 * found["step"]
 
 
 def test_integers_that_a_pt2_returns_are_compared_exactly() -> None:

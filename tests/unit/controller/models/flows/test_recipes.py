@@ -29,14 +29,14 @@ HALF = Flow("half", "onnxruntime", recipe="float16")
 
 
 @pytest.fixture
-def shop(cache: Cache, isolated: Isolated) -> RunContext:
+def context(cache: Cache, isolated: Isolated) -> RunContext:
     return RunContext(cache, isolated)
 
 
 @pytest.fixture
-def apply(shop: RunContext, tmp_path: Path):
+def apply(context: RunContext, tmp_path: Path):
     def call(flow: Flow, path: Path, inputs: Any = (), **settings: Any) -> Path:
-        return apply_recipe(flow, path, inputs, shop, tmp_path / "recipe.log", **settings)
+        return apply_recipe(flow, path, inputs, context, tmp_path / "recipe.log", **settings)
 
     return call
 
@@ -302,10 +302,12 @@ def apply(model, output, external, samples, digits):
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))
     with Isolated(1) as pool:
-        shop = RunContext(cache, pool)
-        made = apply_recipe(Flow("f", "iree", recipe="round", settings={"digits": 1}), CNN, [], shop, tmp_path / "log")
+        context = RunContext(cache, pool)
+        made = apply_recipe(
+            Flow("f", "iree", recipe="round", settings={"digits": 1}), CNN, [], context, tmp_path / "log"
+        )
         exact = tensors(CNN)["conv1.weight"]
         np.testing.assert_array_equal(tensors(made)["conv1.weight"], exact.round(1))
         dying = Flow("f", "iree", recipe="round", settings={"digits": -1})
         with pytest.raises(ImportFailed, match=r"the recipe round cannot be applied.*SIGABRT"):
-            apply_recipe(dying, CNN, [], shop, tmp_path / "log")
+            apply_recipe(dying, CNN, [], context, tmp_path / "log")

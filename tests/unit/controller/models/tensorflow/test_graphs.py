@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 
 from hil.controller.models.tensorflow.graphs import (
-    converter_words,
+    converter_text,
     leaves,
     numbered,
     read_stablehlo,
@@ -146,5 +146,5 @@ def test_an_errors_own_message_is_told(text, told):
 def test_the_converter_tells_each_operator_once():
     refused = "'tf.Erf' op is no custom op"
     text = f'x: error: loc(callsite(fused["Erf:", "Erf@f"] at "g")): {refused}\n  code\nx.py:3: error: {refused}\n^'
-    assert converter_words(RuntimeError(text)) == refused
-    assert converter_words(ValueError("nothing\nelse")) == "ValueError: nothing else"
+    assert converter_text(RuntimeError(text)) == refused
+    assert converter_text(ValueError("nothing\nelse")) == "ValueError: nothing else"

@@ -21,13 +21,13 @@ FILES = Path(__file__).parents[3] / "executorch_files"
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[RunContext]:
+def context(tmp_path: Path) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
         yield RunContext(Cache(tmp_path / "cache"), isolated)
 
 
-def test_a_bundled_program_becomes_a_bundle(shop: RunContext, tmp_path: Path):
-    bundle = read_bpte(FILES / "mixed.bpte", shop=shop)
+def test_a_bundled_program_becomes_a_bundle(context: RunContext, tmp_path: Path):
+    bundle = read_bpte(FILES / "mixed.bpte", context=context)
     bundle.save(tmp_path / "mixed.hilb")
     (method,) = Bundle.open(tmp_path / "mixed.hilb").methods
     assert method.name == "forward"
@@ -48,28 +48,28 @@ def test_a_bundled_program_becomes_a_bundle(shop: RunContext, tmp_path: Path):
         (b"\0\0\0\0BP99" + b"\0" * 64, "of the version"),
     ],
 )
-def test_what_is_no_bundled_program_is_refused(shop: RunContext, tmp_path: Path, content: bytes | None, said: str):
+def test_what_is_no_bundled_program_is_refused(context: RunContext, tmp_path: Path, content: bytes | None, said: str):
     path = tmp_path / "a.bpte"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=r"a\.bpte") as error:
-        read_bpte(path, shop=shop)
+        read_bpte(path, context=context)
     assert said in error.value.message
 
 
-def test_a_case_that_is_cut_off_is_refused(shop: RunContext, tmp_path: Path):
+def test_a_case_that_is_cut_off_is_refused(context: RunContext, tmp_path: Path):
     path = tmp_path / "a.bpte"
     whole = (FILES / "mixed.bpte").read_bytes()
     for size in range(8, len(whole) - 1, 97):
         path.write_bytes(whole[:size])
         with pytest.raises(UsageError, match=r"a\.bpte"):
-            read_bpte(path, shop=shop)
+            read_bpte(path, context=context)
 
 
-def test_a_tensor_in_the_place_of_the_programs_own_number_is_refused(shop: RunContext, tmp_path: Path):
+def test_a_tensor_in_the_place_of_the_programs_own_number_is_refused(context: RunContext, tmp_path: Path):
     path = tmp_path / "a.bpte"
     program = (FILES / "numbers.pte").read_bytes()
     places = len(read_methods(memoryview(program))["forward"].inputs)
     path.write_bytes(bundled([(2, 4)] * places, program))
     with pytest.raises(UsageError, match="is a tensor, the program has"):
-        read_bpte(path, shop=shop)
+        read_bpte(path, context=context)

@@ -25,7 +25,7 @@ FLOAT = TensorProto.FLOAT
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory) -> Iterator[RunContext]:
+def context(tmp_path_factory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
         yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
@@ -50,12 +50,12 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def create(model: Path, shop: RunContext, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
+def create(model: Path, context: RunContext, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
     monkeypatch.chdir(model.parent)
 
     def call(*cases: str, random: int | None = None, functions: tuple[str, ...] = (), **options: Any) -> Bundle:
         request = Request(model, functions, Options(runtime="onnxruntime", **options), cases, random)
-        return create_bundle(request, choose(), shop, connect=lambda: pytest.fail("no board is needed"))
+        return create_bundle(request, choose(), context, connect=lambda: pytest.fail("no board is needed"))
 
     return call
 

@@ -27,23 +27,23 @@ from hil.errors import UsageError
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory) -> Iterator[RunContext]:
+def context(tmp_path_factory) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
         yield RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture
-def golden(tmp_path, shop) -> Path:
+def golden(tmp_path, context) -> Path:
     """A bundle of two cases as a golden folder."""
-    write_format("golden", bundle(tmp_path), tmp_path / "golden", shop=shop)
+    write_format("golden", bundle(tmp_path), tmp_path / "golden", context=context)
     return tmp_path / "golden"
 
 
-def read(folder: Path, shop: RunContext, form: str = "golden") -> Bundle:
-    return read_format(form, folder, shop=shop)
+def read(folder: Path, context: RunContext, form: str = "golden") -> Bundle:
+    return read_format(form, folder, context=context)
 
 
-def test_every_dtype_goes_through_a_golden_folder(tmp_path, shop):
+def test_every_dtype_goes_through_a_golden_folder(tmp_path, context):
     specs = [TensorSpec(dtype, dtype, shape) for dtype in DTYPES for shape in [(2, 3)]]
     specs += [TensorSpec("scalar", "float32", ()), TensorSpec("empty", "bfloat16", (0, 4))]
     values = [random_tensor(spec, spec.shape, seed=1) for spec in specs]
@@ -52,8 +52,8 @@ def test_every_dtype_goes_through_a_golden_folder(tmp_path, shop):
         [MethodTestSuite("f", [MethodTestCase(values, values, rtol=0.5, name="../../a case", source="x 1")])],
         made={"model": {"name": "m"}},
     )
-    write_format("golden", made, tmp_path / "golden", shop=shop)
-    assert read(tmp_path / "golden", shop).digest == made.digest
+    write_format("golden", made, tmp_path / "golden", context=context)
+    assert read(tmp_path / "golden", context).digest == made.digest
     assert {path.name for path in tmp_path.iterdir()} == {"golden", "main.bin", "weights"}
 
 
@@ -63,16 +63,16 @@ def noisy(folder: Path) -> Bundle:
     return bundle(folder, replace(first, noise={"y": Noise(2e-3, 1e-3, 2e-3)}))
 
 
-def test_a_golden_folder_keeps_the_noise_of_what_is_expected(tmp_path, shop):
+def test_a_golden_folder_keeps_the_noise_of_what_is_expected(tmp_path, context):
     made = noisy(tmp_path)
-    write_format("golden", made, tmp_path / "golden", shop=shop)
-    again = read(tmp_path / "golden", shop)
+    write_format("golden", made, tmp_path / "golden", context=context)
+    again = read(tmp_path / "golden", context)
     assert again.digest == made.digest
     assert again.methods[0].cases[0].noise == {"y": Noise(2e-3, 1e-3, 2e-3)}
     text = (tmp_path / "golden" / "golden.json").read_text()
     (tmp_path / "golden" / "golden.json").write_text(text.replace("0.001", "-0.001"))
     with pytest.raises(UsageError, match=r"cases\[0\].noise.y must be three numbers of 0 or more"):
-        read(tmp_path / "golden", shop)
+        read(tmp_path / "golden", context)
 
 
 def test_a_flag_file_is_no_stricter_than_hil_where_there_is_noise(tmp_path):
@@ -81,13 +81,13 @@ def test_a_flag_file_is_no_stricter_than_hil_where_there_is_noise(tmp_path):
     assert float(atol.partition("=")[2]) == 8e-3
 
 
-def test_methods_whose_names_are_alike_do_not_share_a_folder(tmp_path, shop):
+def test_methods_whose_names_are_alike_do_not_share_a_folder(tmp_path, context):
     one = program(tmp_path)
     signature = Signature(tuple(one.inputs), tuple(one.outputs))
     suites = [MethodTestSuite(name, [case()]) for name in ("f/x", "f:x")]
     made = Bundle.create(one, suites, signatures={"f/x": signature, "f:x": signature})
-    write_format("golden", made, tmp_path / "golden", shop=shop)
-    assert read(tmp_path / "golden", shop).digest == made.digest
+    write_format("golden", made, tmp_path / "golden", context=context)
+    assert read(tmp_path / "golden", context).digest == made.digest
 
 
 @pytest.mark.parametrize(
@@ -112,38 +112,38 @@ def test_methods_whose_names_are_alike_do_not_share_a_folder(tmp_path, shop):
         (lambda d: d["methods"][0].update(cases=[]), "verifies nothing"),
     ],
 )
-def test_a_golden_folder_that_says_what_cannot_be_is_refused(golden, shop, change, message):
+def test_a_golden_folder_that_says_what_cannot_be_is_refused(golden, context, change, message):
     document = json.loads((golden / "golden.json").read_text())
     change(document)
     (golden / "golden.json").write_text(json.dumps(document))
     with pytest.raises(UsageError) as caught:
-        read(golden, shop)
+        read(golden, context)
     assert message in caught.value.message
 
 
 @pytest.mark.parametrize("data", [b"", b"[" * 100_000, b"\xff", b"[]"])
-def test_a_golden_json_that_is_none_is_refused(golden, shop, data):
+def test_a_golden_json_that_is_none_is_refused(golden, context, data):
     (golden / "golden.json").write_bytes(data)
     with pytest.raises(UsageError, match=r"no JSON|must be an object"):
-        read(golden, shop)
+        read(golden, context)
 
 
-def test_a_golden_tensor_that_is_pickled_is_refused(golden, shop):
+def test_a_golden_tensor_that_is_pickled_is_refused(golden, context):
     (path,) = golden.glob("*/0-0/input_0.npy")
     np.save(path, np.array([{}], object), allow_pickle=True)
     with pytest.raises(UsageError, match=r"no.* readable \.npy"):
-        read(golden, shop)
+        read(golden, context)
 
 
 @pytest.mark.parametrize(
     "shape", ["(1099511627776,)", "(1099511627776, 1099511627776)", "(4294967296,) * 4", "(-3, 2)"]
 )
-def test_a_golden_tensor_of_an_absurd_shape_is_refused(golden, shop, shape):
+def test_a_golden_tensor_of_an_absurd_shape_is_refused(golden, context, shape):
     (path,) = golden.glob("*/0-0/input_0.npy")
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + b"\0" * 24)
     with pytest.raises(UsageError, match=r"readable \.npy|is .* float32, the method takes"):
-        read(golden, shop)
+        read(golden, context)
 
 
 def model(folder: Path, name: str = "model.onnx") -> Path:
@@ -152,24 +152,24 @@ def model(folder: Path, name: str = "model.onnx") -> Path:
     return save_model(folder / name, [helper.make_node("Add", ["x", "x"], ["y"])], [("x", *value)], [("y", *value)])
 
 
-def test_onnx_test_data_needs_a_model_and_cases(tmp_path, shop):
+def test_onnx_test_data_needs_a_model_and_cases(tmp_path, context):
     folder = tmp_path / "data"
     with pytest.raises(UsageError, match="no folder with one ONNX model"):
-        read(tmp_path / "nowhere", shop, "onnx")
+        read(tmp_path / "nowhere", context, "onnx")
     model(folder)
     with pytest.raises(UsageError, match="no test data"):
-        read(folder, shop, "onnx")
+        read(folder, context, "onnx")
     cases = folder / "test_data_set_0"
     cases.mkdir()
     for name, values in {"input_0": [1, 2], "output_0": [2, 4]}.items():
         tensor = onnx.numpy_helper.from_array(np.array(values, np.float32))
         (cases / f"{name}.pb").write_bytes(tensor.SerializeToString())
     model(folder, "another.onnx")  # model.onnx is the one
-    (method,) = read(folder, shop, "onnx").methods
+    (method,) = read(folder, context, "onnx").methods
     assert [one.expected_outputs["y"].tolist() for one in method.cases] == [[2, 4]]
     (cases / "input_0.pb").write_bytes(b"no tensor")
     with pytest.raises(UsageError, match="no ONNX tensor"):
-        read(folder, shop, "onnx")
+        read(folder, context, "onnx")
 
 
 def flagfiles(folder: Path, **files: str) -> Path:
@@ -188,12 +188,12 @@ def flagfiles(folder: Path, **files: str) -> Path:
         ({"a": "--modules=a.vmfb\n"}, "does not know"),
     ],
 )
-def test_flag_files_must_be_of_one_module(tmp_path, shop, files, message):
+def test_flag_files_must_be_of_one_module(tmp_path, context, files, message):
     with pytest.raises(UsageError, match=message):
-        read(flagfiles(tmp_path, **files), shop, "flagfile")
+        read(flagfiles(tmp_path, **files), context, "flagfile")
 
 
-def test_what_iree_s_tools_cannot_compare_is_not_written(tmp_path, shop):
+def test_what_iree_s_tools_cannot_compare_is_not_written(tmp_path, context):
     for dtype, rtol, message in [
         ("float8_e5m2", None, "compares no float8"),
         ("int32", 0.1, "compares integers exactly"),
@@ -203,30 +203,30 @@ def test_what_iree_s_tools_cannot_compare_is_not_written(tmp_path, shop):
         artifact = replace(program(tmp_path, [spec], [spec]), runtime="iree")
         made = Bundle.create(artifact, [MethodTestSuite("f", [MethodTestCase([value], [value], rtol=rtol)])])
         with pytest.raises(UsageError, match=message):
-            write_format("flagfile", made, tmp_path / "flags", shop=shop)
+            write_format("flagfile", made, tmp_path / "flags", context=context)
         assert not (tmp_path / "flags").exists()
 
 
 @pytest.mark.parametrize(("form", "message"), [("flagfile", "is for none"), ("onnx", "no ONNX model")])
-def test_a_program_of_another_runtime_is_refused(tmp_path, shop, form, message):
+def test_a_program_of_another_runtime_is_refused(tmp_path, context, form, message):
     with pytest.raises(UsageError, match=message):
-        write_format(form, bundle(tmp_path), tmp_path / "out", shop=shop)
+        write_format(form, bundle(tmp_path), tmp_path / "out", context=context)
 
 
-def test_an_onnx_model_has_one_method(tmp_path, shop):
+def test_an_onnx_model_has_one_method(tmp_path, context):
     (tmp_path / "m.onnx").touch()
     signature = Signature(tuple(program(tmp_path).inputs), tuple(program(tmp_path).outputs))
     artifact = Artifact("onnxruntime", "m.onnx", {"m.onnx": tmp_path / "m.onnx"}, {}, "f", "none")
     suites = [MethodTestSuite("f", [case()])]
     made = Bundle.create(artifact, suites, signatures={"f": signature, "g": signature})
     with pytest.raises(UsageError, match="2 methods"):
-        write_format("onnx", made, tmp_path / "out", shop=shop)
+        write_format("onnx", made, tmp_path / "out", context=context)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_form_that_there_is_not_is_refused_with_those_that_there_are(tmp_path, shop):
+def test_a_form_that_there_is_not_is_refused_with_those_that_there_are(tmp_path, context):
     with pytest.raises(UsageError) as caught:
-        read_format("gold", tmp_path, shop=shop)
+        read_format("gold", tmp_path, context=context)
     assert "did you mean 'golden'" in caught.value.hint and "bpte" in caught.value.hint
 
 
@@ -235,12 +235,12 @@ def test_each_form_says_in_a_line_what_it_is():
     assert {"onnx", "flagfile", "golden", "bpte"} <= set(formats())
 
 
-def test_artifacts_may_be_of_any_runtime(tmp_path, shop):
+def test_artifacts_may_be_of_any_runtime(tmp_path, context):
     """A vendor's program goes through a golden folder as any other does."""
     spec = TensorSpec("x", "float32", (1,))
     (tmp_path / "p.bin").write_bytes(b"p")
     artifact = Artifact("vendor", "p.bin", {"p.bin": tmp_path / "p.bin"}, {}, "f", "vcc 1", (), (spec,), (spec,))
     value = np.ones(1, np.float32)
     made = Bundle.create(artifact, [MethodTestSuite("f", [MethodTestCase([value], [value])])])
-    write_format("golden", made, tmp_path / "golden", shop=shop)
-    assert read(tmp_path / "golden", shop).program.runtime == "vendor"
+    write_format("golden", made, tmp_path / "golden", context=context)
+    assert read(tmp_path / "golden", context).program.runtime == "vendor"

@@ -20,26 +20,26 @@ FILES = Path(__file__).parents[3] / "executorch_files"
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[RunContext]:
+def context(tmp_path: Path) -> Iterator[RunContext]:
     with Isolated(1) as isolated:
         yield RunContext(Cache(tmp_path / "cache"), isolated)
 
 
-def test_a_damaged_file_says_so(tmp_path, shop):
+def test_a_damaged_file_says_so(tmp_path, context):
     for name, data in {"net.bpte": b"\0\0\0\0BP08" + b"\xff" * 40, "net.hilb": b"\x89HILB" + b"\xff" * 40}.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UsageError, match=r"net\.(bpte|hilb)"):
-            cases_in(tmp_path / name, shop)
+            cases_in(tmp_path / name, context)
 
 
-def test_a_program_without_cases_has_none(tmp_path, shop):
+def test_a_program_without_cases_has_none(tmp_path, context):
     file = tmp_path / "net.bpte"
     file.write_bytes(b"\x10\0\0\0ET12" + b"\0" * 40)
-    assert cases_in(file, shop) == []
+    assert cases_in(file, context) == []
 
 
-def test_a_bundled_program_of_executorch_brings_all_its_cases(tmp_path, shop):
-    found = cases_in(FILES / "mixed.bpte", shop)
+def test_a_bundled_program_of_executorch_brings_all_its_cases(tmp_path, context):
+    found = cases_in(FILES / "mixed.bpte", context)
     assert [one.name for one in found] == ["forward_0", "forward_1", "forward_2"]
     begun = found[2].make(tmp_path).begin(Options(), tmp_path)
     assert begun.options.runtime == begun.artifact.runtime == "executorch" and begun.options.function == "forward"
@@ -49,13 +49,13 @@ def test_a_bundled_program_of_executorch_brings_all_its_cases(tmp_path, shop):
     assert found[2].make(tmp_path).begin(Options(rtol=0.5), tmp_path).options.rtol == 0.5
 
 
-def test_cases_of_one_program_share_its_files(tmp_path, shop):
+def test_cases_of_one_program_share_its_files(tmp_path, context):
     made = bundle(tmp_path, *(case(size, name=f"case {size}") for size in (1, 2, 3)))
     made.save(tmp_path / "a.hilb")
-    write_format("golden", made, tmp_path / "golden", shop=shop)
+    write_format("golden", made, tmp_path / "golden", context=context)
     programs = set()
     for file in (tmp_path / "a.hilb", tmp_path / "golden" / "golden.json"):
-        found = cases_in(file, shop)
+        found = cases_in(file, context)
         assert [one.name for one in found] == ["f_case 1", "f_case 2", "f_case 3"]
         for number, one in enumerate(found, 1):
             begun = one.make(tmp_path).begin(Options(), tmp_path)

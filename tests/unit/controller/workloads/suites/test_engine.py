@@ -32,9 +32,9 @@ def engine(tmp_path):
     """An engine of two boards on which nothing runs yet."""
     choices = [choose(f"unix:{tmp_path / name}", "") for name in ("a", "b")]
     with Isolated(1) as isolated:
-        shop = RunContext(Cache(tmp_path / "cache"), isolated)
+        context = RunContext(Cache(tmp_path / "cache"), isolated)
         run = SuiteRun(tmp_path / "run", {})
-        yield Engine(Request("s"), load_flow("onnxruntime"), choices, suite_runner(shop), run)
+        yield Engine(Request("s"), load_flow("onnxruntime"), choices, suite_runner(context), run)
 
 
 def task(name: str, *boards: str) -> Task:

@@ -21,17 +21,17 @@ pytestmark = pytest.mark.ci  # making the cases takes onnx seconds
 
 
 @pytest.fixture(scope="module")
-def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+def context(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
-def cases(shop: RunContext) -> dict[str, CaseSpec]:
-    return {case.id: case for case in operator_cases(load_flow("onnxruntime"), shop)}
+def cases(context: RunContext) -> dict[str, CaseSpec]:
+    return {case.id: case for case in operator_cases(load_flow("onnxruntime"), context)}
 
 
 @pytest.fixture
-def made(cases: dict[str, CaseSpec], shop: RunContext, tmp_path: Path) -> Iterator[object]:
+def made(cases: dict[str, CaseSpec], context: RunContext, tmp_path: Path) -> Iterator[object]:
     yield lambda name: cases[name].make(tmp_path)
 
 
@@ -79,22 +79,22 @@ def test_an_operator_is_told_from_the_body_of_its_function(cases):
     assert cases["clip_expanded"].op == "Clip (expanded)"
 
 
-def test_what_they_are_made_from_has_a_digest_that_is_another_for_another_flow(shop, cases):
+def test_what_they_are_made_from_has_a_digest_that_is_another_for_another_flow(context, cases):
     (content,) = {case.content for case in cases.values()}
-    (other,) = {case.content for case in operator_cases(load_flow("iree"), shop)}
+    (other,) = {case.content for case in operator_cases(load_flow("iree"), context)}
     assert content and other and content != other
 
 
-def test_they_are_made_once_for_all_that_share_a_cache(shop, cases):
-    before = [(entry.key, entry.path.stat().st_mtime_ns) for entry in shop.cache.ls() if entry.kind == "node-tests"]
-    assert [case.id for case in operator_cases(load_flow("onnxruntime"), shop)] == list(cases)
-    after = [(entry.key, entry.path.stat().st_mtime_ns) for entry in shop.cache.ls() if entry.kind == "node-tests"]
+def test_they_are_made_once_for_all_that_share_a_cache(context, cases):
+    before = [(entry.key, entry.path.stat().st_mtime_ns) for entry in context.cache.ls() if entry.kind == "node-tests"]
+    assert [case.id for case in operator_cases(load_flow("onnxruntime"), context)] == list(cases)
+    after = [(entry.key, entry.path.stat().st_mtime_ns) for entry in context.cache.ls() if entry.kind == "node-tests"]
     assert len(before) == 1 and before == after
 
 
-def test_a_flow_with_a_recipe_runs_what_it_made_and_keeps_what_the_test_expects_of_the_plain_model(shop, tmp_path):
+def test_a_flow_with_a_recipe_runs_what_it_made_and_keeps_what_the_test_expects_of_the_plain_model(context, tmp_path):
     flow = Flow("half", "onnxruntime", recipe="float16")
-    (case,) = [case for case in operator_cases(flow, shop) if case.id == "matmul_2d"]
+    (case,) = [case for case in operator_cases(flow, context) if case.id == "matmul_2d"]
     data = case.make(tmp_path)
     assert data.plain_path is not None
     assert "Cast" in {node.op_type for node in onnx.load(data.path).graph.node}

@@ -26,12 +26,12 @@ PLAIN = Flow("onnxruntime", "onnxruntime")
 
 
 @pytest.fixture(scope="module")
-def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+def context(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture
-def data_of(shop: RunContext, tmp_path: Path) -> Callable[[Suite, str], CaseData]:
+def data_of(context: RunContext, tmp_path: Path) -> Callable[[Suite, str], CaseData]:
     def make(suite: Suite, case_id: str) -> CaseData:
         folder = tmp_path / "case" / case_id
         folder.mkdir(parents=True)
@@ -53,25 +53,28 @@ def ids(suite: Suite) -> list[str]:
     return [case.id for case in suite.cases]
 
 
-def test_a_model_is_a_case_and_so_is_each_of_its_layers(tmp_path, shop):
+def test_a_model_is_a_case_and_so_is_each_of_its_layers(tmp_path, context):
     two_layers(tmp_path / "net.onnx")
-    suite = open_suite(Request(str(tmp_path)), PLAIN, shop)
+    suite = open_suite(Request(str(tmp_path)), PLAIN, context)
     assert ids(suite) == ["net_full_model", "net_layer_MatMul_mix", "net_layer_Relu_clamp"]
     assert [case.op for case in suite.cases] == ["", "MatMul", "Relu"]
     assert [case.layer for case in suite.cases] == ["", "MatMul_mix", "Relu_clamp"]
     assert (suite.name, suite.expected) == (tmp_path.name, tmp_path / "expected.toml")
 
 
-def test_layers_can_be_left_out_and_fused(tmp_path, shop):
+def test_layers_can_be_left_out_and_fused(tmp_path, context):
     path = str(two_layers(tmp_path / "net.onnx"))
-    assert ids(open_suite(Request(path, layers=False), PLAIN, shop)) == ["net_full_model"]
-    assert ids(open_suite(Request(path, group="fused"), PLAIN, shop)) == ["net_full_model", "net_layer_MatMul+Relu_mix"]
+    assert ids(open_suite(Request(path, layers=False), PLAIN, context)) == ["net_full_model"]
+    assert ids(open_suite(Request(path, group="fused"), PLAIN, context)) == [
+        "net_full_model",
+        "net_layer_MatMul+Relu_mix",
+    ]
 
 
 @pytest.mark.parametrize(
     ("merge", "left"), [("content", ["first", "second"]), ("shape", ["first"]), ("none", ["first", "again", "second"])]
 )
-def test_layers_that_are_merged_are_one_case(tmp_path, shop, merge, left):
+def test_layers_that_are_merged_are_one_case(tmp_path, context, merge, left):
     tensors = [numpy_helper.from_array(np.eye(3, dtype=np.float32) * size, f"w{size}") for size in (1, 2)]
     nodes = [
         helper.make_node("MatMul", ["x", f"w{size}"], [name], name)
@@ -79,25 +82,25 @@ def test_layers_that_are_merged_are_one_case(tmp_path, shop, merge, left):
     ]
     outputs = [(name, TensorProto.FLOAT, [2, 3]) for name in ("first", "again", "second")]
     path = save_model(tmp_path / "net.onnx", nodes, [("x", TensorProto.FLOAT, [2, 3])], outputs, tensors)
-    suite = open_suite(Request(str(path), merge=merge), PLAIN, shop)
+    suite = open_suite(Request(str(path), merge=merge), PLAIN, context)
     assert ids(suite) == ["net_full_model", *(f"net_layer_MatMul_{name}" for name in left)]
 
 
-def test_layers_are_merged_in_no_other_way(tmp_path, shop):
+def test_layers_are_merged_in_no_other_way(tmp_path, context):
     with pytest.raises(UsageError, match="by 'size'"):
-        open_suite(Request(str(two_layers(tmp_path / "net.onnx")), merge="size"), PLAIN, shop)
+        open_suite(Request(str(two_layers(tmp_path / "net.onnx")), merge="size"), PLAIN, context)
 
 
-def test_layers_run_on_what_the_reference_computed_for_the_whole_model(tmp_path, shop, data_of):
-    suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx"))), PLAIN, shop)
+def test_layers_run_on_what_the_reference_computed_for_the_whole_model(tmp_path, context, data_of):
+    suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx"))), PLAIN, context)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     (hidden,) = clamp.inputs.values()
     np.testing.assert_allclose(hidden, whole.inputs["x"] @ np.array([[1, -1], [2, 0], [0, 3]]), rtol=1e-5)
     assert [node.op_type for node in onnx.load(clamp.path).graph.node] == ["Relu"]
 
 
-def test_random_inputs_of_layers_are_in_the_range_of_what_the_reference_computed_but_others(tmp_path, shop, data_of):
-    suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx")), layer_inputs="random"), PLAIN, shop)
+def test_random_inputs_of_layers_are_in_the_range_of_what_the_reference_computed_but_others(tmp_path, context, data_of):
+    suite = open_suite(Request(str(two_layers(tmp_path / "net.onnx")), layer_inputs="random"), PLAIN, context)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     (hidden,) = clamp.inputs.values()
     real = whole.inputs["x"] @ np.array([[1, -1], [2, 0], [0, 3]], np.float32)
@@ -105,49 +108,49 @@ def test_random_inputs_of_layers_are_in_the_range_of_what_the_reference_computed
     assert not np.array_equal(hidden, real)
 
 
-def test_files_beside_a_model_are_its_inputs_and_expected_outputs(tmp_path, shop, data_of):
+def test_files_beside_a_model_are_its_inputs_and_expected_outputs(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx", batch="N")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((5, 3), np.float32))
     np.savez(tmp_path / "net.expected.npz", y=np.zeros((5, 2), np.float32))
-    suite = open_suite(Request(str(tmp_path)), PLAIN, shop)
+    suite = open_suite(Request(str(tmp_path)), PLAIN, context)
     whole, clamp = data_of(suite, "net_full_model"), data_of(suite, "net_layer_Relu_clamp")
     assert whole.inputs["x"].shape == (5, 3)
     assert whole.expected["y"].shape == (5, 2)
     assert next(iter(clamp.inputs.values())).shape == (5, 2)
 
 
-def test_an_open_dimension_is_told_of_and_can_be_given(tmp_path, shop, data_of):
+def test_an_open_dimension_is_told_of_and_can_be_given(tmp_path, context, data_of):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(ImportFailed, match="N"):
-        data_of(open_suite(Request(path), PLAIN, shop), "net_full_model")
-    suite = open_suite(Request(path, dims={"N": 7}), PLAIN, shop)
+        data_of(open_suite(Request(path), PLAIN, context), "net_full_model")
+    suite = open_suite(Request(path, dims={"N": 7}), PLAIN, context)
     assert len(suite.cases) == 3
     assert data_of(suite, "net_layer_MatMul_mix").inputs["x"].shape == (7, 3)
 
 
-def test_a_dimension_that_no_model_has_is_refused(tmp_path, shop):
+def test_a_dimension_that_no_model_has_is_refused(tmp_path, context):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(UsageError, match="dimension of that name") as caught:
-        open_suite(Request(path, dims={"M": 7}), PLAIN, shop)
+        open_suite(Request(path, dims={"M": 7}), PLAIN, context)
     assert "N" in caught.value.hint
 
 
-def test_a_model_that_cannot_be_read_is_a_case_that_says_so_and_the_others_stay(tmp_path, shop, data_of):
+def test_a_model_that_cannot_be_read_is_a_case_that_says_so_and_the_others_stay(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
-    suite = open_suite(Request(str(tmp_path)), PLAIN, shop)
+    suite = open_suite(Request(str(tmp_path)), PLAIN, context)
     assert ids(suite)[:2] == ["broken_full_model", "net_full_model"]
     assert len(suite.cases) == 4
     with pytest.raises(ImportFailed, match=r"broken\.onnx"):
         data_of(suite, "broken_full_model")
 
 
-def test_what_a_model_and_its_layers_are_made_from_has_a_digest(tmp_path, shop):
+def test_what_a_model_and_its_layers_are_made_from_has_a_digest(tmp_path, context):
     two_layers(tmp_path / "net.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07nonsense")
 
     def content(flow: Flow = PLAIN) -> str:
-        broken, *net = open_suite(Request(str(tmp_path)), flow, shop).cases
+        broken, *net = open_suite(Request(str(tmp_path)), flow, context).cases
         assert broken.content == "" and len(net) == 3
         (digest,) = {case.content for case in net}
         return digest
@@ -162,36 +165,38 @@ def test_what_a_model_and_its_layers_are_made_from_has_a_digest(tmp_path, shop):
     assert len(set(seen)) == 5 and content() == seen[-1]
 
 
-def test_inputs_that_a_model_does_not_take_are_told_with_its_case(tmp_path, shop, data_of):
+def test_inputs_that_a_model_does_not_take_are_told_with_its_case(tmp_path, context, data_of):
     two_layers(tmp_path / "net.onnx")
     np.savez(tmp_path / "net.inputs.npz", x=np.ones((9, 9), np.float32))
-    suite = open_suite(Request(str(tmp_path)), PLAIN, shop)
+    suite = open_suite(Request(str(tmp_path)), PLAIN, context)
     assert ids(suite) == ["net_full_model"]
     with pytest.raises(ImportFailed, match="takes 2x3 float32"):
         data_of(suite, "net_full_model")
 
 
-def test_a_recipe_is_applied_before_a_model_is_cut(tmp_path, shop, data_of):
-    suite = open_suite(Request(str(DIGITS / "digits_cnn.onnx")), load_flow("onnxruntime-static-int8-per-channel"), shop)
+def test_a_recipe_is_applied_before_a_model_is_cut(tmp_path, context, data_of):
+    suite = open_suite(
+        Request(str(DIGITS / "digits_cnn.onnx")), load_flow("onnxruntime-static-int8-per-channel"), context
+    )
     assert any("QuantizeLinear" in case.op for case in suite.cases)
     whole = data_of(suite, "digits_cnn_full_model")
     assert whole.plain_path == DIGITS / "digits_cnn.onnx"
     assert "QuantizeLinear" in {node.op_type for node in onnx.load(whole.path).graph.node}
 
 
-def test_a_folder_without_models_is_an_empty_suite(tmp_path, shop):
-    assert open_suite(Request(str(tmp_path)), PLAIN, shop).cases == ()
+def test_a_folder_without_models_is_an_empty_suite(tmp_path, context):
+    assert open_suite(Request(str(tmp_path)), PLAIN, context).cases == ()
 
 
 @pytest.mark.parametrize(("source", "meant"), [("model", "'models'"), ("operator", "'operators'")])
-def test_a_source_that_is_not_there_is_refused_with_what_was_meant(shop, source, meant):
+def test_a_source_that_is_not_there_is_refused_with_what_was_meant(context, source, meant):
     with pytest.raises(UsageError, match="no suite, model or folder") as caught:
-        open_suite(Request(source), PLAIN, shop)
+        open_suite(Request(source), PLAIN, context)
     assert f"did you mean {meant}" in caught.value.hint
 
 
-def test_hils_own_models_come_whole_and_in_layers(shop, data_of):
-    suite = open_suite(Request("models"), PLAIN, shop)
+def test_hils_own_models_come_whole_and_in_layers(context, data_of):
+    suite = open_suite(Request("models"), PLAIN, context)
     found = ids(suite)
     assert len(found) == len(set(found)) > 200
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", name) for name in found)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from hil.controller.backends.references import refer_with_fallback
+from hil.controller.backends.references import run_reference_with_fallback
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.storage.cache import Cache
@@ -19,13 +19,13 @@ from hil.controller.workloads.suites.zoo import BUILDERS, build, zoo_models
 
 
 @pytest.fixture(scope="module")
-def shop(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+def context(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
 
 
 @pytest.fixture(scope="module")
-def models(shop: RunContext) -> dict[str, SuiteModel]:
-    return {model.name: model for model in zoo_models(shop)}
+def models(context: RunContext) -> dict[str, SuiteModel]:
+    return {model.name: model for model in zoo_models(context)}
 
 
 def operators(model: SuiteModel) -> set[str]:
@@ -90,16 +90,16 @@ def test_the_digits_come_with_images_to_run_and_others_to_calibrate_with(models)
     assert not any(np.array_equal(sample["image"], given) for sample in samples)
 
 
-def test_a_reference_runs_every_model_and_finds_something_to_compare(models, shop, tmp_path):
+def test_a_reference_runs_every_model_and_finds_something_to_compare(models, context, tmp_path):
     sources = {}
     for model in models.values():
-        read = import_model(model.path, dims=model.dims, isolated=shop.isolated, cache=shop.cache)
+        read = import_model(model.path, dims=model.dims, isolated=context.isolated, cache=context.cache)
         inputs = make_inputs(read.inputs, model.given(), ranges=read.ranges, dims=read.dims)
-        result = refer_with_fallback(
+        result = run_reference_with_fallback(
             read,
             inputs,
-            cache=shop.cache,
-            isolated=shop.isolated,
+            cache=context.cache,
+            isolated=context.isolated,
             recompute=False,
             timeout=120.0,
             log=Path(tmp_path) / "reference.log",
