@@ -40,7 +40,7 @@ def answer(as_json: bool, document: Mapping[str, Any], *lines: str, show: Callab
             show()
         for line in lines:
             click.echo(line)
-    return int(document.get("exit_code", 0))
+    return int(document.get("exit_code") or 0)  # of a run that has not ended there is none
 
 
 def say(text: str) -> None:

@@ -23,6 +23,7 @@ _WORKER = "hil.controller.farm.host.worker"
 _SIMULATOR = "hil.sim.__main__"
 _PRELOADED = (
     _WORKER,
+    "hil.controller.farm.host.job_attempt",
     "hil.controller.workloads.board_checks",
     "hil.controller.workloads.run_job",
     "hil.controller.devices.links.agent",

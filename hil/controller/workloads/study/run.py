@@ -22,6 +22,7 @@ from hil.controller.storage.runs import storing, write_json
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.record import (
     FAILED,
+    NOT_REACHED,
     PASSED,
     SCHEMA,
     Asked,
@@ -303,6 +304,9 @@ class _Study:
         except BoardError as error:
             self.pool.reconnect(self.choice, error)
             row.outcome, row.detail = Outcome(error.outcome or Outcome.BOARD_LOST), error.detail or error.message
+            if row.failed is None:  # the board of a row before was lost and is not to be had again
+                reached = next(one for one in row.stages if one.outcome == NOT_REACHED)
+                reached.outcome, reached.message = FAILED, error.message
             self.screen.note(f"the board was lost: {error.message}")
         except HilError as error:
             row.outcome, row.detail = Outcome(error.outcome or Outcome.RUN_ERROR), error.detail

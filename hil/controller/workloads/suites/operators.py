@@ -133,5 +133,6 @@ def _as_array(value: Any) -> Array | None:
     from onnx import TensorProto, numpy_helper
 
     if isinstance(value, (np.ndarray, np.generic)):
-        value = numpy_helper.from_array(np.asarray(value))
+        array = np.asarray(value)
+        value = numpy_helper.from_array(np.char.decode(array) if array.dtype.kind == "S" else array)
     return parse_pb(value.SerializeToString()) if isinstance(value, TensorProto) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.suite_runs import case
 
-from hil.controller.cli.screen import SuiteScreen
+from hil.controller.cli.screen import SuiteScreen, answer
 
 
 def test_what_is_not_as_it_should_be_is_told_at_once_and_a_lost_board_once(capsys):
@@ -20,3 +20,8 @@ def test_what_is_not_as_it_should_be_is_told_at_once_and_a_lost_board_once(capsy
             screen.end(record)
     told = [line.split()[:2] for line in capsys.readouterr().err.splitlines()]
     assert told == [["FAIL", "wrong"], ["BOARD_LOST", "late0"], ["BOARD_LOST", "cut"]]
+
+
+def test_a_run_that_has_not_ended_is_shown_without_an_exit_code(capsys):
+    assert answer(True, {"id": "a", "exit_code": None}) == 0
+    assert '"exit_code": null' in capsys.readouterr().out

@@ -35,7 +35,7 @@ from hil.controller.workloads.study.toolchains import Making, Program, Way
 from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Request
 from hil.core.results import Artifact, Model, RunResult
-from hil.errors import EXIT_INTERRUPTED, BoardUnreachable, HilError, RunFailed, StageTimeout, UsageError
+from hil.errors import EXIT_INTERRUPTED, BoardLost, BoardUnreachable, HilError, RunFailed, StageTimeout, UsageError
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.target import Target
 
@@ -193,16 +193,16 @@ def by_pytest(place: Path) -> dict[str, str]:
     return {record["model"]: record["outcome"] for record in map(json.loads, lines)}
 
 
-def by_study(place: Path) -> dict[str, str]:
+def by_study(place: Path, ways: tuple[str, ...] = ("fake",)) -> dict[str, str]:
     def make(making: Making) -> Program:
         artifact = compile_model(import_model(Path(f"{making.folder.parent.name}.onnx")), runtime="onnxruntime")
         return Program(artifact, ("x",), ("y",), {})
 
     experiments = [Experiment(name, name, "", place / name) for name in "abc"]
     settings = {"steps": 1, "seed": 0, "rtol": 1e-5, "atol": None, "allow_blind": (), "no_fallback": False}
-    asked = Asked(experiments, ("fake",), timeout=60.0, out=place / "study", resume=False, **settings)  # type: ignore[arg-type]
+    asked = Asked(experiments, ways, timeout=60.0, out=place / "study", resume=False, **settings)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study_run, "WAYS", {"fake": Way(make, lambda: "fake 1", "onnxruntime", ())})
+        patch.setattr(study_run, "WAYS", dict.fromkeys(ways, Way(make, lambda: "fake 1", "onnxruntime", ())))
         patch.setattr(study_run, "needed_version", lambda *_: "1")
         # TensorFlow's training is asked for in a process of its own; what it leaves is read step by step.
         patch.setattr(study_run, "call", lambda *_, **__: None)
@@ -331,6 +331,25 @@ def test_a_suite_goes_on_with_what_was_not_run(fake_boards: FakeBoards, tmp_path
     assert sorted(record.outcome for record in run.records()) == ["PASS"] * 3
     before = [board.did.count("run a") for board in fake_boards.opened]
     assert sum(before) == 1
+
+
+def test_a_row_of_a_study_says_why_where_its_board_was_lost_by_the_one_before(
+    fake_boards: FakeBoards, tmp_path: Path
+) -> None:
+    def gone(message: str) -> BoardLost:
+        fake_boards.refuse[A] = [BoardUnreachable(message)]
+        return lost()
+
+    class Dies(dict[tuple[str, str], BaseException]):
+        def pop(self, key: Any, default: Any = None) -> Any:
+            return gone("no answer") if key == ("load", "a") and len(fake_boards.opened) == 1 else default
+
+    fake_boards.scripts[A] = Dies()
+    by_study(tmp_path, ("fake", "other"))
+    first, second, *others = json.loads((tmp_path / "study" / "study.json").read_text())["rows"]
+    assert (first["outcome"], first["failed_stage"]) == ("BOARD_LOST", "load")
+    assert (second["outcome"], second["message"]) == ("BOARD_UNREACHABLE", "no answer") and second["failed_stage"]
+    assert {row["outcome"] for row in others} == {"PASS"}
 
 
 def test_of_two_boards_one_that_dies_leaves_its_cases_to_the_other(fake_boards: FakeBoards, tmp_path: Path) -> None:
