@@ -86,19 +86,31 @@ def run_reference(model: Model, inputs: Any, **_: Any) -> RunResult:
     return RunResult("fake", {"y": inputs["x"] * 2})
 
 
-def same_everywhere(monkeypatch: pytest.MonkeyPatch, original: Any, fake: Any) -> None:
-    """Put a fake in place of a function or class in every module of hil that has it."""
-    for module in [one for name, one in sys.modules.items() if name.startswith("hil")]:
-        for name in [name for name, value in vars(module).items() if value is original]:
-            monkeypatch.setattr(module, name, fake)
+def places_of(thing: Any) -> list[tuple[Any, str]]:
+    """The modules of hil that have something, each with the name that it has there."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("hil")]
+    return [(module, name) for module in modules for name, value in vars(module).items() if value is thing]
+
+
+FAKES = {
+    importers.import_model: import_model,
+    compilers.compile_model: compile_model,
+    references.run_reference_with_fallback: run_reference,
+    isolated_module.Isolated: FakeIsolated,
+}
 
 
 @pytest.fixture(autouse=True)
-def _objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    same_everywhere(monkeypatch, importers.import_model, import_model)
-    same_everywhere(monkeypatch, compilers.compile_model, compile_model)
-    same_everywhere(monkeypatch, references.run_reference_with_fallback, run_reference)
-    same_everywhere(monkeypatch, isolated_module.Isolated, FakeIsolated)
+def _objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for original, fake in FAKES.items():
+        for module, name in places_of(original):
+            monkeypatch.setattr(module, name, fake)
+    yield
+    # A module that was imported meanwhile has the fake by its import.
+    for original, fake in FAKES.items():
+        for module, name in places_of(fake):
+            if module.__name__ != __name__:
+                setattr(module, name, original)
 
 
 def models(folder: Path, names: str = "abc") -> tuple[Path, ...]:

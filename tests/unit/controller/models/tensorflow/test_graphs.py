@@ -8,12 +8,12 @@ import pytest
 
 from hil.controller.models.tensorflow.graphs import (
     converter_text,
+    error_text,
     leaves,
     numbered,
     read_stablehlo,
     replace_leaves,
     restore,
-    words,
 )
 from hil.controller.models.tensorflow.lower import LoweredFunction, State
 from hil.core.tensors import TensorSpec
@@ -140,7 +140,7 @@ EAGER = "{{function_node __wrapped__MatMul_device_/job:localhost}} In[0] ndims m
     ],
 )
 def test_an_errors_own_message_is_told(text, told):
-    assert words(RuntimeError(text)) == told
+    assert error_text(RuntimeError(text)) == told
 
 
 def test_the_converter_tells_each_operator_once():

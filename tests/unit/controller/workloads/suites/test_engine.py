@@ -42,7 +42,7 @@ def task(name: str, *boards: str) -> Task:
 
 
 def test_a_case_meant_for_a_board_that_leaves_goes_to_one_that_is_left(engine):
-    a, b = engine._seats
+    a, b = engine._slots
     again = task("again", b.name)
     assert engine._queue.put(again)
     engine._leave(b.name, BoardLost("gone"))
