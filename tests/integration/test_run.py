@@ -132,7 +132,6 @@ def test_each_fault_of_the_simulator_ends_in_its_outcome(hil, doubling, fault, o
         assert "Segmentation fault" in ended.case["error"]["detail"]
 
 
-@pytest.mark.daily
 def test_half_precision_truly_differs(hil):
     for runtime in ("iree", "onnxruntime"):
         exact = hil("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim-f16", "--runtime", runtime, "--json")

@@ -113,7 +113,6 @@ def test_a_mismatch_fails_with_commands_that_repeat_it_and_show_it(hil, simulato
         assert hil(*words[1:]).code == code, command
 
 
-@pytest.mark.daily
 def test_expected_failures_are_strict_and_written_from_a_run(hil, simulator, models, tmp_path):
     np.savez(models / "net.expected.npz", t6=np.zeros(8, np.float32))
     run = ("suite", "run", models, "--flow", "onnxruntime", "--board", simulator)

@@ -47,7 +47,6 @@ def passes(client, add: Program) -> bool:
     return bool((next(iter(outputs.values())) == A + A).all())
 
 
-@pytest.mark.daily
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGKILL", "SIGABRT", "SIGBUS"])
 @pytest.mark.parametrize("at", ["run", "load"])
 def test_a_worker_that_dies_of_a_signal_is_reported_and_the_next_run_passes(
