@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ import numpy as np
 from benchmarks import common
 from benchmarks.ssh_layers import DEVICE
 from benchmarks.ssh_rivals import FOLDER, GCM, BareTunnel, Rival
-from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import Target
+from hil.controller.devices.board_factory import open_board
 from hil.controller.devices.client import AgentClient
 from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
 from hil.controller.devices.ssh.connect import open_shell
@@ -78,7 +79,7 @@ def file_rows(board: VirtualBoard, choice: BoardChoice, folder: Path, rounds: in
         forget()
         return [taken]
 
-    with Board(choice, purpose="benchmark") as opened:
+    with open_board(replace(choice, purpose="benchmark")) as opened:
         opened.take()
         got = common.interleave({"hil": hil, "scp": scp, "gcm": lambda: scp(*GCM)}, rounds)
     speed = {name: [FILE_BYTES / 1e6 / one for one in seconds] for name, seconds in got.items()}

@@ -157,9 +157,10 @@ class Stream:
 
     def remember(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """Return the part for a key, made at the first use. It is valid until the next :meth:`renew`."""
-        if key not in self._parts:
-            self._parts[key] = make()
-        return self._parts[key]
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = make()
+        return part
 
     def renew(self) -> None:
         """Forget all names and parts if there are too many."""
