@@ -190,10 +190,10 @@ class IreeProgram:
         return arrays
 
 
-def _part(device: Any, told: str) -> Part:
+def _part(device: Any, asked: str) -> Part:
     """Where a device computes. One of IREE's own drivers calls itself by the driver's name, a vendor's as it likes."""
     own = str(device)
-    return Part(own, elsewhere=True) if own != told and own in rt.query_available_drivers() else Part(told)
+    return Part(own, elsewhere=True) if own != asked and own in rt.query_available_drivers() else Part(asked)
 
 
 def _pushed(specs: Sequence[TensorSpec], arguments: Sequence[Any]) -> Any:

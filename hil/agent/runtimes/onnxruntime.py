@@ -172,13 +172,13 @@ class OnnxProgram:
         return arrays
 
 
-def _parts(nodes: Iterable[tuple[str, str, str]], told: str) -> Placement:
+def _parts(nodes: Iterable[tuple[str, str, str]], asked: str) -> Placement:
     """The parts that (provider, name, operator) of all nodes make, that of the wanted provider first."""
     found: dict[str, list[str]] = {}
     for provider, name, operator in nodes:
         found.setdefault(provider, []).append(f"{name} ({operator})" if name else operator)
-    ordered = sorted(found, key=lambda provider: (provider != told, provider))
-    return tuple(Part.of(provider, found[provider], elsewhere=provider != told) for provider in ordered)
+    ordered = sorted(found, key=lambda provider: (provider != asked, provider))
+    return tuple(Part.of(provider, found[provider], elsewhere=provider != asked) for provider in ordered)
 
 
 def _specs(kind: str, nodes: Any) -> tuple[TensorSpec, ...]:

@@ -92,10 +92,10 @@ class XlaAotProgram:
             raise LoadFailed(str(error)) from error
 
     def _check_sizes(self) -> None:
-        told = self._signature
+        signature = self._signature
         for kind, specs, told_size in (
-            ("argument", told.inputs(variables=True), self._library.hil_xla_argument_size),
-            ("result", told.results(), self._library.hil_xla_result_size),
+            ("argument", signature.inputs(variables=True), self._library.hil_xla_argument_size),
+            ("result", signature.results(), self._library.hil_xla_result_size),
         ):
             for number, spec in enumerate(specs):
                 size, expected = told_size(self._handle, number), size_of(spec)

@@ -85,10 +85,10 @@ def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
     files that nothing needs any more.
     """
     with connected() as farm:
-        told = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
-    counts = ", ".join(f"{count} {what}" for what, count in told["counts"].items() if count) or "nothing"
-    text = f"{'would delete' if dry_run else 'deleted'} {counts}, {told['bytes']:,} bytes"
-    answer(as_json, {"dry_run": dry_run, **told}, text)
+        deleted = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
+    counts = ", ".join(f"{count} {what}" for what, count in deleted["counts"].items() if count) or "nothing"
+    text = f"{'would delete' if dry_run else 'deleted'} {counts}, {deleted['bytes']:,} bytes"
+    answer(as_json, {"dry_run": dry_run, **deleted}, text)
 
 
 @click.command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")

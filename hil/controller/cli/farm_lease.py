@@ -84,8 +84,8 @@ def lease(
             return _run(command, config, holding)
         # Ctrl-C is how one gives it back.
         with contextlib.suppress(KeyboardInterrupt):
-            told = {"board": held.card.name, "job": held.grant.job, "lease": held.grant.lease}
-            answer(as_json, {**told, "config": str(config), "for_s": for_s}, str(config))
+            document = {"board": held.card.name, "job": held.grant.job, "lease": held.grant.lease}
+            answer(as_json, {**document, "config": str(config), "for_s": for_s}, str(config))
             # Whoever reads it wants it while the lease lasts.
             sys.stdout.flush()
             if not as_json:

@@ -178,8 +178,8 @@ def _print(ended: Sequence[EndedJob], document: dict[str, Any], out: Path | None
             }
             print_case(console, {**case, "timings": timings})
         if not cases:
-            told = one.result.outcome or ("ended" if one.result.exit_code == 0 else "failed")
-            click.echo(f"{told}  job {one.name}  {one.result.reason}".rstrip())
+            outcome = one.result.outcome or ("ended" if one.result.exit_code == 0 else "failed")
+            click.echo(f"{outcome}  job {one.name}  {one.result.reason}".rstrip())
         if one.result.files and out:
             click.echo(f"  stored in {_folder(one, ended, out)}")
         elif one.result.files:

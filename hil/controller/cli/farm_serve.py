@@ -112,12 +112,12 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
         process.wait()
         raise
     boards = Counter(board["state"] for board in ask(home, "boards"))
-    told = ", ".join(f"{count} {state}" for state, count in sorted(boards.items())) or "none"
+    states = ", ".join(f"{count} {state}" for state, count in sorted(boards.items())) or "none"
     if not (as_json or sheet["ready"]):
         hint = f"see hil farm events, and {home / LOGS / 'host.log'}"
         say(f"not all of its {wishes.count} boards have answered yet: {hint}")
     document = {**sheet, "home": str(home), "boards": dict(boards)}
-    return answer(as_json, document, f"the farm serves at {sheet['address']}, boards: {told}")
+    return answer(as_json, document, f"the farm serves at {sheet['address']}, boards: {states}")
 
 
 @click.command(epilog="Example: hil farm down")

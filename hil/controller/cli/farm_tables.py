@@ -120,12 +120,12 @@ def summary(stats: Mapping[str, Any], busy: int | None = None) -> list[Text]:
     """A line about the jobs and one about the boards."""
     jobs, queue = stats["jobs"], {name: count for name, count in stats["queue"].items() if count}
     classes = f" ({', '.join(f'{count} {name}' for name, count in queue.items())})" if set(queue) - {"normal"} else ""
-    told = [f"{jobs.get(state.value, 0)} {state.value}" for state in JobState]
-    told[0] += classes
+    counts = [f"{jobs.get(state.value, 0)} {state.value}" for state in JobState]
+    counts[0] += classes
     some = [(f"{count} {state}", _STYLES.get(state, "")) for state, count in stats["boards"].items() if count]
     boards = [part for one in some for part in (one, ", ")][:-1] or ["none"]
     return [
-        line(("jobs:   ", "bold"), ", ".join(told)),
+        line(("jobs:   ", "bold"), ", ".join(counts)),
         line(("boards: ", "bold"), *boards, "" if busy is None else f"; {busy} busy"),
     ]
 
@@ -133,8 +133,8 @@ def summary(stats: Mapping[str, Any], busy: int | None = None) -> list[Text]:
 def latency(stats: Mapping[str, Any]) -> Text:
     """How long jobs waited for a board."""
     half, most = stats["waiting_s"]["p50"], stats["waiting_s"]["p95"]
-    told = "no job began lately" if half is None else f"half within {duration(half)}, 95 of 100 within {duration(most)}"
-    return line(("waited: ", "bold"), told)
+    text = "no job began lately" if half is None else f"half within {duration(half)}, 95 of 100 within {duration(most)}"
+    return line(("waited: ", "bold"), text)
 
 
 def said_labels(labels: Mapping[str, Any], wide: bool = False) -> str:

@@ -92,10 +92,10 @@ class Hold:
                     return given
                 if kind != "waiting":
                     raise answers.broken("a session begins with something else than that it is open")
-                told = answers.waiting_text(reply.waiting)
+                text = answers.waiting_text(reply.waiting)
                 if time.monotonic() > deadline:
-                    raise errors.BoardBusy(told, hint="wait longer with --wait")
-                on_wait(told)
+                    raise errors.BoardBusy(text, hint="wait longer with --wait")
+                on_wait(text)
                 self._guard.within(SILENCE_S)
         except grpc.RpcError as error:
             if self.silent:

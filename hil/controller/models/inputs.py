@@ -167,17 +167,17 @@ def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None
 
 def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
     """Say of every dimension at once that nobody knows its size. Raises UsageError: there is one."""
-    told: list[str] = []
+    needs: list[str] = []
     options: dict[str, None] = {}
     for spec in specs:
         open_dims = [dim for dim in spec.shape if not isinstance(dim, int) and not (dim and dim in sizes)]
         if open_dims:
-            told.append(f"input {spec.name!r} is {type_text(spec.dtype, spec.shape)}")
+            needs.append(f"input {spec.name!r} is {type_text(spec.dtype, spec.shape)}")
             options |= dict.fromkeys(f"--dim {dim}=1" if dim else f"--input {spec.name}=x.npy" for dim in open_dims)
-    if told:
+    if needs:
         names = [option.removeprefix("--dim ").removesuffix("=1") for option in options if option.startswith("--dim")]
         what = f"dimension{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}" if names else "a dimension"
-        raise UsageError(f"{', '.join(told)}: {what} {'are' if len(names) > 1 else 'is'} open", hint=" ".join(options))
+        raise UsageError(f"{', '.join(needs)}: {what} {'are' if len(names) > 1 else 'is'} open", hint=" ".join(options))
 
 
 def _signature(specs: Sequence[TensorSpec]) -> str:
@@ -401,12 +401,12 @@ def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], coun
 
 def digest_of_samples(samples: Sequence[Mapping[str, Array]]) -> str:
     """One digest for all samples: names, dtypes, shapes, values, order."""
-    told = [
+    texts = [
         f"{name}\0{dtype_name(array.dtype)}\0{array.shape}\0{digest_of(to_bytes(array))}"
         for sample in samples
         for name, array in sample.items()
     ]
-    return digest_of("\n".join([str(len(samples)), *told]).encode())
+    return digest_of("\n".join([str(len(samples)), *texts]).encode())
 
 
 def _read(file: Path) -> list[dict[str, Array]]:

@@ -277,8 +277,8 @@ def is_sealed(folder: Path, request: Mapping[str, Any]) -> bool:
 
 
 def _mark(key: bytes, folder: Path, request: Mapping[str, Any]) -> str:
-    told = json.dumps([str(folder.resolve()), jsonable(request)], sort_keys=True)
-    return hmac.new(key, told.encode(), "sha256").hexdigest()
+    text = json.dumps([str(folder.resolve()), jsonable(request)], sort_keys=True)
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
 def _key(*, make: bool) -> bytes:

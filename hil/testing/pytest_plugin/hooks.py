@@ -99,7 +99,7 @@ class Hooks:
         run = item.stash.get(RUN, None)
         if run is not None:
             if report.failed:
-                report.sections.append(("hil", run.told()))
+                report.sections.append(("hil", run.describe()))
             if report.when == "teardown":
                 if run.record is not None and isinstance(item, ModelCase):
                     attach(report, item.case, run.record)

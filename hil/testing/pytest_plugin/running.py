@@ -169,7 +169,7 @@ class CaseRun:
         items = self._item.session.items
         return [item.case for item in items[items.index(self._item) :] if isinstance(item, ModelCase)]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """For the report of a failure: what repeats it, what shows the difference, where things were stored."""
         if self._case is None:
             return failure_text.repeat(self._repeat)
@@ -223,9 +223,9 @@ class CaseRun:
         if not isinstance(error, errors.BoardError):
             return False
         # The link's own words, the detail, differ from time to time, and so does what may be said of how to go on.
-        told = (error.board or self._board, error.message)
-        before = told in self.plugin.told
-        self.plugin.told.add(told)
+        reported = (error.board or self._board, error.message)
+        before = reported in self.plugin.reported
+        self.plugin.reported.add(reported)
         return before
 
     def _recorded(self, case: Case) -> CaseRecord:
@@ -233,18 +233,18 @@ class CaseRun:
         plugin = self.plugin
         task = Task(case, board=self._board, hw_type=self._hw_type)
         request = plugin.request_for(self.hil_case.folder)
-        told = (self.hil_case.spec, task, self.hil_case.folder.path.name, plugin.flow, request)
+        common = (self.hil_case.spec, task, self.hil_case.folder.path.name, plugin.flow, request)
         try:
             if case.outcome is not Outcome.PASS:
                 plugin.make_out(self.hil_case.out)
                 logs = self._store.case_folder(case.name) / "logs"
                 with storing(logs):
                     shutil.copytree(case.folder / "logs", logs, dirs_exist_ok=True)
-            record = record_of(*told, self._store)
+            record = record_of(*common, self._store)
             return replace(record, repeat=self._repeat, folder=str(self._store.case_folder(case.name)))
         except errors.StorageError as error:
             print(visible(f"hil: {error}"))
-            return replace(record_of(*told, SuiteRun(self._work, {})), repeat=self._repeat, diff="", folder="")
+            return replace(record_of(*common, SuiteRun(self._work, {})), repeat=self._repeat, diff="", folder="")
 
     @property
     def _repeat(self) -> str:

@@ -158,7 +158,7 @@ class PluginSession:
         self.config = config
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
         self.is_worker = bool(self._worker)  # whether xdist started this process
-        self.told: set[tuple[str, str]] = set()  # errors of boards, told by a test already: board, message
+        self.reported: set[tuple[str, str]] = set()  # errors of boards, told by a test already: board, message
         self.request: Request = request_of(config)
         # Wherever pytest is called, a flows.toml lies beside the ini file. Whoever wrote that runs code here anyway.
         self.flow: Flow = load_flow(self.request.flow, config.rootpath, trusted=True)

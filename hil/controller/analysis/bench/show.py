@@ -81,10 +81,10 @@ def _spread(side: Mapping[str, Any]) -> str:
 
 def _course(side: Mapping[str, Any]) -> str:
     drift = side["times"]["drift"]
-    told = "" if drift is None else "no drift"
+    text = "" if drift is None else "no drift"
     if drift and drift["marked"]:
-        told = f"DRIFT: {abs(drift['change']):.1%} {'slower' if drift['change'] > 0 else 'faster'} by the end"
-    return f"{bars(side['course_ns'])} {told}".strip()
+        text = f"DRIFT: {abs(drift['change']):.1%} {'slower' if drift['change'] > 0 else 'faster'} by the end"
+    return f"{bars(side['course_ns'])} {text}".strip()
 
 
 def _outliers(side: Mapping[str, Any]) -> str:
@@ -97,12 +97,12 @@ def _known(key: str, text: Callable[[float], str]) -> _Cell:
 
 
 def _stages(*names: str) -> _Cell:
-    def told(side: Mapping[str, Any]) -> str:
+    def describe(side: Mapping[str, Any]) -> str:
         spent = {name: side["timings"][f"{name}_s"] for name in names}
         texts = [f"{name.replace('_', ' ')} {seconds(value)}" for name, value in spent.items() if value is not None]
         return ", ".join(map(together, texts))
 
-    return told
+    return describe
 
 
 # Label, whether there is nothing to show where nothing was timed, and the text.

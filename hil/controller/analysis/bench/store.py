@@ -73,9 +73,9 @@ def keep_program(run: Run, case: Case) -> dict[str, Any]:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-    told = ("runtime", "main", "digests", "function", "compiler", "flags")
+    fields = ("runtime", "main", "digests", "function", "compiler", "flags")
     return {
-        **{name: getattr(artifact, name) for name in told},
+        **{name: getattr(artifact, name) for name in fields},
         "folder": str(folder.relative_to(run.folder)),
         "outputs": None if artifact.outputs is None else [asdict(spec) for spec in artifact.outputs],
     }
@@ -148,11 +148,11 @@ def bench_document(
     """
     by_name = {side.case.name: side for side in sides}
     compared = compare_sides(sides, bench)
-    told = [
+    documents = [
         _side(label, case, by_name.get(case.name), programs, bench) for label, case in zip("AB", cases, strict=False)
     ]
     if bench.against:
-        told[0]["from_run"] = bench.against
+        documents[0]["from_run"] = bench.against
     return {
         "schema": SCHEMA,
         "id": run.id,
@@ -160,7 +160,7 @@ def bench_document(
         "created": run.record["created"],
         "finished": finished,
         "concurrency": bench.concurrency,
-        "sides": told,
+        "sides": documents,
         "comparison": compared and asdict(compared),
         "exit_code": _exit_code(cases, compared, bench.fail_if_slower) if exit_code is None else exit_code,
     }

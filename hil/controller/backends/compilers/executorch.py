@@ -89,9 +89,9 @@ def delegation_text(delegation: Mapping[str, Any]) -> str:
     backends = f" ({', '.join(delegation['backends'])})" if delegation["backends"] else ""
     text = f"delegated {taken} of {taken + left} node{'s' * (taken + left != 1)}{backends}"
     most = sorted(delegation["undelegated"].items(), key=lambda pair: (-pair[1], pair[0]))
-    told = [f"{name} {count}" for name, count in most[:_TOLD]]
-    told += [f"{len(most) - _TOLD} more operators"] * (len(most) > _TOLD)
-    return f"{text}; undelegated: {', '.join(told)}" if told else text
+    shown = [f"{name} {count}" for name, count in most[:_TOLD]]
+    shown += [f"{len(most) - _TOLD} more operators"] * (len(most) > _TOLD)
+    return f"{text}; undelegated: {', '.join(shown)}" if shown else text
 
 
 def _backend(flags: Sequence[str]) -> str:

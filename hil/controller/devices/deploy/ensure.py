@@ -72,9 +72,9 @@ def install(
                 shutil.copyfileobj(source, stream, 1 << 20)
         stream.flush()
         total = stream.tell()
-        told = packing.Progress(say, "pushing")
+        progress = packing.Progress(say, "pushing")
         timeout = _BASE_S + total / _SLOWEST_BYTES_S
-        count: dict[str, Any] = {"progress": lambda size: told.more(size, total)}
+        count: dict[str, Any] = {"progress": lambda size: progress.more(size, total)}
         done = shell.run(command, stdin=Path(stream.name), timeout=timeout, check=False, **count)
     for line in reversed(done.text.splitlines()):
         with contextlib.suppress(ValueError, RecursionError):
@@ -246,12 +246,12 @@ def usable_interpreters(seen: Seen) -> list[Interpreter]:
         raise NoAgentHere(f"the agent needs Linux, and the board runs {seen.system}")
     good = [one for one in seen.interpreters if _OLDEST_PYTHON <= one.version <= _NEWEST_PYTHON and not one.problem]
     if not good:
-        told = [f"{one.text}, {one.path}" + (f": {one.problem}" if one.problem else "") for one in seen.interpreters]
-        told += [f"{path}: {words}" for path, words in seen.broken]
+        lines = [f"{one.text}, {one.path}" + (f": {one.problem}" if one.problem else "") for one in seen.interpreters]
+        lines += [f"{path}: {words}" for path, words in seen.broken]
         raise packing.NoPython(
             "the board has no Python 3.10 or newer that the agent could run on",
             hint=f"install one (python3 and its standard library), or: {packing.COMMAND_HINT}",
-            detail="\n".join(told),
+            detail="\n".join(lines),
         )
     here = tuple(sys.version_info[:2])
     # This machine's own version first: what is installed here is sure to be published for it.

@@ -127,8 +127,8 @@ def start_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: Text
                 message, _, hint = said.removeprefix("hil.sim: ").partition("\n  hint: ")
                 raise UsageError(message, hint=hint)
             raise BoardUnreachable("the simulator did not start", board=config.name, detail=said)
-        if told := [one for one in read_log().splitlines() if one.startswith("not sandboxed: ")]:
-            say(f"{told[0]}; programs run on this machine with all rights that you have")
+        if lines := [one for one in read_log().splitlines() if one.startswith("not sandboxed: ")]:
+            say(f"{lines[0]}; programs run on this machine with all rights that you have")
         faulty = bool(faults) or bool(config.simulator and config.simulator.faults)
         return Link(Target(json.loads(line)["address"], faults=faulty), close, read_log)
     except BaseException:

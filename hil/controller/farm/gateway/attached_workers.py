@@ -218,8 +218,8 @@ class Dispatch:
         for grant in attendance.grants:
             attending.grant(grant)
         self.poke()
-        told = {"board": card.name, "worker": worker, "host": card.host, "owner": attendance.owner}
-        _LOG.info("attending", extra=told)
+        fields = {"board": card.name, "worker": worker, "host": card.host, "owner": attendance.owner}
+        _LOG.info("attending", extra=fields)
 
     async def release(self, attending: AttachedWorker) -> None:
         """A worker takes its leave: its board is offline at once."""

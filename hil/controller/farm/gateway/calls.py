@@ -269,9 +269,9 @@ class Access:
     async def refused(self, who: Principal, action: str, reason: str) -> None:
         """Write down that somebody was not let. The same once more is only counted for a while."""
         now, key = time.monotonic(), (who.user, action, who.peer.rpartition(":")[0])  # without its port
-        told, count = self._refusals.get(key, (-_TOLD_S, 0))
-        if now - told < _TOLD_S:
-            self._refusals[key] = (told, count + 1)
+        last, count = self._refusals.get(key, (-_TOLD_S, 0))
+        if now - last < _TOLD_S:
+            self._refusals[key] = (last, count + 1)
             return
         if len(self._refusals) >= _MOST_REFUSALS:
             self._refusals = {one: seen for one, seen in self._refusals.items() if now - seen[0] < _TOLD_S}

@@ -89,7 +89,7 @@ class LeaseHolder:
 
     async def _wait(self, name: str, job: int, queue: asyncio.Queue[Change]) -> None:
         context, call = self._context, self._call
-        told: pb.JobStatus | None = None
+        sent: pb.JobStatus | None = None
         look_s = min(_LOOK_S, context.settings.holder_s / 4)
         changes: list[Change] = []
         while not self._lease:
@@ -108,8 +108,8 @@ class LeaseHolder:
             if found["state"] in ENDED:
                 await call.send(pb.LeaseReply(over=found["reason"] or found["outcome"] or found["state"]))
                 return
-            if (status := status_message(found)) != told:
-                told = status
+            if (status := status_message(found)) != sent:
+                sent = status
                 await call.send(pb.LeaseReply(waiting=status))
             else:
                 await call.send(pb.LeaseReply(beat=pb.Beat()))

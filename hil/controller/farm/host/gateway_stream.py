@@ -107,7 +107,7 @@ class GatewayStream:
     # ---- the stream
 
     def _attend(self) -> None:
-        pause, told = _AGAIN_S[0], ""
+        pause, last_problem = _AGAIN_S[0], ""
         while not self._closed.is_set():
             began, refused = time.monotonic(), False
             try:
@@ -123,9 +123,9 @@ class GatewayStream:
                 problem = f"{type(error).__name__}: {error}; trying again"
             self.owner = False
             if time.monotonic() - began > 2 * _AGAIN_S[1]:
-                pause, told = _AGAIN_S[0], ""
-            if problem != told and not self._closed.is_set():
-                told = problem
+                pause, last_problem = _AGAIN_S[0], ""
+            if problem != last_problem and not self._closed.is_set():
+                last_problem = problem
                 self._listener.say(problem)
             self._closed.wait(_REFUSED_S if refused else pause)
             pause = min(pause * 2, _AGAIN_S[1])

@@ -199,14 +199,14 @@ def error_text(error: Exception) -> str:
 def converter_text(error: Exception) -> str:
     """What the TFLite converter refused, in a line."""
     lines = [line.partition("error: ")[2].strip() for line in str(error).splitlines() if "error: " in line]
-    told = [_LOCATION.sub("", line) for line in lines]
-    return "; ".join(dict.fromkeys(told))[:_LENGTH] or error_text(error)
+    texts = [_LOCATION.sub("", line) for line in lines]
+    return "; ".join(dict.fromkeys(texts))[:_LENGTH] or error_text(error)
 
 
 def _message(text: str) -> Iterator[str]:
     lines = (line.strip() for line in text.splitlines())
-    told = (line for line in lines if line and not line.startswith(_BEFORE))
-    return takewhile(lambda line: not line.startswith(_AFTER), told)
+    kept = (line for line in lines if line and not line.startswith(_BEFORE))
+    return takewhile(lambda line: not line.startswith(_AFTER), kept)
 
 
 # `%24 = mhlo.copy %23 : tensor<2xf32>` says that a result's buffer is not that of another one. It becomes what does

@@ -151,8 +151,8 @@ def _of_places(
         raise UsageError(f"{where}: it has {len(given)} {what}s, the method has {len(values)}", hint=hint)
     for place, (value, found) in enumerate(zip(values, given, strict=True)):
         if value.constant is not None and (isinstance(found, np.ndarray) or found != value.constant):
-            told = "a tensor" if isinstance(found, np.ndarray) else found
-            raise UsageError(f"{where}: {what} {place} is {told}, the program has {value.constant} there, always")
+            text = "a tensor" if isinstance(found, np.ndarray) else found
+            raise UsageError(f"{where}: {what} {place} is {text}, the program has {value.constant} there, always")
         # Of tensors whose shape may not vary, the bundle's own checks tell.
         bounded = isinstance(found, np.ndarray) and value.dynamic and found.ndim == len(value.sizes)
         if bounded and any(size > most for size, most in zip(found.shape, value.sizes, strict=True)):

@@ -144,12 +144,12 @@ def case_name(file: Path, folder: Path) -> str:
 
 def calls_left_out(files: Iterable[Path]) -> list[str]:
     """Of each trace among files: how many of its calls have no flag file, for no program of IREE's made them."""
-    told = []
+    notes = []
     for place in sorted(path.parent for path in files if path.name == _TRACE):
         calls = [path for path in place.glob("call_*") if path.is_dir()]
         if lacking := sum(not (place / f"{_PLAIN}_{path.name}").is_file() for path in calls):
-            told.append(f"{place}: {lacking} of {len(calls)} calls have no flag file")
-    return told
+            notes.append(f"{place}: {lacking} of {len(calls)} calls have no flag file")
+    return notes
 
 
 def _in_order(path: Path) -> list[tuple[str, int]]:

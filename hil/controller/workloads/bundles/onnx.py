@@ -39,10 +39,10 @@ def data_sets_left_out(folder: Path) -> list[str]:
     """Folders that look like test data and are no case: they have no number, or no one model."""
     mine = data_sets(folder)
     odd = [one.name for one in sorted(folder.glob("test_data_set*")) if one.is_dir() and one not in mine]
-    told = [f"{folder}: {', '.join(odd)}: a case is a folder test_data_set_N"] if odd else []
+    left_out = [f"{folder}: {', '.join(odd)}: a case is a folder test_data_set_N"] if odd else []
     if mine and model_of_data_sets(folder) is None:
-        told.append(f"{folder}: {len(mine)} test_data_set_N beside no or several models: call theirs {_MODEL}")
-    return told
+        left_out.append(f"{folder}: {len(mine)} test_data_set_N beside no or several models: call theirs {_MODEL}")
+    return left_out
 
 
 def read_onnx(path: Path, *, context: RunContext) -> Bundle:

@@ -44,7 +44,7 @@ class Asked:
     out: Path
     resume: bool  # whether rows that are in the folder already are kept
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The part that the results depend on, as JSON says it."""
         names = ("steps", "seed", "rtol", "atol", "no_fallback")
         return {name: getattr(self, name) for name in names} | {"allow_blind": list(self.allow_blind)}

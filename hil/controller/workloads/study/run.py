@@ -188,7 +188,7 @@ class _Study:
             raise UsageError(f"{out} holds a study already", hint=f"--resume goes on with it, {hint}")
         try:
             document = json.loads(stored.read_text())
-            if document["schema"] != SCHEMA or document["asked"] != self.asked.told():
+            if document["schema"] != SCHEMA or document["asked"] != self.asked.document():
                 raise UsageError(f"{out} holds a study of other settings", hint=f"{hint}, or give the same settings")
             if document["board"] not in ({}, self._board()):
                 raise UsageError(f"{out} holds a study on another board, {document['board']['name']}", hint=hint)
@@ -318,7 +318,7 @@ class _Study:
         document = {
             "schema": SCHEMA,
             "folder": str(self.asked.out),
-            "asked": self.asked.told(),
+            "asked": self.asked.document(),
             "board": self.info,
             "finished": finished,
             "rows": [row.document() for row in self.rows],

@@ -113,8 +113,8 @@ def lower_step(saved: str, folder: str) -> None:
     except CompileFailed as error:
         # XLA says first what it refuses, and then at length where that came from.
         lines = [line.strip() for line in error.detail.splitlines() if line.strip()]
-        told = f"TensorFlow: {' '.join(lines)[:400]}" if lines else error.message
-        raise CompileFailed(told, detail=error.detail) from error
+        text = f"TensorFlow: {' '.join(lines)[:400]}" if lines else error.message
+        raise CompileFailed(text, detail=error.detail) from error
     where, lowered = Path(folder), live.function
     (where / MLIR).write_text(prepare(lowered.mlir))
     names = [spec.name for spec in source.inputs]

@@ -197,8 +197,8 @@ class _SuiteJob:
         with run.writing():
             was, now = run.head.get("versions", {}), versions()
             if other := [f"{name} {was[name]} (here: {now.get(name)})" for name in was if was[name] != now.get(name)]:
-                told = f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same"
-                self._screen.note(told)
+                text = f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same"
+                self._screen.note(text)
             run.head.update(interrupted=False, finished=None, exit_code=None)
             run.save()
             return self._run(run, [by_id[case_id] for case_id in run.head["ids"]])

@@ -79,8 +79,8 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
         raise
     except HilError as error:
         case = unread(name, flow.runtime, folder)
-        told = _outcome(error, Stage.IMPORT) if isinstance(error, UsageError) else error
-        return case.ended(told, Stage.IMPORT)
+        failure = _outcome(error, Stage.IMPORT) if isinstance(error, UsageError) else error
+        return case.ended(failure, Stage.IMPORT)
 
 
 def _outcome(error: UsageError, stage: Stage) -> HilError:

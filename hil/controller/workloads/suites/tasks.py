@@ -267,8 +267,8 @@ class LeasedSlot(BoardSlot):
                         raise
                     time.sleep(_LOOK_S)
                 if time.monotonic() > deadline:
-                    told = self._loan.queue_text() if self._loan else ""
-                    raise BoardBusy(f"the farm had no board for us within {self._wait_s:g} s: {told}".rstrip(": "))
+                    text = self._loan.queue_text() if self._loan else ""
+                    raise BoardBusy(f"the farm had no board for us within {self._wait_s:g} s: {text}".rstrip(": "))
         except BaseException:
             self.give_back()
             raise
