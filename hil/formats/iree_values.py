@@ -274,11 +274,11 @@ def read_functions(path: str) -> dict[str, Any]:
         functions = functions_of(rt.VmModule.mmap(rt.VmInstance(), path))
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        said = lines[0][:400] if lines else type(error).__name__
-        raise LoadFailed(f"IREE refused {Path(path).name}: {said}", detail=str(error)) from error
+        text = lines[0][:400] if lines else type(error).__name__
+        raise LoadFailed(f"IREE refused {Path(path).name}: {text}", detail=str(error)) from error
     return {"functions": [asdict(one) for one in functions.values()]}
 
 
-def functions_in(said: Mapping[str, Any]) -> dict[str, Function]:
+def functions_in(document: Mapping[str, Any]) -> dict[str, Function]:
     """The functions that :func:`read_functions` found, by name."""
-    return {one["name"]: Function(**one) for one in said["functions"]}
+    return {one["name"]: Function(**one) for one in document["functions"]}

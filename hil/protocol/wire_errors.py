@@ -136,11 +136,11 @@ def of_call(
         if key != ERROR_KEY:
             continue
         try:
-            said = pb.Error.FromString(value)
+            sent = pb.Error.FromString(value)
         except (DecodeError, TypeError):
             return None
-        detail = (whole(said.log) if whole is not None and said.log else "") or said.detail
-        return from_parts(said.kind, said.message, said.hint, detail, among=among)
+        detail = (whole(sent.log) if whole is not None and sent.log else "") or sent.detail
+        return from_parts(sent.kind, sent.message, sent.hint, detail, among=among)
     return None
 
 

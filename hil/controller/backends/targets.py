@@ -84,9 +84,9 @@ def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> N
 
 def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) -> str:
     """A hint where a program failed because its target is another CPU than the board's; else ""."""
-    said = f"{error.message}\n{error.detail}"
-    incompatible = isinstance(error, LoadFailed) and "INCOMPATIBLE" in said
-    illegal = isinstance(error, RunCrashed) and "SIGILL" in said
+    text = f"{error.message}\n{error.detail}"
+    incompatible = isinstance(error, LoadFailed) and "INCOMPATIBLE" in text
+    illegal = isinstance(error, RunCrashed) and "SIGILL" in text
     if not incompatible and not illegal:
         return ""
     unnamed = "what the compiler takes by default" if target.flags else "a CPU that nobody named"

@@ -137,25 +137,25 @@ def info(as_json: bool, **settings: Any) -> None:
     choice = chosen_place(settings)
     with BoardPool("hil board info", say=say) as pool:
         found = pool.session(untouched(choice)).board
-        said = found.info
+        info = found.info
         fingerprint = found.shell.fingerprint if found.shell else ""
-    lines = [f"{key:12} {value}" for key, value in _rows(said, fingerprint) if value]
-    answer(as_json, {"board": choice.name, "host_key": fingerprint, "info": said}, *lines)
+    lines = [f"{key:12} {value}" for key, value in _rows(info, fingerprint) if value]
+    answer(as_json, {"board": choice.name, "host_key": fingerprint, "info": info}, *lines)
 
 
-def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
+def _rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
     """Return what is known of a board, a row each; what is not known is ""."""
     from hil.controller.workloads.board_checks import runtime_text
 
-    machine: dict[str, Any] = said.get("machine", {})
-    memory = int(said.get("memory_limit_bytes") or machine.get("memory_bytes", 0))
-    holder = said.get("holder", {})
+    machine: dict[str, Any] = info.get("machine", {})
+    memory = int(info.get("memory_limit_bytes") or machine.get("memory_bytes", 0))
+    holder = info.get("holder", {})
     cores = f"{machine['cores']} cores" if machine.get("cores") else ""
     rows = [
-        ("board", f"{said.get('name', '')} ({said.get('board_id', '')})"),
+        ("board", f"{info.get('name', '')} ({info.get('board_id', '')})"),
         ("host key", fingerprint),
-        ("agent", f"hil {said['agent_version']}, protocol {said['protocol']}" if "protocol" in said else "none"),
-        ("build", said.get("build", "")),
+        ("agent", f"hil {info['agent_version']}, protocol {info['protocol']}" if "protocol" in info else "none"),
+        ("build", info.get("build", "")),
         ("machine", ", ".join(filter(None, (_joined(machine, "arch", "cpu_model"), cores)))),
         ("cpu parts", " ".join(machine.get("cpu_parts", ()))),
         ("compile for", _target(machine)),
@@ -164,10 +164,10 @@ def _rows(said: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
         ("boot", machine.get("boot_id", "")),
         ("memory", f"{memory / 2**20:.0f} MiB for a program" if memory else ""),
     ]
-    for one in said.get("runtimes", ()):
+    for one in info.get("runtimes", ()):
         state = f"does not work: {one['error']}" if one.get("error") else runtime_text(one)
         rows.append(("runtime", f"{one['name']} {state}".rstrip()))
-    for one in said.get("readings", ()):
+    for one in info.get("readings", ()):
         value = one.get("text") or round(one.get("value", 0.0), 1)
         rows.append(("reading", f"{one['name']}: {value} {one.get('unit', '')}".rstrip()))
     if holder:

@@ -75,13 +75,13 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
         with contextlib.suppress(BoardError):
             before = _boot_id(choice)
     start = time.monotonic()
-    said = switch(power, action, board=choice.name)
+    output = switch(power, action, board=choice.name)
     if wait:
         answering(lambda: _after(choice, before), power.boot_s)
     seconds = time.monotonic() - start
     answer(
         as_json,
-        {"board": choice.name, "action": action, "answers": wait, "seconds": seconds, "said": said},
+        {"board": choice.name, "action": action, "answers": wait, "seconds": seconds, "said": output},
         f"{choice.name}: {action} done" + (f", it answers again after {seconds:.1f} s" if wait else ""),
     )
 

@@ -98,9 +98,9 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
     try:
         while True:
             if (code := process.poll()) is not None:
-                said = log.read_bytes()[begun:].decode(errors="replace").rstrip()
-                say(said)
-                error = {"kind": "FarmError", "message": "the farm did not start", "detail": said}
+                printed = log.read_bytes()[begun:].decode(errors="replace").rstrip()
+                say(printed)
+                error = {"kind": "FarmError", "message": "the farm did not start", "detail": printed}
                 return answer(as_json, {"error": error, "exit_code": code or 1})
             sheet = sheet_of(home) or {}
             serves = sheet.get("pid") == process.pid and sheet["serving"]

@@ -139,14 +139,14 @@ def latency(stats: Mapping[str, Any]) -> Text:
 
 def said_labels(labels: Mapping[str, Any], wide: bool = False) -> str:
     """``chip=a53 gpu mem=2GiB runtimes=iree,onnxruntime``, as a selector writes them; ``wide``: also technical ones."""
-    from hil.controller.farm.selector import quoted, said
+    from hil.controller.farm.selector import quoted, value_text
 
     def one(name: str, value: Any) -> str:
         if value is True:
             return name
         if not isinstance(value, (list, tuple)):
-            return f"{name}={quoted(said(value, ('1B',) if name in _BYTES else ()))}"
-        return f"{name}={','.join(quoted(said(each)) for each in value)}"
+            return f"{name}={quoted(value_text(value, ('1B',) if name in _BYTES else ()))}"
+        return f"{name}={','.join(quoted(value_text(each)) for each in value)}"
 
     left_out = _OWN_COLUMN if wide else (*_OWN_COLUMN, *_DETAILS)
     return " ".join(one(name, value) for name, value in sorted(labels.items()) if name not in left_out)

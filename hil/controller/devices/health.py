@@ -88,8 +88,8 @@ def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
         yield Check("port", FAIL, f"nothing answers at {host} port {port}: {error}", mend)
         return False
     if not banner.startswith(b"SSH-"):
-        said = repr(banner.decode(errors="replace")) if banner else "nothing"
-        found_there = f"what answers at port {port} is no SSH server; it said {said}"
+        greeting = repr(banner.decode(errors="replace")) if banner else "nothing"
+        found_there = f"what answers at port {port} is no SSH server; it said {greeting}"
         yield Check("port", FAIL, found_there, "name sshd's port: USER@HOST:PORT")
         return False
     yield Check("port", PASS, f"{port} answers in {took * 1e3:.0f} ms: {banner.decode(errors='replace')}")

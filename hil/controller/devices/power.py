@@ -133,7 +133,7 @@ def _command(hook: Command, timeout: float, action: str, board: str) -> str:
             f"the {action} command cannot be started: {error}", board=board, hint=f"see [power] {action} in its config"
         ) from error
     try:
-        said = process.communicate(timeout=timeout)[0]
+        output = process.communicate(timeout=timeout)[0]
     except BaseException as error:
         signal_group(process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):  # what it left behind elsewhere may hold its output open
@@ -143,8 +143,8 @@ def _command(hook: Command, timeout: float, action: str, board: str) -> str:
         raise
     if process.returncode:
         what = f"the {action} command ended with {process.returncode}"
-        raise BoardError(what, board=board, hint=_hint(hook), detail=said[-_SHOWN:])
-    return said
+        raise BoardError(what, board=board, hint=_hint(hook), detail=output[-_SHOWN:])
+    return output
 
 
 def _http(hook: Http, timeout: float, action: str, board: str) -> str:

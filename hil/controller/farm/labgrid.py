@@ -183,14 +183,14 @@ class Place:
         return done.stdout
 
 
-def _meaning(said: str, action: str, place: str, board: str) -> BoardError | UsageError:
+def _meaning(output: str, action: str, place: str, board: str) -> BoardError | UsageError:
     for text, kind, hint in _MEANS:
-        if text in said:
-            line = next(one for one in said.splitlines() if text in one)
+        if text in output:
+            line = next(one for one in output.splitlines() if text in one)
             return kind(
                 f"labgrid: {line.partition('Error: ')[2] or line}", board=board, hint=hint.replace("PLACE", place)
             )
-    return BoardError(f"labgrid could not {action} the place {place}", board=board, detail=said[-_SHOWN:])
+    return BoardError(f"labgrid could not {action} the place {place}", board=board, detail=output[-_SHOWN:])
 
 
 def _resources(lines: list[str]) -> dict[str, Resource]:

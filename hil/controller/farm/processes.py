@@ -116,8 +116,8 @@ class SupervisedProcess:
 def end_noted(note: Path) -> None:
     """End the process that a note names, if it is still that one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        said = json.loads(note.read_text())
-        pid, was = int(said["pid"]), str(said["born"])
+        noted = json.loads(note.read_text())
+        pid, was = int(noted["pid"]), str(noted["born"])
         if was and start_time(pid) == was:
             _end(pid, lambda: None if start_time(pid) == was else 0)
     note.unlink(missing_ok=True)

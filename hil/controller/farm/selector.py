@@ -71,7 +71,7 @@ class Term:
         if value is None or value == "":
             return [f"{self.label} is empty" if self.negated else f"has no {self.label}"]
         wanted = f", not {self.op + ' ' if self.op in _ORDER else ''}{' or '.join(self.values)}"
-        return [f"{self.label} is {said(value, self.values)}{'' if self.negated else wanted}"]
+        return [f"{self.label} is {value_text(value, self.values)}{'' if self.negated else wanted}"]
 
     def __invert__(self) -> Term:
         return replace(self, negated=not self.negated)
@@ -362,10 +362,10 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def said(value: Any, beside: Sequence[str] = ()) -> str:
+def value_text(value: Any, beside: Sequence[str] = ()) -> str:
     """A label's value for people; a number in the units of what it stands beside. Of a long list, its beginning."""
     if isinstance(value, (list, tuple, set, frozenset)):
-        texts = [said(one, beside) for one in value]
+        texts = [value_text(one, beside) for one in value]
         more = [f"{len(texts) - _SAID} more"] if len(texts) > _SAID + 1 else []
         return " and ".join(texts[:_SAID] + more if more else texts) or "empty"
     number = not isinstance(value, bool) and isinstance(value, (int, float)) and 1024 <= value < 1e30

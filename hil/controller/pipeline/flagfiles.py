@@ -209,7 +209,7 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
     found: dict[str, list[str]] = {}
     for where, text in flags:
         name, equals, value = (part.strip() for part in text.removeprefix("--").partition("="))
-        how = _HOW.get(name) or next((said for family, said in _HOW_OF.items() if name.startswith(family)), "")
+        how = _HOW.get(name) or next((hint for family, hint in _HOW_OF.items() if name.startswith(family)), "")
         if not text.startswith("--") or not (equals or how):
             raise UsageError(f"{where}{text[:60]!r} is not --flag=value")
         if strict and how:

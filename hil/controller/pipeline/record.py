@@ -150,8 +150,8 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     if case["artifact"] and (text := case["artifact"].get("notes", {}).get("text")):
         say(console, "compiled", text)
     if command := provenance.get("command"):
-        said = [command.get("why", ""), f"not measured: {', '.join(command['not_measured'])}"]
-        say(console, "no agent", "; ".join(filter(None, said)))
+        parts = [command.get("why", ""), f"not measured: {', '.join(command['not_measured'])}"]
+        say(console, "no agent", "; ".join(filter(None, parts)))
     if case["device"] and case["device"]["iterations"]:
         say(console, "device time", _device_time(case["device"]))
     spent = {key[:-2]: seconds(value) for key, value in case["timings"].items() if value is not None}

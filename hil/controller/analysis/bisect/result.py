@@ -284,12 +284,12 @@ def _cells(finding: Finding | None) -> tuple[Any, str, str]:
 
 def _reasons(found: Bisection) -> list[str]:
     """Why: of the first wrong layer in each way, of the model as it is, of every error, of what was not judged."""
-    said = []
+    reasons = []
     for way in WAYS:
         if (layer := found.first_wrong(way)) and (wrong := layer.by(way)):
-            said.append(f"{layer.name}, {way}: {wrong.reason}")
+            reasons.append(f"{layer.name}, {way}: {wrong.reason}")
     if found.whole and found.whole.outcome in (Outcome.FAIL, Outcome.BLIND):
-        said.append(f"the model as it is: {found.whole.reason}")
+        reasons.append(f"the model as it is: {found.whole.reason}")
     alike: dict[str, list[str]] = {}
     for what, way, finding in found.failed():
         alike.setdefault(f"{way}: {finding.outcome.value}: {finding.reason}", []).append(what)
@@ -297,10 +297,10 @@ def _reasons(found: Bisection) -> list[str]:
         for layer in found.layers:
             if (skipped := layer.by(way)) and skipped.outcome in (Outcome.BLIND, Outcome.SKIP):
                 alike.setdefault(f"{way}: not judged: {skipped.reason}", []).append(layer.name)
-    said += [f"{listed(names)}, {reason}" for reason, names in alike.items()]
-    if len(said) > _REASONS_SHOWN:
-        said = [*said[:_REASONS_SHOWN], f"and {len(said) - _REASONS_SHOWN} more: see --json"]
-    return said
+    reasons += [f"{listed(names)}, {reason}" for reason, names in alike.items()]
+    if len(reasons) > _REASONS_SHOWN:
+        reasons = [*reasons[:_REASONS_SHOWN], f"and {len(reasons) - _REASONS_SHOWN} more: see --json"]
+    return reasons
 
 
 _NAMED = 40  # more layers than this have no room for their names

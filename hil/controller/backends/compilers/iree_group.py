@@ -200,7 +200,7 @@ def _compile(group: Sequence[_Member], work: Work) -> list[list[_Member]]:
     return stored
 
 
-def _store(program: Path, members: Sequence[_Member], said: str, work: Work) -> None:
+def _store(program: Path, members: Sequence[_Member], printed: str, work: Work) -> None:
     names = ", ".join(f"{member.model.name} as {member.function}" for member in members)
 
     def make(folder: Path) -> None:
@@ -208,7 +208,7 @@ def _store(program: Path, members: Sequence[_Member], said: str, work: Work) -> 
             os.link(program, folder / MAIN)
         except OSError:  # another file system, or one without links
             shutil.copyfile(program, folder / MAIN)
-        (folder / LOG).write_text(f"compiled together by one iree-compile: {names}\n{said}")
+        (folder / LOG).write_text(f"compiled together by one iree-compile: {names}\n{printed}")
 
     for member in members:
         meta = {**member.recipe.meta, FUNCTION: member.function}
@@ -268,15 +268,15 @@ def build_group(
             _write(module, functions, source)
             out = Path(folder) / f"{len(programs)}.vmfb"
             # Groups are compiled side by side, so one has one core.
-            code, said = run_compiler(source, out, [*flags, "--mlir-disable-threading"], Path(scratch), Path(log))
-            check_target(said)
+            code, printed = run_compiler(source, out, [*flags, "--mlir-disable-threading"], Path(scratch), Path(log))
+            check_target(printed)
             if not code:
-                programs.append({"file": out.name, "functions": functions, "said": said})
+                programs.append({"file": out.name, "functions": functions, "said": printed})
                 continue
             # What every part of the group would end in as well is raised.
             with contextlib.suppress(CompileFailed, CompileCrashed):
-                fail(code, said)
-            if named := _named(said) & set(functions):
+                fail(code, printed)
+            if named := _named(printed) & set(functions):
                 open_sets.append([function for function in functions if function not in named])
             else:
                 open_sets += [functions[::2], functions[1::2]]
@@ -296,8 +296,8 @@ def _write(module: Any, functions: Sequence[str], out: Path) -> None:
         part.write_bytecode(file)
 
 
-def _named(said: str) -> set[str]:
+def _named(printed: str) -> set[str]:
     """Whom the compiler's errors name."""
-    errors = (line.split("error: ", 1)[1] for line in said.splitlines() if "error: loc(" in line)
+    errors = (line.split("error: ", 1)[1] for line in printed.splitlines() if "error: loc(" in line)
     places = (text.split("): ", 1)[0] for text in errors)
     return {match["function"] for place in places for match in _PLACE.finditer(place)}

@@ -201,10 +201,10 @@ def build(
                 f"--dump-compilation-phases-to={phases}",
                 f"--iree-hal-dump-executable-files-to={executables}",
             ]
-        code, said = run_compiler(source, Path(folder) / MAIN, flags, Path(scratch), Path(log))
-    check_target(said)
+        code, printed = run_compiler(source, Path(folder) / MAIN, flags, Path(scratch), Path(log))
+    check_target(printed)
     if code:
-        fail(code, said)
+        fail(code, printed)
 
 
 def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, log: Path) -> tuple[int, str]:
@@ -212,21 +212,21 @@ def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, lo
     return run_logged([str(native_compiler()), str(source), "-o", str(out), *flags], log, folder)
 
 
-def check_target(said: str) -> None:
+def check_target(printed: str) -> None:
     """Raise CompileFailed where iree-compile warned of a target: it leaves that part out, compiling for another CPU."""
-    found = {match["what"] or match["host"]: match["name"] for match in _IGNORED.finditer(said)}
+    found = {match["what"] or match["host"]: match["name"] for match in _IGNORED.finditer(printed)}
     if not found:
         return
-    accepted = _ACCEPTED.search(said)
+    accepted = _ACCEPTED.search(printed)
     meant = did_you_mean(next(iter(found.values())) or "", accepted["names"].split(", ")) if accepted else ""
     raise CompileFailed(
         f"iree-compile: {'; '.join(list(found)[:_SHOWN_ERRORS])}",
         hint=f"{meant}see the board's compile flags and --compile-flag",
-        detail="\n".join(dict.fromkeys(line[:400] for line in said.splitlines()[:60])),
+        detail="\n".join(dict.fromkeys(line[:400] for line in printed.splitlines()[:60])),
     )
 
 
-def fail(code: int, said: str) -> None:
+def fail(code: int, printed: str) -> None:
     """Raise the error that iree-compile ended with, by its exit code, which is not 0.
 
     Raises:
@@ -234,15 +234,15 @@ def fail(code: int, said: str) -> None:
         UsageError: it knows no such flag.
         CompileFailed, CompileCrashed: it refused the model, or died.
     """
-    lines = [line[:400] for line in said.splitlines()]
+    lines = [line[:400] for line in printed.splitlines()]
     tail = "\n".join(lines[-40:])
-    if "No space left on device" in said:
+    if "No space left on device" in printed:
         raise StorageError("no space left on the disk while compiling", hint="`hil cache gc` makes room", detail=tail)
-    if usage := _WRONG_FLAG.search(said):
+    if usage := _WRONG_FLAG.search(printed):
         raise UsageError(
             f"iree-compile: {usage['what'].strip()}", hint="see the board's compile flags and --compile-flag"
         )
-    errors = _errors(said)
+    errors = _errors(printed)
     if code < 0 or (code > 1 and not errors):
         raise CompileCrashed(
             f"iree-compile died {death_text(code)}",
@@ -254,9 +254,9 @@ def fail(code: int, said: str) -> None:
     )
 
 
-def _errors(said: str) -> list[str]:
+def _errors(printed: str) -> list[str]:
     """The compiler's first few errors, each with the ONNX operator and the node that it is about."""
-    lines = said.splitlines()
+    lines = printed.splitlines()
     found: list[str] = []
     for number, line in enumerate(lines):
         match = _ERROR.search(line)

@@ -90,17 +90,17 @@ def compile_graph(source: str, triple: str, cpu: str, folder: str, log: str) -> 
     for name in (GRAPH, CONFIG):
         shutil.copyfile(Path(source) / name, Path(folder) / name)
     command = module_command("hil.controller.backends.compilers.tfcompile_build", folder, triple, cpu)
-    code, said = run_logged(command, Path(log))
-    if unknown := _UNKNOWN_CPU.search(said):
+    code, printed = run_logged(command, Path(log))
+    if unknown := _UNKNOWN_CPU.search(printed):
         raise CompileFailed(
             f"tfcompile: no CPU {unknown['cpu']!r} is known for {triple}",
             hint="--target-cpu as LLVM calls it; without it: any CPU of the family",
         )
     refused = Path(folder) / ERROR
     if refused.exists():
-        raise CompileFailed(f"tfcompile: {line(refused.read_text(), 400)}", detail=_end(said))
+        raise CompileFailed(f"tfcompile: {line(refused.read_text(), 400)}", detail=_end(printed))
     if code:
-        raise CompileCrashed(f"tfcompile died {death_text(code)}", detail=_end(said))
+        raise CompileCrashed(f"tfcompile died {death_text(code)}", detail=_end(printed))
 
 
 def compile_source(source: str, target: str, folder: str, log: str) -> None:
@@ -165,16 +165,16 @@ def _zig(arguments: Iterable[str], target: str, log: Path) -> None:
     includes = [f"-I{folder}" for folder in (_OWN, tensorflow / "include", tensorflow / "xla_aot_runtime_src")]
     command = module_command("ziglang", "c++", "-target", target, *includes, *arguments)
     with temporary_folder("hil-zig-") as scratch:
-        code, said = run_logged(command, log, Path(scratch))
+        code, printed = run_logged(command, log, Path(scratch))
     if code:
-        errors = list(dict.fromkeys(match["what"].strip() for match in _ERROR.finditer(said)))
+        errors = list(dict.fromkeys(match["what"].strip() for match in _ERROR.finditer(printed)))
         raise CompileFailed(
-            f"the C++ compiler failed: {'; '.join(errors[:3]) or f'exit code {code}'}", detail=_end(said)
+            f"the C++ compiler failed: {'; '.join(errors[:3]) or f'exit code {code}'}", detail=_end(printed)
         )
 
 
-def _end(said: str) -> str:
-    return "\n".join(said.splitlines()[-40:])
+def _end(printed: str) -> str:
+    return "\n".join(printed.splitlines()[-40:])
 
 
 def main() -> None:

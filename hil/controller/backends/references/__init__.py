@@ -189,9 +189,11 @@ def refer_each(
     if not answers and len(failed) == 1:
         raise next(iter(failed.values()))
     if not answers:
-        said = _listed({name: error.message for name, error in failed.items()})
+        reasons = _listed({name: error.message for name, error in failed.items()})
         detail = "\n".join(f"{name}:\n{error.detail}" for name, error in failed.items() if error.detail)
-        raise ReferenceFailed(f"none of the references can run this model ({said})", hint=_EXPECTED_HINT, detail=detail)
+        raise ReferenceFailed(
+            f"none of the references can run this model ({reasons})", hint=_EXPECTED_HINT, detail=detail
+        )
     return answers, failed
 
 

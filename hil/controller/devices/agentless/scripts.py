@@ -421,17 +421,17 @@ def ended(text: str) -> Ended | None:
     lines = text.split("\n")
     while lines and lines[0] == ".":
         lines.pop(0)
-    said = lines[0].split(" ") if lines else []
-    if said in ([_MARK, "busy"], [_MARK, "gone"]):
-        return Ended(said[1], 0, 0, (), "")
-    if len(said) != 3 or said[0] != _MARK or _MARK not in lines[1:]:
+    head = lines[0].split(" ") if lines else []
+    if head in ([_MARK, "busy"], [_MARK, "gone"]):
+        return Ended(head[1], 0, 0, (), "")
+    if len(head) != 3 or head[0] != _MARK or _MARK not in lines[1:]:
         return None
     end = lines.index(_MARK, 1)
     out = "\n".join(lines[end + 1 :])
-    late = said[1] == "late"
+    late = head[1] == "late"
     try:
         sizes = tuple(None if line.strip() == "-" else _whole(line.strip()) for line in lines[1:end])
-        return Ended("late" if late else "exit", 0 if late else _whole(said[1]), _whole(said[2]), sizes, out)
+        return Ended("late" if late else "exit", 0 if late else _whole(head[1]), _whole(head[2]), sizes, out)
     except ValueError:
         return None
 
@@ -494,24 +494,24 @@ def failure(ended: Ended, err: str, program: str, *, loads: bool = False) -> err
 
     ``loads``: the board is known to load what it runs, so the run failed.
     """
-    said = _COLOUR.sub("", err).strip()
-    detail = said[-DETAIL:]
+    stderr = _COLOUR.sub("", err).strip()
+    detail = stderr[-DETAIL:]
     name = posixpath.basename(program)
-    if ended.code in _CANNOT_START and not _OF_IREE.search(said):
+    if ended.code in _CANNOT_START and not _OF_IREE.search(stderr):
         return errors.LoadFailed(
-            f"the board cannot start the command {name}: {_first_line(said) or f'exit code {ended.code}'}",
+            f"the board cannot start the command {name}: {_first_line(stderr) or f'exit code {ended.code}'}",
             stage="load",
             hint="the program, or a library that it needs (glibc, libstdc++), is missing there or is of another CPU",
             detail=detail,
         )
     if ended.code in _SIGNALS:
         return _crash(ended.code - 128, name, detail)
-    if _OF_IREE.search(said) and not loads and not _BEGUN.search(ended.out):
+    if _OF_IREE.search(stderr) and not loads and not _BEGUN.search(ended.out):
         return errors.LoadFailed(
-            f"IREE refused the program: {_first_line(said)}", stage="load", hint=_hint(said), detail=detail
+            f"IREE refused the program: {_first_line(stderr)}", stage="load", hint=_hint(stderr), detail=detail
         )
     return errors.RunFailed(
-        f"{name} failed with exit code {ended.code}: {_first_line(said)}".rstrip(": "), detail=detail
+        f"{name} failed with exit code {ended.code}: {_first_line(stderr)}".rstrip(": "), detail=detail
     )
 
 
@@ -530,9 +530,9 @@ def _first_line(text: str) -> str:
     return best[:400]
 
 
-def _hint(said: str) -> str:
-    if "INCOMPATIBLE" in said or "no executable" in said:
+def _hint(stderr: str) -> str:
+    if "INCOMPATIBLE" in stderr or "no executable" in stderr:
         return "the program was compiled for another CPU or device: check the board's compile flags"
-    if "no driver" in said:
+    if "no driver" in stderr:
         return "name a device that the command has: [devices] in the board's config"
     return ""

@@ -49,8 +49,8 @@ def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own
     """
     path = str(artifact.files[artifact.main].absolute())
     try:
-        said = isolated.call(read_functions, {"path": path}, timeout=_READ_S, log=log)
-        chosen = choose_function(functions_in(said), artifact.function)
+        described = isolated.call(read_functions, {"path": path}, timeout=_READ_S, log=log)
+        chosen = choose_function(functions_in(described), artifact.function)
         return Signature(chosen.name, *chosen.signature())
     except (IsolatedError, LoadFailed) as error:
         if not needs_own and artifact.inputs is not None and artifact.outputs is not None:

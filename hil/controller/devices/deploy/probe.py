@@ -114,11 +114,11 @@ def _output_of(shell: Shell, act: str, folder: str, *arguments: str) -> str:
     return done.out.decode(errors="replace")
 
 
-def _strange(act: str, said: str) -> BoardError:
+def _strange(act: str, answer: str) -> BoardError:
     return BoardError(
         f"the board did not answer `{act}` as a Unix system would",
         hint="hil needs a login with a POSIX sh on the board",
-        detail=said.strip()[-2000:],
+        detail=answer.strip()[-2000:],
     )
 
 

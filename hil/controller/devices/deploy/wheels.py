@@ -145,7 +145,7 @@ def _fetch(
         # Without retries pip does not say that its index cannot be reached.
         command += ["--progress-bar=raw", "--retries=3", f"--dest={folder}"]
         command += [*packages.pip_options(interpreter), *chosen]
-        code, said = _call(command, limit_s, progress)
+        code, printed = _call(command, limit_s, progress)
         if code == 0:
             return
         if code < 0:
@@ -153,34 +153,34 @@ def _fetch(
                 f"the agent's packages could not be fetched within {limit_s:g} s",
                 hint="see that pip reaches its package index",
             )
-        if _FULL.search(said):
+        if _FULL.search(printed):
             raise StorageError(
                 f"there is no room in {folder.parent} for the packages that the board is to get",
                 hint="make room there, or name another folder for what is fetched: TMPDIR",
             )
-        missing = _NONE_FITS.search(said)
+        missing = _NONE_FITS.search(printed)
         name = missing[1].lower().replace("_", "-") if missing else ""
         one = next((one for one in group.wanted if one.name == name), None)
-        if one is None or one.loose in chosen or _unreached(said):
-            raise _not_had(name, one.loose if one else name, said, interpreter)
+        if one is None or one.loose in chosen or _unreached(printed):
+            raise _not_had(name, one.loose if one else name, printed, interpreter)
         loose.add(name)
 
 
-def _unreached(said: str) -> bool:
+def _unreached(printed: str) -> bool:
     """Whether an index did not answer: then nobody knows what it has."""
-    return bool(_NO_NETWORK.search(said) or _UNFETCHED.search(said))
+    return bool(_NO_NETWORK.search(printed) or _UNFETCHED.search(printed))
 
 
-def _not_had(name: str, requirement: str, said: str, interpreter: Interpreter) -> BoardError:
+def _not_had(name: str, requirement: str, printed: str, interpreter: Interpreter) -> BoardError:
     """Why a package (``name``; "" where pip did not come as far) was not to be had: nobody publishes it, or no index
     answers.
     """
-    detail = said.strip()[-4000:]
-    looked = _LOOKED.search(said)
-    if name and looked and not _unreached(said):
+    detail = printed.strip()[-4000:]
+    looked = _LOOKED.search(printed)
+    if name and looked and not _unreached(printed):
         hint = _CPU_HINT if requirement.endswith("+cpu") else COMMAND_HINT
         return NoWheels(f"{requirement} is not published for {interpreter.text}", hint=hint, detail=detail)
-    if "No module named pip" in said:
+    if "No module named pip" in printed:
         hint = "pip is missing beside hil: python -m ensurepip"
     else:
         hint = f"the first deploy for a platform needs a package index: see pip's words below; or {COMMAND_HINT}"
@@ -196,9 +196,9 @@ def _call(command: Sequence[str], limit_s: float, progress: Progress | None) -> 
     """Run pip; its exit code, negative where it was ended for taking too long, and what it said of its troubles."""
     searched: list[str] = []
     with (
-        tempfile.TemporaryFile("w+") as said,
+        tempfile.TemporaryFile("w+") as printed,
         subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=printed, text=True, errors="replace"
         ) as process,
     ):
         guard = threading.Timer(limit_s, process.kill)
@@ -216,8 +216,8 @@ def _call(command: Sequence[str], limit_s: float, progress: Progress | None) -> 
             raise
         finally:
             guard.cancel()
-        said.seek(0)
-        return code, "".join(searched) + said.read()
+        printed.seek(0)
+        return code, "".join(searched) + printed.read()
 
 
 def _of_runtime(wheel: Wheel, allowed: str) -> Wanted:

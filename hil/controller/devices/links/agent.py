@@ -121,12 +121,12 @@ def start_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: Text
         ready, _, _ = select.select([process.stdout], [], [], _START_S)
         line = process.stdout.readline() if ready else b""
         if not line:
-            said = read_log().strip() or f"it did not serve within {_START_S:g} s"
+            printed = read_log().strip() or f"it did not serve within {_START_S:g} s"
             code = process.wait(5) if ready else None
             if code == UsageError.exit_code:
-                message, _, hint = said.removeprefix("hil.sim: ").partition("\n  hint: ")
+                message, _, hint = printed.removeprefix("hil.sim: ").partition("\n  hint: ")
                 raise UsageError(message, hint=hint)
-            raise BoardUnreachable("the simulator did not start", board=config.name, detail=said)
+            raise BoardUnreachable("the simulator did not start", board=config.name, detail=printed)
         if lines := [one for one in read_log().splitlines() if one.startswith("not sandboxed: ")]:
             say(f"{lines[0]}; programs run on this machine with all rights that you have")
         faulty = bool(faults) or bool(config.simulator and config.simulator.faults)

@@ -184,8 +184,8 @@ def _started(
             if len(begun) > _LONGEST_LINE:
                 raise TooMuch
             if not (piece := next(pieces, b"")):
-                said = channel.recv_stderr(_LAST_OF_ERR).decode(errors="replace").strip()
-                last = said.rpartition("\n")[2]
+                stderr = channel.recv_stderr(_LAST_OF_ERR).decode(errors="replace").strip()
+                last = stderr.rpartition("\n")[2]
                 raise NoAgent(last) if _NOBODY in last else NoRelay(last or "it ended at once")
             begun += piece
     except BaseException:

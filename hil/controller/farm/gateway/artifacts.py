@@ -203,8 +203,8 @@ class ArtifactService:
             if stored:
                 async with self._db.transaction() as tx:
                     await tx.execute(_USED, [list(stored), list(stored.values())])
-                    said = {"files": len(stored), "bytes": sum(stored.values())}
-                    await access.note_audit(tx, call.who, call.name, next(iter(stored)), True, said)
+                    fields = {"files": len(stored), "bytes": sum(stored.values())}
+                    await access.note_audit(tx, call.who, call.name, next(iter(stored)), True, fields)
         return pb.UploadReply(stored=list(stored))
 
     async def _receive(self, requests: AsyncIterator[pb.FilePiece], call: Call, stored: dict[str, int]) -> None:

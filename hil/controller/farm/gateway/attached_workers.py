@@ -148,8 +148,8 @@ class Dispatch:
             if first or again:
                 attending.grant(grant)
             if first:
-                said = {"job": grant.job, "board": grant.board, "lease": grant.lease, "user": grant.user}
-                _LOG.info("granted", extra=said)
+                fields = {"job": grant.job, "board": grant.board, "lease": grant.lease, "user": grant.user}
+                _LOG.info("granted", extra=fields)
                 self._sent.put_nowait(grant.lease)
 
     async def run(self) -> None:
@@ -187,8 +187,8 @@ class Dispatch:
             for row in rows:
                 queued, granted = row["queued_at"].timestamp(), row["granted_at"].timestamp()
                 self._metrics.granted(row["kind"], row["priority"], granted - queued)
-                said = {name: row[name] for name in ("job", "board", "attempt", "priority")}
-                telemetry.record("queue", row["trace"], queued, granted, **said)
+                fields = {name: row[name] for name in ("job", "board", "attempt", "priority")}
+                telemetry.record("queue", row["trace"], queued, granted, **fields)
 
     async def _send(self) -> None:
         owned = [one.board for one in self._owners()]
@@ -206,8 +206,8 @@ class Dispatch:
         async with self._db.transaction() as tx:
             attendance = await boards.attend(tx, self._engine, card, worker, sorted(attending.leases), self._settings)
             if who is not None:
-                said = {"worker": worker, "host": card.host, "site": card.site}
-                await access.note_audit(tx, who, "Hosts.Attend", card.name, True, said)
+                fields = {"worker": worker, "host": card.host, "site": card.site}
+                await access.note_audit(tx, who, "Hosts.Attend", card.name, True, fields)
         for one in list(self._here.values()) if attendance.owner else ():
             if one is not attending and one.board == attending.board and one.owner:
                 one.stand(False, self._settings)
@@ -218,8 +218,8 @@ class Dispatch:
         for grant in attendance.grants:
             attending.grant(grant)
         self.poke()
-        fields = {"board": card.name, "worker": worker, "host": card.host, "owner": attendance.owner}
-        _LOG.info("attending", extra=fields)
+        extra = {"board": card.name, "worker": worker, "host": card.host, "owner": attendance.owner}
+        _LOG.info("attending", extra=extra)
 
     async def release(self, attending: AttachedWorker) -> None:
         """A worker takes its leave: its board is offline at once."""
@@ -241,9 +241,9 @@ class Dispatch:
 
     async def _beats(self, now: list[AttachedWorker]) -> None:
         known = [lease for one in now for lease in one.leases]
-        said = [leases.WorkerBeat(one.board, one.worker, sorted(one.leases)) for one in now]
+        heard = [leases.WorkerBeat(one.board, one.worker, sorted(one.leases)) for one in now]
         async with self._db.transaction() as tx:
-            beats = await leases.beats(tx, said, self._settings)
+            beats = await leases.beats(tx, heard, self._settings)
             asked = [[one.board for one in now], [one.worker for one in now], known]
             unheard = await fetched(tx, _UNHEARD, asked)
             lost = await leases.grants_of(tx, [row["id"] for row in unheard], self._settings) if unheard else []

@@ -51,10 +51,10 @@ class FarmService:
                     tx, context.engine, call.who, wanted, span.traceparent, context.settings
                 )
                 same = {name: getattr(wanted, name) for name in ("title", "selector", "board")}
-                said = {**same, "jobs": len(done.jobs)}
-                await access.note_audit(tx, call.who, call.name, str(done.submission), True, said)
+                fields = {**same, "jobs": len(done.jobs)}
+                await access.note_audit(tx, call.who, call.name, str(done.submission), True, fields)
             context.dispatch.poke()
-        _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **said})
+        _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **fields})
         return pb.SubmitReply(submission=done.submission, jobs=done.jobs)
 
     async def ask(self, request: pb.AskRequest, call: Call) -> pb.Answer:

@@ -62,13 +62,13 @@ class HostService:
             recorded, reason = await leases.report(
                 tx, context.engine, request.lease, worker, result, request.fence, context.settings
             )
-            said = {"recorded": recorded, "exit_code": result.exit_code, "outcome": result.outcome}
-            await access.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, said)
+            fields = {"recorded": recorded, "exit_code": result.exit_code, "outcome": result.outcome}
+            await access.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, fields)
             trace = await fetched(tx, _TRACE, [request.lease]) if telemetry.is_on() else []
         context.dispatch.poke()
         for row in trace:
-            telemetry.record("record", row["trace"], began, time.time(), lease=request.lease, **said)
-        _LOG.info("reported", extra={**said, "lease": request.lease, "reason": reason or result.reason})
+            telemetry.record("record", row["trace"], began, time.time(), lease=request.lease, **fields)
+        _LOG.info("reported", extra={**fields, "lease": request.lease, "reason": reason or result.reason})
         if recorded and not result.infrastructure:
             context.metrics.results.labels(result.outcome or "NONE").inc()
         return pb.ReportReply(recorded=recorded, reason=reason)

@@ -75,8 +75,8 @@ class LeaseHolder:
         async with context.db.transaction() as tx:
             done = await submissions.submit(tx, context.engine, call.who, order, "", context.settings)
             [row] = await fetched(tx, "select id from hil.jobs where submission = %s", [done.submission])
-            said = {"title": order.title, "selector": order.selector, "board": order.board}
-            await access.note_audit(tx, call.who, call.name, str(done.submission), True, said)
+            fields = {"title": order.title, "selector": order.selector, "board": order.board}
+            await access.note_audit(tx, call.who, call.name, str(done.submission), True, fields)
         context.dispatch.poke()
         [name] = done.jobs
         try:

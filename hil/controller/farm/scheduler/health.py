@@ -78,10 +78,10 @@ def after(state: BoardState, failures: int, event: Event, settings: FarmSettings
     if what in (EventKind.UNHEALTHY, EventKind.CHECK_LOST):
         failed = failures + 1
         wait_s = min(settings.quarantine_s * 2 ** min(failed - 1, _DOUBLINGS), settings.quarantine_most_s)
-        said = f"its check failed{f' {failed} times in a row' if failed > 1 else ''}: {why or 'no reason was given'}"
+        reason = f"its check failed{f' {failed} times in a row' if failed > 1 else ''}: {why or 'no reason was given'}"
         if state is BoardState.OFFLINE:
-            return Change(state, failed, None, said)
-        return Change(BoardState.QUARANTINED, failed, wait_s, said)
+            return Change(state, failed, None, reason)
+        return Change(BoardState.QUARANTINED, failed, wait_s, reason)
     if what is EventKind.ATTENDED:
         return _attended(state, failures, event)
     if state is BoardState.OFFLINE or (state is BoardState.QUARANTINED and what is not EventKind.RETRY):
@@ -102,5 +102,5 @@ def _attended(state: BoardState, failures: int, event: Event) -> Change:
         return Change(state, failures, None, event.reason)
     if event.checked and not failures:
         return Change(BoardState.ONLINE, 0, None, event.reason or "its host is back")
-    said = "it was not checked since it failed" if failures else "it was not checked for long"
-    return Change(BoardState.SUSPECT, failures, 0.0, event.reason or said)
+    reason = "it was not checked since it failed" if failures else "it was not checked for long"
+    return Change(BoardState.SUSPECT, failures, 0.0, event.reason or reason)

@@ -92,10 +92,10 @@ async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: Far
 async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
     """Hold a board back: what runs on it may end, nothing new begins; UsageError where there is no such board."""
     await known_board(tx, name)
-    said = storable(f"by {who.user}{f': {reason}' if reason else ''}")
-    await tx.execute("update hil.boards set hold = 'draining', reason = %s where name = %s", [f"drained {said}", name])
-    await note_board(tx, "draining", name, said)
-    await transitions.call_off_check(tx, name, f"drained {said}")
+    note = storable(f"by {who.user}{f': {reason}' if reason else ''}")
+    await tx.execute("update hil.boards set hold = 'draining', reason = %s where name = %s", [f"drained {note}", name])
+    await note_board(tx, "draining", name, note)
+    await transitions.call_off_check(tx, name, f"drained {note}")
     if not await active_leases(tx, "lease.board = %(board)s", {"board": name}):
         await note_board(tx, "maintenance", name, "drained, and nothing runs on it")
 
@@ -104,11 +104,11 @@ async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
 async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> None:
     """Give a board back to the farm; one that is in quarantine is checked at once."""
     state = await known_board(tx, name)
-    said = f"by {who.user}"
+    note = f"by {who.user}"
     await tx.execute("update hil.boards set hold = '', reason = '' where name = %s", [name])
-    await note_board(tx, "resumed", name, said)
+    await note_board(tx, "resumed", name, note)
     if state is not BoardState.ONLINE:
-        await transitions.change_board(tx, name, health.Event(health.EventKind.RETRY, f"resumed {said}"), settings)
+        await transitions.change_board(tx, name, health.Event(health.EventKind.RETRY, f"resumed {note}"), settings)
     await grant(tx, queue, settings)
 
 

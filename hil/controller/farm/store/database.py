@@ -128,12 +128,12 @@ async def connect(url: str) -> Tx:
 def parameters(url: str) -> dict[str, Any]:
     """What we say of a connection beside its URL, which goes first; UsageError where this is no URL of a PostgreSQL."""
     try:
-        said = conninfo_to_dict(url)
+        given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         said_of_it = _without_password(f"{url!r} is no URL of a database: {str(error).strip()}")
         raise UsageError(said_of_it, hint="postgresql://USER@HOST:PORT/DATABASE") from None
     ours = {"connect_timeout": _CONNECT_S, "application_name": "hil-farm", **_ALIVE}
-    return {name: value for name, value in ours.items() if name not in said}
+    return {name: value for name, value in ours.items() if name not in given}
 
 
 @contextlib.contextmanager

@@ -201,11 +201,11 @@ class Embedded:
             return False
         return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
 
-    def _failed(self, what: str, said: str) -> None:
+    def _failed(self, what: str, output: str) -> None:
         hint = f"see {self.log}, {_HINT}"
-        if "Permission denied" in said or "permission denied" in said:
+        if "Permission denied" in output or "permission denied" in output:
             hint = f"PostgreSQL does not run as root: run as another user, choose another HIL_FARM_HOME, {_HINT}"
-        tail = "\n".join(said.strip().splitlines()[-8:])
+        tail = "\n".join(output.strip().splitlines()[-8:])
         raise FarmError(f"the database in {self.folder} {what}", detail=tail, hint=hint)
 
     def _end_leftovers(self) -> None:

@@ -139,10 +139,10 @@ async def holding(tx: Tx, lease: int) -> LeaseStatus | None:
     return LeaseStatus(**{**rows[0], "card": BoardCard.of_json(rows[0]["card"])}) if rows else None
 
 
-async def beats(tx: Tx, said: Sequence[WorkerBeat], settings: FarmSettings) -> list[BeatReply]:
+async def beats(tx: Tx, given: Sequence[WorkerBeat], settings: FarmSettings) -> list[BeatReply]:
     """Workers were heard of: their boards stay their own, and the leases that they work on stay theirs."""
-    boards, workers = [one.board for one in said], [one.worker for one in said]
-    pairs = [(lease, one.worker) for one in said for lease in one.leases]
+    boards, workers = [one.board for one in given], [one.worker for one in given]
+    pairs = [(lease, one.worker) for one in given for lease in one.leases]
     kept = {"leases": [lease for lease, _ in pairs], "workers": [worker for _, worker in pairs]}
     async with tx.pipeline():
         await tx.execute(_OWN, {"boards": boards, "workers": workers, "owner_s": settings.owner_s})
@@ -157,7 +157,7 @@ async def beats(tx: Tx, said: Sequence[WorkerBeat], settings: FarmSettings) -> l
             vacant=owner.get(one.board) == "",
             over={lease: ended[lease, one.worker] for lease in one.leases if (lease, one.worker) in ended},
         )
-        for one in said
+        for one in given
     ]
 
 
@@ -209,8 +209,8 @@ async def report(
 async def _repeated(tx: Tx, row: LeaseRow, result: JobResult) -> tuple[bool, str]:
     """A report of a lease that is over: the same once more, or too late."""
     # Compared where it is kept: a number may come back as another one of the same value.
-    [said] = await fetched(tx, _SAID, {"lease": row.id, "result": as_json(result.to_json())})
-    if said["same"]:
+    [stored] = await fetched(tx, _SAID, {"lease": row.id, "result": as_json(result.to_json())})
+    if stored["same"]:
         return True, ""
     reason = "it has its result already" if row.result is not None else row.reason
     late = f"{reason}; this counts for nothing: {result.outcome or result.exit_code} {result.reason}"

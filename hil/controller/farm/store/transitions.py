@@ -177,8 +177,8 @@ async def _end(
     tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings, result: JobResult | None = None
 ) -> None:
     """The lease is over (by its worker's report, if any): its board is free, what it took is counted, all are told."""
-    said = None if result is None else as_json(result.to_json())
-    await tx.execute(_END, {"lease": lease.id, "reason": reason, "result": said})
+    stored = None if result is None else as_json(result.to_json())
+    await tx.execute(_END, {"lease": lease.id, "reason": reason, "result": stored})
     share: Row = {"user": lease.job.user, "project": lease.job.project, "granted_at": lease.granted_at}
     await tx.execute(_SHARE, {**share, "half_life_s": settings.share_half_life_s})
     await queue.done(tx, lease.queue_id)

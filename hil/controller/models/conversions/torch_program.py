@@ -187,9 +187,9 @@ def name_onnx_nodes(model: Any) -> None:
 
 
 def _onnx_name(node: Any) -> str:
-    said: Mapping[str, str] = {entry.key: entry.value for entry in node.metadata_props}
+    properties: Mapping[str, str] = {entry.key: entry.value for entry in node.metadata_props}
     try:
-        scopes, classes = (ast.literal_eval(said[_ONNX + key]) for key in ("name_scopes", "class_hierarchy"))
+        scopes, classes = (ast.literal_eval(properties[_ONNX + key]) for key in ("name_scopes", "class_hierarchy"))
     except (KeyError, ValueError, SyntaxError):
         return ""
     if not scopes:

@@ -78,9 +78,9 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
             return next(iter(held.values()))
         if found and name in held:
             return held[name]
-        said = f"{path} holds no flow {name!r}" if found else f"{path} holds {len(held)} flows"
+        problem = f"{path} holds no flow {name!r}" if found else f"{path} holds {len(held)} flows"
         raise UsageError(
-            said, hint=f"{did_you_mean(name, held)}name one: {path}:{next(iter(held))}; it holds {', '.join(held)}"
+            problem, hint=f"{did_you_mean(name, held)}name one: {path}:{next(iter(held))}; it holds {', '.join(held)}"
         )
     raise UsageError(
         f"there is no flow {text!r}",

@@ -35,8 +35,8 @@ def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) 
     try:
         onnx.checker.check_model(output, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        said = line(str(error), 400)
-        raise ImportFailed(f"its float16 form is no valid model: {said}", detail=str(error)) from error
+        text = line(str(error), 400)
+        raise ImportFailed(f"its float16 form is no valid model: {text}", detail=str(error)) from error
 
 
 def _contents(graph: Any) -> list[bytes]:

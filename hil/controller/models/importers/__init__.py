@@ -196,8 +196,8 @@ def _describe(
             pool = stack.enter_context(lent(isolated, 1))
             arguments = {"path": str(path.absolute()), "function": function, "dims": dict(dims)}
             with naming_errors("import", f"reading {path.name}", ImportFailed, f"cannot read {path.name}"):
-                said: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
-            return said
+                found: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
+            return found
 
     return cache.get_or_compute(key, {"model": path.name}, ask) if cache is not None else (ask(), False)
 

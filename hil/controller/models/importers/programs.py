@@ -57,8 +57,8 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
         methods = read_methods(data)
         method = pick_method(methods, function)
         if method is None:
-            said = f"has no method {function!r}" if function else f"has {len(methods)} methods and none is forward"
-            raise UsageError(f"{file.name} {said}", hint=f"--function with one of {', '.join(methods) or 'none'}")
+            problem = f"has no method {function!r}" if function else f"has {len(methods)} methods and none is forward"
+            raise UsageError(f"{file.name} {problem}", hint=f"--function with one of {', '.join(methods) or 'none'}")
         inputs, outputs = ([spec for _, spec in found] for found in (method.input_specs(), method.output_specs()))
     except Damaged as error:
         raise ImportFailed(

@@ -123,8 +123,10 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
     default = _DEFAULT if _DEFAULT in signatures else next(iter(functions)) if len(functions) == 1 else ""
     chosen = function or default
     if chosen not in functions:
-        said = f"no function {chosen!r}" if chosen else "several functions"
-        raise UsageError(f"{file.parent.name} has {said}", hint=f"choose one with --function: {', '.join(functions)}")
+        problem = f"no function {chosen!r}" if chosen else "several functions"
+        raise UsageError(
+            f"{file.parent.name} has {problem}", hint=f"choose one with --function: {', '.join(functions)}"
+        )
     structure, inputs = _fix(file.parent.name, _specs_of(functions[chosen]), dims, batch=False)
     return Source(chosen, functions[chosen], structure, inputs, tuple(functions), model)
 

@@ -116,15 +116,15 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             raise UsageError(f"ExecuTorch cannot write the bundle: {error.message}", detail=error.detail) from error
 
 
-def _check_own(methods: Mapping[str, Method], said: BundleMethod) -> None:
+def _check_own(methods: Mapping[str, Method], given: BundleMethod) -> None:
     """Refuse a method that the program lacks, or that takes or gives another number of tensors than its bundle says."""
-    if said.name not in methods:
-        raise UsageError(f"the bundle's program has no method {said.name!r}", hint=f"it has {', '.join(methods)}")
-    own = _signature(methods[said.name])
-    counts = [(len(one.inputs), len(one.outputs)) for one in (own, said.signature)]
+    if given.name not in methods:
+        raise UsageError(f"the bundle's program has no method {given.name!r}", hint=f"it has {', '.join(methods)}")
+    own = _signature(methods[given.name])
+    counts = [(len(one.inputs), len(one.outputs)) for one in (own, given.signature)]
     if counts[0] != counts[1]:
         raise UsageError(
-            f"method {said.name!r} of the program takes {counts[0][0]} and gives {counts[0][1]} tensors, "
+            f"method {given.name!r} of the program takes {counts[0][0]} and gives {counts[0][1]} tensors, "
             f"the bundle says {counts[1][0]} and {counts[1][1]}"
         )
 

@@ -90,8 +90,8 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             for kind, tensors in (("input", case.inputs), ("output", case.expected_outputs)):
                 for position, array in enumerate(tensors.values()):
                     save_npy(path / place / f"{kind}_{position}.npy", array)
-            said = {name: getattr(case, name) for name in ("name", "source", "rtol", "atol")}
-            cases.append({**said, **noise_json(case.noise), "folder": place})
+            fields = {name: getattr(case, name) for name in ("name", "source", "rtol", "atol")}
+            cases.append({**fields, **noise_json(case.noise), "folder": place})
         specs = {kind: signature_json(getattr(method.signature, kind)) for kind in ("inputs", "outputs")}
         methods.append({"name": method.name, **specs, "cases": cases})
     document = {

@@ -60,10 +60,10 @@ def _functions(path: Path, context: RunContext) -> list[str]:
     with temporary_folder("hil-bundle-") as folder:
         arguments = {"path": str(path.absolute())}
         try:
-            said = context.isolated.call(reader, arguments, timeout=_READ_S, log=Path(folder) / "read.log")
+            found = context.isolated.call(reader, arguments, timeout=_READ_S, log=Path(folder) / "read.log")
         except (IsolatedError, LoadFailed) as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
-    return sorted(entry_points(functions_in(said))) if isinstance(said, dict) else list(said)
+    return sorted(entry_points(functions_in(found))) if isinstance(found, dict) else list(found)
 
 
 def _is_mlir(path: Path) -> bool:
@@ -94,9 +94,9 @@ def signatures_of(
         program = replace(program, inputs=model.inputs, outputs=model.outputs)
         name, signature = program.function, _read(program, context)
         if signature is None:
-            said = ask(program)
-            name = said.function
-            signature = Signature(_plain(said.inputs), _plain(said.outputs))
+            described = ask(program)
+            name = described.function
+            signature = Signature(_plain(described.inputs), _plain(described.outputs))
         if name in found:
             raise UsageError(f"two methods are called {name!r}")
         found[name or "main"] = signature
@@ -171,8 +171,8 @@ def own_signature(program: Artifact, context: RunContext) -> Signature:
         LoadFailed: it cannot be read.
     """
     with temporary_folder("hil-bundle-") as folder:
-        said = signature_of(program, context.isolated, Path(folder) / "read.log", needs_own=True)
-    return Signature(tuple(said.inputs), tuple(said.outputs))
+        described = signature_of(program, context.isolated, Path(folder) / "read.log", needs_own=True)
+    return Signature(tuple(described.inputs), tuple(described.outputs))
 
 
 def _read(program: Artifact, context: RunContext) -> Signature | None:
@@ -181,10 +181,10 @@ def _read(program: Artifact, context: RunContext) -> Signature | None:
     if program.runtime != "iree" or not program.function:
         return None
     try:
-        said = own_signature(program, context)
+        described = own_signature(program, context)
     except LoadFailed:
         return None  # of a newer IREE, or of a vendor's: the board decides
-    return Signature(_plain(said.inputs), _plain(said.outputs))
+    return Signature(_plain(described.inputs), _plain(described.outputs))
 
 
 def _plain(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

@@ -117,13 +117,13 @@ def by_iree(making: Making) -> Program:
         return compile_iree(model, runtime="iree", flags=flags, debug_ir=None, **making.work)
 
     artifact = making.stage(tfcompile.COMPILE, compiled)
-    said = json.loads((folder / SIGNATURE).read_text())
-    state = [one["spec"]["name"] for one in said["state"]]
-    assigned = sorted((one for one in said["state"] if one["result"] is not None), key=lambda one: one["result"])
+    described = json.loads((folder / SIGNATURE).read_text())
+    state = [one["spec"]["name"] for one in described["state"]]
+    assigned = sorted((one for one in described["state"] if one["result"] is not None), key=lambda one: one["result"])
     return Program(
         artifact,
-        _names([*said["inputs"], *state], len(said["inputs"])),
-        _names([*said["outputs"], *(one["spec"]["name"] for one in assigned)], len(said["outputs"])),
+        _names([*described["inputs"], *state], len(described["inputs"])),
+        _names([*described["outputs"], *(one["spec"]["name"] for one in assigned)], len(described["outputs"])),
         {f"variable {name}": value for name, value in load_tensors(folder / VALUES).items()},
     )
 
