@@ -132,7 +132,6 @@ def test_a_program_that_was_compiled_elsewhere_tells_its_own_signature(hil, made
     assert str(method.signature.inputs[1]) == "y: ?x4 float32" and other.name == "twice"
 
 
-@pytest.mark.daily
 def test_a_crash_costs_one_case_and_a_program_that_does_not_load_all_of_its_method(hil, digits):
     ended = hil("bundle", "run", digits, "--fault", "crash:times=1", "--json")
     assert (ended.code, outcomes(ended.document)) == (3, ["RUN_CRASH", "PASS", "PASS"])

@@ -58,7 +58,6 @@ def test_a_saved_layer_passes_by_the_command_that_is_printed(hil, simulator, tmp
     assert next(iter(rows.values()))["run"] in printed
 
 
-@pytest.mark.daily
 def test_a_part_is_cut_out_saved_and_run(hil, simulator, tmp_path):
     ended = hil("layers", DIGITS / "digits_cnn.onnx", "--from", "conv2", "--to", "flatten.out", "--save", "part")
     assert ended.code == 0, ended.err

@@ -158,7 +158,6 @@ def test_a_flows_tolerance_that_could_not_fail_gives_way_to_the_default(hil, sim
     assert "BLIND" in {case["outcome"] for case in given.document["cases"]}
 
 
-@pytest.mark.daily
 def test_boards_share_the_work(hil, start_agent, models):
     boards = [start_agent("--fault", "pace:seconds=1", module="hil.sim") for _ in range(2)]
     options = [option for board in boards for option in ("--board", board)]

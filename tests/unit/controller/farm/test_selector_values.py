@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.selector import Wanted, above, as_text, is_there, quantity, said, version
+from hil.controller.farm.selector import Wanted, above, as_text, is_there, quantity, value_text, version
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_is_there(value: Any):
     ],
 )
 def test_how_a_value_is_told(value: Any, beside: list[str], text: str):
-    assert said(value, beside) == text
+    assert value_text(value, beside) == text
 
 
 def test_truths_are_written_as_toml_does():
