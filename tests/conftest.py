@@ -36,9 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(hook, "_must_rewrite"):  # not with --assert=plain
         hook._must_rewrite.discard("hil")
         hook._marked_for_rewrite_cache.clear()
-    # Whoever names a path wants all that is there. A worker of xdist is given paths and marks as they are.
-    named = config.args_source is pytest.Config.ArgsSource.ARGS and not hasattr(config, "workerinput")
-    if named and "daily" in config.option.markexpr:
+    # Whoever names a path wants all that is there. A worker of xdist is given the same arguments.
+    if config.args_source is pytest.Config.ArgsSource.ARGS and "daily" in config.option.markexpr:
         config.option.markexpr = ""
 
 

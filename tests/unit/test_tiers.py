@@ -34,6 +34,13 @@ def test_a_path_that_is_named_runs_whatever_its_marks():
     assert collected("-m", DAILY, BENCH) == {f"{BENCH}::{name}" for name in every}
 
 
+def test_a_worker_of_several_runs_whatever_is_named_too():
+    quick = "tests/integration/test_tflite.py::test_tensors_of_one_name_in_a_graph_without_signatures_are_refused"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "1", "-m", DAILY, quick]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_pytest_itself_leaves_out_what_is_slow_only():
     found = collected(BENCH)
     assert f"{BENCH}::test_a_crash_is_the_outcome" in found
