@@ -134,6 +134,7 @@ def peak_of(code: str, *words: str) -> tuple[int, str]:
     return int(peak), "\n".join(said)
 
 
+@pytest.mark.ci
 def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path):
     bomb(tmp_path / "x.npz", 1)
     assert (tmp_path / "x.npz").stat().st_size < 2 << 20
@@ -155,6 +156,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path):
     assert all("x: it unpacks to 1073741824 bytes, far more than the archive has" in line for line in lines[3:])
 
 
+@pytest.mark.ci
 def test_many_small_bombs_share_one_bound(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(3):

@@ -94,6 +94,7 @@ def around(tree: ast.AST) -> list[int]:
     return found
 
 
+@pytest.mark.ci
 def test_nothing_goes_around_the_one_place():
     """Text comes to a terminal by sys.stdout and sys.stderr, which commands wrap, and by hil's own Console."""
     root = Path(hil.__file__).parent

@@ -102,6 +102,7 @@ def test_an_operation_that_runs_twice_in_an_iteration_takes_their_sum():
     )
 
 
+@pytest.mark.ci
 def test_noise_is_no_change_and_a_change_is_found():
     """A hundred operations each time: with intervals of 95 % each, five of them would be false alarms."""
     dice = random.Random(1)

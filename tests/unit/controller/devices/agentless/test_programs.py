@@ -196,6 +196,7 @@ def is_running(pid: int) -> bool:
 # ---- tensors
 
 
+@pytest.mark.ci
 def test_every_dtype_comes_back_as_it_went(open_board, identities):
     board = open_board()
     values = np.array([0, 1, 3, 2, 5, 7], np.uint8)
