@@ -27,7 +27,7 @@ _START = (
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """``python -m MODULE WORDS``, which takes no module from the folder that it is called in."""
+    """``python -m MODULE ARGUMENTS``, which takes no module from the folder that it is called in."""
     start = ["-P", "-m"] if sys.version_info >= (3, 11) else ["-c", _START]
     return [sys.executable, *start, module, *arguments]
 

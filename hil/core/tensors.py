@@ -39,7 +39,7 @@ if sys.byteorder != "little":  # pragma: no cover - no such machine has the runt
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a dtype's name (``string`` is numpy's object dtype). Raises UsageError: it is none of ours"""
+    """The numpy dtype of a dtype's name (``string``: numpy's object dtype). Raises UsageError: hil knows none."""
     if name == "string":
         return np.dtype(object)
     if name in NUMPY_DTYPES:
@@ -53,7 +53,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a numpy or ml_dtypes dtype; the reverse of :func:`dtype_of`. Raises UsageError: it is none of ours"""
+    """The name of a numpy or ml_dtypes dtype; the reverse of :func:`dtype_of`. Raises UsageError: hil knows none."""
     return _dtype_name(np.dtype(dtype))
 
 

@@ -157,7 +157,7 @@ def _read_executorch(path: Path) -> None:
     from hil.controller.workloads.bundles.bpte import read_bpte
 
     described(describe_pte)(path)
-    read_bpte(path, context=None)  # type: ignore[arg-type]
+    read_bpte(path, context=None)
 
 
 def _read_cases(path: Path) -> None:
@@ -165,7 +165,7 @@ def _read_cases(path: Path) -> None:
 
     with contextlib.suppress(HilError):
         _read_executorch(path)
-    read_bpte(path, context=None)  # type: ignore[arg-type]
+    read_bpte(path, context=None)
 
 
 # ---- .onnx

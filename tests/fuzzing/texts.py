@@ -386,7 +386,7 @@ def _store(folder: Path) -> Iterator[Attempt]:
         "run.json": run,
         SUITE: lambda: load_run(held),
         HEAD: lambda: list(read_profile(held).rows),
-        "golden.json": lambda: read_golden(held, context=None),  # type: ignore[arg-type]
+        "golden.json": lambda: read_golden(held, context=None),
         INDEX: lambda: load_tensors(held),
     }
 

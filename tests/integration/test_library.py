@@ -130,3 +130,10 @@ def test_a_board_that_was_given_back_runs_nothing(doubling):
         pass
     with pytest.raises(UsageError, match="sim was given back"):
         hil.run(doubling, board)
+
+
+def test_a_context_may_be_given_by_its_name_of_before(board, doubling, tmp_path):
+    with Isolated(1) as isolated:
+        context = RunContext(Cache(tmp_path / "cache"), isolated)
+        assert hil.run(doubling, board, {"x": X}, context=context)
+        assert hil.run(doubling, board, {"x": X}, shop=context).artifact.cached

@@ -156,9 +156,19 @@ def _riscv(shown: set[str], source: str) -> Target:
 
 # ---- Arm: features as the kernel calls them -> as LLVM does.
 ARM_FEATURES = {
-    **{one: one for one in "i8mm bf16 sve sve2".split()},
-    **{"fp": "fp-armv8", "asimd": "neon", "atomics": "lse", "asimdrdm": "rdm", "asimdhp": "fullfp16"},
-    **{"asimddp": "dotprod", "asimdfhm": "fp16fml", "fcma": "complxnum", "lrcpc": "rcpc"},
+    "fp": "fp-armv8",
+    "asimd": "neon",
+    "atomics": "lse",
+    "asimdrdm": "rdm",
+    "asimdhp": "fullfp16",
+    "asimddp": "dotprod",
+    "asimdfhm": "fp16fml",
+    "fcma": "complxnum",
+    "lrcpc": "rcpc",
+    "i8mm": "i8mm",
+    "bf16": "bf16",
+    "sve": "sve",
+    "sve2": "sve2",
 }
 
 

@@ -17,11 +17,11 @@ from hil.controller.cli.farm_tables import (
     JOBS,
     USERS,
     boards_table,
+    labels_text,
     latency,
     line,
     local,
     plain,
-    said_labels,
     show,
     summary,
     table,
@@ -138,7 +138,7 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
     elif found:
         show(boards_table(found, labels=not wide))
         for row in found if wide else ():
-            click.echo(f"{plain(row['name'])}: {plain(said_labels(row['labels'], wide=True))}")
+            click.echo(f"{plain(row['name'])}: {plain(labels_text(row['labels'], wide=True))}")
     elif not rows:
         say("the farm has no boards: hil farm host serves those of a machine")
     else:

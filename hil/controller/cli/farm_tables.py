@@ -112,7 +112,7 @@ def boards_table(rows: Sequence[Row], width: int | None = None, *, labels: bool 
     if any(board["reason"] for board in rows):
         columns.append(Column("REASON", "reason", "yellow"))
     if labels:
-        columns.append(Column("LABELS", lambda board: said_labels(board["labels"]), "dim"))
+        columns.append(Column("LABELS", lambda board: labels_text(board["labels"]), "dim"))
     return table(columns, rows, width)
 
 
@@ -137,7 +137,7 @@ def latency(stats: Mapping[str, Any]) -> Text:
     return line(("waited: ", "bold"), text)
 
 
-def said_labels(labels: Mapping[str, Any], wide: bool = False) -> str:
+def labels_text(labels: Mapping[str, Any], wide: bool = False) -> str:
     """``chip=a53 gpu mem=2GiB runtimes=iree,onnxruntime``, as a selector writes them; ``wide``: also technical ones."""
     from hil.controller.farm.selector import quoted, value_text
 

@@ -39,11 +39,7 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
     from hil.controller.models.inputs import make_inputs
 
     with workshop(1) as tools, temporary_folder("hil-layers-") as scratch:
-        context: dict[str, Any] = {
-            "cache": tools.cache,
-            "isolated": tools.isolated,
-            "log": Path(scratch) / "layers.log",
-        }
+        how: dict[str, Any] = {"cache": tools.cache, "isolated": tools.isolated, "log": Path(scratch) / "layers.log"}
         read = import_model(model, dims=settings["dims"], isolated=tools.isolated, cache=tools.cache)
         inputs = None
         if read.inputs is not None and (save is not None or settings["inputs"]):
@@ -51,12 +47,12 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
                 read.inputs, settings["inputs"], seed=settings["seed"], ranges=read.ranges, dims=read.dims
             )
         if start or end:
-            found: tuple[Layer, ...] = (cut(read, start, end, group=settings["group"], inputs=inputs, **context),)
+            found: tuple[Layer, ...] = (cut(read, start, end, group=settings["group"], inputs=inputs, **how),)
         else:
-            found = layers_of(read, group=settings["group"], inputs=inputs, **context)
+            found = layers_of(read, group=settings["group"], inputs=inputs, **how)
         saved = []
         if save is not None and inputs is not None:
-            values = activations(read, inputs, recompute=False, timeout=TIMEOUT_S, **context)
+            values = activations(read, inputs, recompute=False, timeout=TIMEOUT_S, **how)
             saved = [save_layer(layer, values, save) for layer in found]
     document = {"model": model, "layers": _rows(found, saved), "exit_code": 0}
     which = "it" if len(saved) == 1 else "the first"

@@ -57,9 +57,8 @@ class Invocation:
     # from the last input byte to the outputs being ready to send; None where the board tells no times.
     board_ns: tuple[int, int] | None = None
     peak_memory_bytes: int = 0
-    cpu_ns: int = (
-        0  # what the worker's threads together computed during the iterations, 0 where nothing is known of that
-    )
+    # what the worker's threads together computed during the iterations, 0 where nothing is known of that.
+    cpu_ns: int = 0
     fetch_s: float = 0.0  # for the outputs
     state: dict[str, Any] = field(default_factory=dict)  # what Describe says of what changes, where it was asked for
     placement: Placement | None = None  # where the program ran; None where the board does not tell, or has told before

@@ -52,8 +52,10 @@ def switch(power: Power, action: str, *, board: str) -> str:
             hint=f'add to its config: [power] {action} = ["program", "argument"], or {{ url = "http://..." }}',
         )
     if isinstance(hook, Command):
-        return _command(hook, power.timeout_s, action, board).strip()[:_SHOWN]
-    return _http(hook, power.timeout_s, action, board).strip()[:_SHOWN]
+        output = _command(hook, power.timeout_s, action, board)
+    else:
+        output = _http(hook, power.timeout_s, action, board)
+    return output.strip()[:_SHOWN]
 
 
 def recover(connect: Callable[[], T], power: Power, *, board: str, say: TextSink) -> T:

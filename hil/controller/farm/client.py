@@ -328,11 +328,9 @@ def translated(error: grpc.RpcError) -> errors.HilError:
     """The hil error that a gRPC error of a gateway stands for: the far side's own where it sent one."""
     code = error.code()
     if reported := wire_errors.of_call(error):
-        return (
-            errors.FarmUnreachable(reported.message, hint=reported.hint, detail=reported.detail)
-            if is_away(error)
-            else reported
-        )
+        if is_away(error):
+            return errors.FarmUnreachable(reported.message, hint=reported.hint, detail=reported.detail)
+        return reported
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return errors.AccessRefused(
             f"the farm refused us: {error.details()}", hint="HIL_FARM_TOKEN must be a token that is still good"

@@ -199,7 +199,7 @@ class LocalFarm:
             raise KeyboardInterrupt
 
     def _keep(self, name: str, *arguments: str, **more: str) -> SupervisedProcess:
-        """Start a process of the farm, ``hil farm NAME WORDS``, and keep it."""
+        """Start a process of the farm, ``hil farm NAME ARGUMENTS``, and keep it."""
         away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
         environment = {key: value for key, value in os.environ.items() if key not in away}
         environment |= {HOME_VARIABLE: str(self.home), **more}

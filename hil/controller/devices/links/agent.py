@@ -62,13 +62,7 @@ def _check(address: str, board: str) -> None:
     try:
         # A server that is busy, or far away, may take longer, and is there all the same.
         with contextlib.suppress(TimeoutError, BlockingIOError):
-            if address.startswith("unix:"):
-                with socket.socket(socket.AF_UNIX) as probe:
-                    probe.settimeout(_PROBE_S)
-                    probe.connect(address.removeprefix("unix:"))
-            else:
-                host, _, port = address.rpartition(":")
-                socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+            _probe(address)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         if isinstance(error, FileNotFoundError):
@@ -80,6 +74,16 @@ def _check(address: str, board: str) -> None:
             board=board,
             hint=f"is it running there? start one with: python -m hil.agent --listen {address} --store DIR",
         ) from error
+
+
+def _probe(address: str) -> None:
+    if address.startswith("unix:"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_PROBE_S)
+            probe.connect(address.removeprefix("unix:"))
+    else:
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
 
 
 AGENT_KIND = LinkKind("agent", lambda choice: connect(choice.target, choice.config), is_agent_address)

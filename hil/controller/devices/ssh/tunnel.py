@@ -289,15 +289,12 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink
         NoTunnel: there is none.
         BoardLost: the shell's connection is broken.
     """
-    refused = "the board's sshd forwards no Unix sockets"
     try:
-        try:
-            shell.transport.open_streamlocal(remote_socket, _START_S).close()
-        except paramiko.ChannelException as error:
-            # sshd has the same words for a socket that is not there; so the helper looks whether it is.
-            refused += f" (it says: {error.text})"
-        else:
+        refused = _refusal(lambda: shell.transport.open_streamlocal(remote_socket, _START_S))
+        if not refused:
             return open_tunnel(shell, remote_socket, say=say)
+        # sshd has the same words for a socket that is not there; so the helper looks whether it is.
+        refused = f"the board's sshd forwards no Unix sockets (it says: {refused})"
         try:
             tcp = TcpRelay(shell.transport, python, remote_socket)
         except paramiko.ChannelException as error:
@@ -312,6 +309,15 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink
         raise NoTunnel(what, board=shell.board) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise BoardLost(f"the connection to {shell.address} broke: {error}", board=shell.board) from error
+
+
+def _refusal(connect: Callable[[], paramiko.Channel]) -> str:
+    """sshd's words for a connection that it does not make; "" for one that it does."""
+    try:
+        connect().close()
+    except paramiko.ChannelException as error:
+        return error.text
+    return ""
 
 
 class _OpenSSH:

@@ -66,7 +66,7 @@ class LeaseRunner:
     def __init__(
         self, way: BoardConnection, farm: Callable[[], FarmClient], workers: int, use: Callable[[Attempt], JobResult]
     ) -> None:
-        self.way, self._farm, self._workers, self._job = way, farm, workers, use
+        self.way, self._farm, self._workers, self._use_board = way, farm, workers, use
         self._isolated: Isolated | None = None
         self.serving: TunnelEndpoint | None = None  # the lease that somebody holds now
 
@@ -141,7 +141,7 @@ class LeaseRunner:
         folder = emptied(self.way.post.folder / "job")
         way, board = self.way, self.way.choice(grant)
         try:
-            return self._job(
+            return self._use_board(
                 Attempt(grant, board, way.config.runtime, way.site, folder, tell, self._pool(), self._farm, timings)
             )
         finally:

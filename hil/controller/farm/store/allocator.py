@@ -94,7 +94,7 @@ _QUEUE_IDS = """
 
 
 async def grant(tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Sequence[str] | None = None) -> list[str]:
-    """Give free boards to waiting jobs; returns the boards that were given. The caller is alone (:func:`.rows.alone`).
+    """Give free boards to waiting jobs; returns those that were given. For callers within :func:`.records.serialized`.
 
     Only ``boards`` may have become free; None is any, and any job may be new. One of whose health nothing is known for
     long is checked first.

@@ -65,19 +65,22 @@ def match_steps(
     row: Row,
     results: Sequence[Tensors],
     expected_of: Callable[[int], tuple[Tensors, Mapping[str, Noise]]],
-    **within: Any,
+    *,
+    rtol: float,
+    atol: float | None,
+    allow_blind: Sequence[str] = (),
 ) -> None:
     """Compare every step, and put into the row how many agreed and the largest difference.
 
     Args:
         results: each step's outputs and variables.
         expected_of: TensorFlow's, by the step's number from 0, and their noise by name.
-        within: ``rtol``, ``atol`` and ``allow_blind`` of :func:`hil.compare.verdict.compare_output`.
 
     Raises:
         Differs: one does not agree, or there is nothing to compare.
         CannotBeJudged: all agree, and one that is not allowed to be blind would agree with wrong values too.
     """
+    within: dict[str, Any] = {"rtol": rtol, "atol": atol, "allow_blind": allow_blind}
     if not results:
         raise Differs("there is no step to compare")
     unjudged: dict[str, str] = {}
@@ -301,15 +304,16 @@ class _Study:
             yield stage
         except UsageError:
             raise
-        except BoardError as error:
-            self.pool.reconnect(self.choice, error)
-            row.outcome, row.detail = Outcome(error.outcome or Outcome.BOARD_LOST), error.detail or error.message
-            if row.failed is None:  # the board of a row before was lost and is not to be had again
+        except HilError as error:
+            if row.failed is None:  # between two stages, such as where the board is opened again
                 reached = next(one for one in row.stages if one.outcome == NOT_REACHED)
                 reached.outcome, reached.message = FAILED, error.message
-            self.screen.note(f"the board was lost: {error.message}")
-        except HilError as error:
-            row.outcome, row.detail = Outcome(error.outcome or Outcome.RUN_ERROR), error.detail
+            if isinstance(error, BoardError):
+                self.pool.reconnect(self.choice, error)
+                row.outcome, row.detail = Outcome(error.outcome or Outcome.BOARD_LOST), error.detail or error.message
+                self.screen.note(f"the board was lost: {error.message}")
+            else:
+                row.outcome, row.detail = Outcome(error.outcome or Outcome.RUN_ERROR), error.detail
         else:
             if all(one.outcome == PASSED for one in row.stages):
                 row.outcome = Outcome.PASS

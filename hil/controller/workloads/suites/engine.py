@@ -146,7 +146,7 @@ class Engine:
                 self._end_lost(task)
 
     def _serve(self, slot: BoardSlot) -> None:
-        """Run what there is to run on a seat's board, and when that is lost, on the next one that it is given."""
+        """Run what there is to run on a slot's board, and when that is lost, on the next one that it is given."""
         useless = 0
         try:
             while (choice := self._taken(slot)) is not None:
@@ -171,7 +171,7 @@ class Engine:
             slot.give_back()
 
     def _taken(self, slot: BoardSlot) -> BoardChoice | None:
-        """A seat's board; None where it will have none."""
+        """A slot's board; None where it will have none."""
         try:
             return slot.take(self._state)
         except BoardError as refused:

@@ -89,7 +89,7 @@ class TaskQueue:
     def rename(self, board: str, to: str) -> None:
         """In place of a board there is another one from now on, also for the tasks that were meant for it.
 
-        Whoever had that one before must have left it: a board that was lost may be lent to another seat at once, and
+        Whoever had that one before must have left it: a board that was lost may be lent to another slot at once, and
         the former one finds out only when its case has ended.
         """
 
@@ -214,7 +214,7 @@ class BoardLoss:
 
 
 class BoardSlot:
-    """A board that was named: it is there once, and when it is lost the seat is empty."""
+    """A board that was named: it is there once, and when it is lost the slot is empty."""
 
     lent = False  # whether it may be given another board
 
@@ -235,7 +235,7 @@ class BoardSlot:
 
 
 class LeasedSlot(BoardSlot):
-    """A board that is lent, and another one when that is lost; the seats for one choice are numbered from 1."""
+    """A board that is lent, and another one when that is lost; the slots for one choice are numbered from 1."""
 
     lent = True
 
@@ -287,7 +287,7 @@ class LeasedSlot(BoardSlot):
 
 
 def slots_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: float) -> list[BoardSlot]:
-    """The seats for what was named: one for a board, ``boards`` for a selector of boards that are lent.
+    """The slots for what was named: one for a board, ``boards`` for a selector of boards that are lent.
 
     Args:
         wait_s: how long to wait for a lent board while no other runs cases.

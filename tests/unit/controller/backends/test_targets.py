@@ -78,6 +78,12 @@ def test_the_compiler_takes_every_arm_feature(features_of):
     assert set(ARM_FEATURES.values()) <= features_of(target.flags)
 
 
+def test_arm_features_stand_in_the_order_of_the_architecture_whatever_a_board_shows_first():
+    target = iree_target({"arch": "aarch64", "cpu_features": ["bf16", "atomics", "asimd", "fp"]})
+    assert target.flags[-1].endswith("=+fp-armv8,+neon,+lse,+bf16")
+    assert "with fp-armv8, neon, lse and 1 more" in target.description
+
+
 @pytest.mark.parametrize("level", X86_LEVELS)
 def test_the_compiler_takes_each_x86_level_and_feature(level, features_of):
     shown = X86_LEVELS[level]

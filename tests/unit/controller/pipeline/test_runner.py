@@ -126,7 +126,7 @@ def test_ctrl_c_in_any_stage_gives_the_board_back(fake_boards: FakeBoards, conte
     with pytest.raises(KeyboardInterrupt), BoardPool("a test") as pool:
         seen.extend(Runner(context).run(list(map(fake_case, "abc")), pool, fake_choice()))
     assert fake_boards.opened[0].closed and "push c" not in fake_boards.did
-    assert context.isolated.closed  # type: ignore[attr-defined]
+    assert context.isolated.closed
     if stage == "run":
         assert fake_boards.did[-2:] == ["unload b", "close"]
 

@@ -168,7 +168,7 @@ def by_bisect(place: Path) -> dict[str, str]:
         patch.setattr(bisection, "open_subject", lambda *_, **__: subject)
         patch.setattr(bisection, "_look", look)
         options = Options(runtime="onnxruntime")
-        bisection.bisect(files[0], fake_choice(), context=context, screen=Quiet(), options=options)  # type: ignore[arg-type]
+        bisection.bisect(files[0], fake_choice(), context=context, screen=Quiet(), options=options)
     return found
 
 
@@ -212,7 +212,7 @@ def by_study(place: Path, ways: tuple[str, ...] = ("fake",)) -> dict[str, str]:
 
     experiments = [Experiment(name, name, "", place / name) for name in "abc"]
     settings = {"steps": 1, "seed": 0, "rtol": 1e-5, "atol": None, "allow_blind": (), "no_fallback": False}
-    asked = Asked(experiments, ways, timeout=60.0, out=place / "study", resume=False, **settings)  # type: ignore[arg-type]
+    asked = Asked(experiments, ways, timeout=60.0, out=place / "study", resume=False, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study_run, "WAYS", dict.fromkeys(ways, Way(make, lambda: "fake 1", "onnxruntime", ())))
         patch.setattr(study_run, "needed_version", lambda *_: "1")

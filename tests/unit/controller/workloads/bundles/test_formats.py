@@ -43,6 +43,15 @@ def read(folder: Path, context: RunContext, form: str = "golden") -> Bundle:
     return read_format(form, folder, context=context)
 
 
+def test_a_packages_format_of_before_is_given_its_context_as_shop(tmp_path, context, monkeypatch):
+    given: list[object] = []
+    old = Format(lambda path, *, shop: given.append(shop), lambda bundle, path, *, shop: given.append(shop), True, "")
+    monkeypatch.setattr("hil.controller.workloads.bundles.formats.formats", lambda: {"old": old})
+    read(tmp_path, context, "old")
+    write_format("old", bundle(tmp_path), tmp_path / "out", context=context)
+    assert given == [context, context]
+
+
 def test_every_dtype_goes_through_a_golden_folder(tmp_path, context):
     specs = [TensorSpec(dtype, dtype, shape) for dtype in DTYPES for shape in [(2, 3)]]
     specs += [TensorSpec("scalar", "float32", ()), TensorSpec("empty", "bfloat16", (0, 4))]
