@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import connected, priority_option, project_option, select_option
 from hil.controller.cli.options import (
     FILE,
@@ -75,7 +76,7 @@ _OF_RUNS = (
 _OWN = {Kind.RUN: _OF_RUNS, Kind.BUNDLE: _OF_BUNDLES, Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute")}
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   hil farm submit examples/digits/digits_cnn.onnx --select "arch=aarch64" --wait
