@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
     board_options,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from hil.controller.pipeline.options import Options
 
 
-@click.command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
+@command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
 @click.argument("model", type=FILE)
 @board_options
 @model_options

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import connected, priority_option, project_option, select_option
 from hil.controller.cli.options import (
     FILE,
@@ -79,7 +80,7 @@ _OWN = {
 }
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   hil farm submit examples/digits/digits_cnn.onnx --select "arch=aarch64" --wait

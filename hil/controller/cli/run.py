@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
     FOLDER,
@@ -26,9 +27,7 @@ from hil.controller.cli.options import (
 from hil.controller.cli.screen import Screen, answer, print_cases
 
 
-@click.command(
-    epilog="Example: hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3"
-)
+@command(epilog="Example: hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3")
 @click.argument("models", nargs=-1, type=FILE, metavar="MODEL...")
 @board_options
 @model_options

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
     FOLDER,
@@ -59,7 +60,7 @@ case_options = options(
 suite_options = options(flow_option("iree"), case_options, run_option("dims"))
 
 
-@click.group(epilog="Example: hil suite run models --flow iree")
+@group(epilog="Example: hil suite run models --flow iree")
 def suite() -> None:
     """Run suites of models and their layers, keep expected failures, and compare runs."""
 
