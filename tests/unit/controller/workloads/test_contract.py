@@ -436,11 +436,15 @@ def test_the_reference_that_is_chosen_decides(fake_boards: FakeBoards, workload:
 def test_what_is_expected_decides_and_references_beside_it_are_told(
     fake_boards: FakeBoards, tmp_path: Path, expected: str, outcome: str
 ) -> None:
-    given = {"inputs": ("2xf32=1 2",), "expected": (f"2xf32={expected}",), "references": ("onnxruntime", "odd")}
+    given = {
+        "inputs": ("2xf32=1 2",),
+        "expected": (f"2xf32={expected}",),
+        "references": ("onnxruntime", "iree-llvm-cpu"),
+    }
     assert set(by_run(tmp_path, **given).values()) == {outcome}
     for record in stored(tmp_path):
         assert [verdict["outcome"] for verdict in record["verdicts"]] == [outcome, "PASS"]
-        assert "the reference odd could not answer: not today" in record["reason"]
+        assert "the reference iree-llvm-cpu could not answer: not today" in record["reason"]
         assert ("the references disagree: expected" in record["reason"]) == (outcome == "FAIL")
 
 
