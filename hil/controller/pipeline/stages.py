@@ -271,7 +271,9 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
     outcome, reason = judge(case.verdicts, between)
     first = comparable(result, case.references[0], case.model)
     passed = outcome is Outcome.PASS
-    if passed and (differs := tool_differs(first, case.references[0], options.element_types, case.inputs or {})):
+    declared = (case.model and case.model.outputs) or ()
+    types = options.element_types
+    if passed and (differs := tool_differs(first, case.references[0], types, case.inputs or {}, declared)):
         outcome, reason, passed = Outcome.FAIL, differs, False
     if case.plain_reference is not None:
         case = replace(case, plain_verdict=compare(result, case.plain_reference))
