@@ -31,7 +31,12 @@ from hil.controller.cli.screen import Screen, answer, answer_matrix, print_cases
 from hil.core.runtimes import RUNTIMES
 
 
-@command(epilog="Example: hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3")
+@command(
+    epilog="""\b
+Examples:
+  hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3
+  hil run examples/digits/digits_cnn.onnx --runtime iree --runtime onnxruntime --board rpi4 --board rpi5"""
+)
 @click.argument("models", nargs=-1, type=FILE, metavar="MODEL...")
 @target_options
 @run_option(
@@ -66,17 +71,14 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
     --board, --runtime-hw-type or --runtime repeat, each combination is a target, and the answer is a table with a model
     a row and a target a column.
     """
-    from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
-    from hil.controller.pipeline.options import Job
+    from hil.controller.pipeline.options import PROFILED_COUNTS, Job
     from hil.controller.storage.runs import MATRIX, RunStore
     from hil.controller.workloads.run_job import run_job
 
     if resume:
         refuse_beside_resume("models", "resume", "out", "as_json")
     if settings["profile"]:
-        # A profile of one cold run says little.
-        steady = {"iterations": PROFILED_ITERATIONS, "warmup": PROFILED_WARMUP}
-        settings |= {name: count for name, count in steady.items() if name not in given_options()}
+        settings |= {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
     targets = split_targets(settings, "runtime", "board", "hw_type")
     job = Job(models=models, **settings)
     stored = RunStore(job.out).folder_of(resume) if resume else None

@@ -87,7 +87,7 @@ Examples:
     metavar="N",
     help="Compile so many at a time (default: cores); with --board farm:..., use so many boards (default: 1).",
 )
-@run_option("seed")
+@run_options("seed", "references")
 @tolerance_options
 @iteration_options
 @run_options("timeout", "no_fallback")
