@@ -19,6 +19,7 @@ from hil.controller.cli.options import (
     json_option,
     limit_options,
     model_options,
+    run_option,
     tolerance_options,
     workshop,
 )
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @click.option("--cumulative", is_flag=True, help="Only all layers in one run of the whole model.")
 @group_option
 @input_options
+@run_option("references", help="Who computes the values inside: onnxruntime (default), onnx-reference; repeats.")
 @tolerance_options
 @limit_options
 @click.option("--plot", type=FILE, metavar="FILE", help="A picture of the error by depth: .png, .svg.")

@@ -70,10 +70,14 @@ _SCHEDULE = ("selector", "board", "priority", "timeout_s", "max_attempts", "proj
 _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "confirm", "keep_all")
 _OF_BUNDLES = ("methods", "key")
 _OF_RUNS = (
-    *("runtime", "function", "compile_flags", "inputs", "input_range", "references", "expected", "flagfile"),
-    *("dims", "seed", "recompute"),
+    *("runtime", "function", "compile_flags", "inputs", "input_range", "expected", "flagfile"),
+    *("dims", "seed", "recompute", "references"),
 )
-_OWN = {Kind.RUN: _OF_RUNS, Kind.BUNDLE: _OF_BUNDLES, Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute")}
+_OWN = {
+    Kind.RUN: _OF_RUNS,
+    Kind.BUNDLE: _OF_BUNDLES,
+    Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute", "references"),
+}
 
 
 @command(
