@@ -17,6 +17,7 @@ from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.errors import BoardError, HilError, RunFailed, StageError, UsageError
+from hil.formats.iree_command import shows_sign
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import Answer, same_bits
 
@@ -112,7 +113,10 @@ class Target:
         parts = result.provenance.get("placement") or ()
         where = f" ({placement_text(parts)})" if len(parts) > 1 else ""
         dtypes = tuple(dtype_name(array.dtype) for array in returned)
-        return Answer(artifact, self._device, tuple(given.values()), own, dtypes, result.source + where)
+        unsigned = tuple(
+            shows_sign(one.dtype, dtype) for one, dtype in zip(program.loaded.outputs, dtypes, strict=True)
+        )
+        return Answer(artifact, self._device, tuple(given.values()), own, dtypes, result.source + where, unsigned)
 
     def close(self) -> None:
         """Give the board back."""
