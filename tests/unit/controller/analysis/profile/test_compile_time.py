@@ -10,7 +10,6 @@ import pytest
 from support.models import DIGITS
 from support.profiles import HOST
 
-from hil.controller.analysis.profile.compile_phases import PHASES
 from hil.controller.analysis.profile.compile_time import (
     DISPATCHES,
     EXECUTABLES,
@@ -18,6 +17,7 @@ from hil.controller.analysis.profile.compile_time import (
     CompileProfile,
     profile_compile,
 )
+from hil.controller.models.compiling import IREE_PHASES
 from hil.controller.models.importers import import_model
 from hil.core.clock import now_ns
 from hil.core.results import Model
@@ -54,7 +54,7 @@ def test_a_compilation_is_told_by_phase_pass_dispatch_and_executable(settings: d
 
     rows = table(told.folder / PASSES)
     phases = [row for row in rows if row["depth"] == "0"]
-    assert [row["phase"] for row in phases] == ["import", "read", *PHASES[1:], "write"]
+    assert [row["phase"] for row in phases] == ["import", "read", *IREE_PHASES[1:], "write"]
     assert "LLVMCPULowerExecutableTargetPass" in {row["pass"] for row in rows if row["phase"] == "executable-targets"}
     assert all(float(row["wall_ms"]) >= 0 for row in rows)
 
@@ -76,6 +76,15 @@ def test_a_compilation_is_told_by_phase_pass_dispatch_and_executable(settings: d
     assert float(conv["flops_per_byte_estimate"]) == pytest.approx(
         int(conv["flops_estimate"]) / int(conv["bytes_estimate"]), abs=1e-3
     )
+
+    # The time of a nominal core, and the share of all operations' together.
+    assert float(conv["time_us_estimate"]) == pytest.approx(int(conv["bytes_estimate"]) / 1e3)
+    assert sum(float(row["share_estimate"]) for row in dispatches) == pytest.approx(1, abs=1e-3)
+    assert [span.name for span in told.operations] == ["conv1", "conv1, relu1", "pool1", "conv2, relu2", "pool2", "fc1"]
+    assert (told.operations[0].start_ns, told.operations[-1].end_ns) == (whole.start_ns, pytest.approx(whole.end_ns))
+    longest = max(told.operations, key=lambda span: span.end_ns - span.start_ns)
+    share = (longest.end_ns - longest.start_ns) / (whole.end_ns - whole.start_ns)
+    assert longest.name == "conv2, relu2" and share == pytest.approx(float(conv["share_estimate"]), abs=1e-3)
 
     executables = table(told.folder / EXECUTABLES)
     assert executables[0]["executable"].endswith(".so")
