@@ -190,6 +190,21 @@ class LateOptions:
                 )
 
 
+def settings_of(config: pytest.Config) -> dict[str, Any]:
+    """What the options say of any case; UsageError: --hil-timeout is nothing that anybody waits."""
+
+    def setting(name: str, spec: Spec) -> Any:
+        option = flag_of(name, spec).removeprefix("--").replace("-", "_")
+        value = config.getoption(f"hil_{option}")
+        if spec.repeats:
+            return tuple(value or ())
+        if spec.metavar == "DIR":
+            return config.invocation_params.dir / value if value else None
+        return spec.of_text(value, f"--hil-{option}") if spec.of_text else value
+
+    return {name: setting(name, spec) for name, spec in specs_of(CaseSettings).items() if name not in _CHOSEN}
+
+
 def request_of(config: pytest.Config) -> Request:
     """What the options ask for; its ``source`` is the folder of each suite's own.
 
@@ -215,20 +230,12 @@ def request_of(config: pytest.Config) -> Request:
     def path(name: str) -> Path | None:
         return config.invocation_params.dir / given(name) if given(name) else None
 
-    def setting(name: str, spec: Spec) -> Any:
-        option = flag_of(name, spec).removeprefix("--").replace("-", "_")
-        if spec.repeats:
-            return tuple(given(option) or ())
-        if spec.metavar == "DIR":
-            return path(option)
-        return spec.of_text(given(option), f"--hil-{option}") if spec.of_text else given(option)
-
     profiled = bool(given("runtime_profile"))
     settings = Settings(
         profile=profiled,
         iterations=PROFILED_ITERATIONS if profiled else 1,
         warmup=PROFILED_WARMUP if profiled else 0,
-        **{name: setting(name, spec) for name, spec in specs_of(CaseSettings).items() if name not in _CHOSEN},
+        **settings_of(config),
     )
     return Request(
         "",
