@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hil.controller.pipeline.options import CaseSettings, Spec, flag_of, parse_dims, parse_seconds, specs_of
+from hil.controller.pipeline.options import (
+    PROFILED_COUNTS,
+    CaseSettings,
+    Spec,
+    flag_of,
+    parse_dims,
+    parse_seconds,
+    specs_of,
+)
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text
 
 if TYPE_CHECKING:
@@ -54,27 +62,24 @@ class Option:
         return {name: getattr(self, name) for name in names} | {"action": "append" if self.repeats else "store"}
 
 
-# Of a case's settings: those that a project's own options hardly have, under hil's own names too; and those that the
-# plugin chooses itself.
+# Of a case's settings: those that a project's own options hardly have, under hil's own names too.
 _SHORT = ("recompute", "debug_ir", "no_fallback")
-_CHOSEN = ("iterations", "warmup")
 
 
 def _of_cases() -> Iterator[Option]:
     """The options of a case's settings."""
     usual = CaseSettings()
     for name, spec in specs_of(CaseSettings).items():
-        if name in _CHOSEN:
-            continue
         flag, default = flag_of(name, spec), getattr(usual, name)
         is_float = default is None and spec.metavar != "DIR"
+        profiled = f", with --hil-runtime-profile {PROFILED_COUNTS[name]}" if name in PROFILED_COUNTS else ""
         yield Option(
             f"--hil-{flag.removeprefix('--')}",
-            spec.help + (f" (default {default:g})" if spec.shows_default else ""),
+            spec.help + (f" (default {default:g}{profiled})" if spec.shows_default else ""),
             flag if name in _SHORT else "",
             None if isinstance(default, bool) else spec.metavar or "X",
             type=float if is_float else str if default is None or spec.repeats else type(default),
-            default=None if spec.repeats or isinstance(default, bool) else default,
+            default=None if spec.repeats or isinstance(default, bool) or name in PROFILED_COUNTS else default,
             repeats=spec.repeats,
             counts=spec.decides,
         )
@@ -196,13 +201,15 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
     def setting(name: str, spec: Spec) -> Any:
         option = flag_of(name, spec).removeprefix("--").replace("-", "_")
         value = config.getoption(f"hil_{option}")
+        if name in PROFILED_COUNTS and value is None:
+            return PROFILED_COUNTS[name] if config.getoption("hil_runtime_profile") else getattr(CaseSettings(), name)
         if spec.repeats:
             return tuple(value or ())
         if spec.metavar == "DIR":
             return config.invocation_params.dir / value if value else None
         return spec.of_text(value, f"--hil-{option}") if spec.of_text else value
 
-    return {name: setting(name, spec) for name, spec in specs_of(CaseSettings).items() if name not in _CHOSEN}
+    return {name: setting(name, spec) for name, spec in specs_of(CaseSettings).items()}
 
 
 def request_of(config: pytest.Config) -> Request:
@@ -212,7 +219,6 @@ def request_of(config: pytest.Config) -> Request:
         UsageError: --hil-timeout or --hil-wait is nothing that anybody waits, --hil-dim is no size, two profiles are to
             go into one folder.
     """
-    from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
     from hil.controller.workloads.suites.request import Request, Settings
     from hil.errors import UsageError
 
@@ -230,13 +236,7 @@ def request_of(config: pytest.Config) -> Request:
     def path(name: str) -> Path | None:
         return config.invocation_params.dir / given(name) if given(name) else None
 
-    profiled = bool(given("runtime_profile"))
-    settings = Settings(
-        profile=profiled,
-        iterations=PROFILED_ITERATIONS if profiled else 1,
-        warmup=PROFILED_WARMUP if profiled else 0,
-        **settings_of(config),
-    )
+    settings = Settings(profile=bool(given("runtime_profile")), **settings_of(config))
     return Request(
         "",
         given("flow") or _flow_of_ini(config),

@@ -20,8 +20,8 @@ from hil.testing.traces.traced import TraceFunction
 
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
 EXPECTED = "expected.toml"
-# A trace calls a method as often as its function does.
-_COUNTS = ("iterations", "warmup")
+# A trace calls a method as often as its function does, and has a reference backend.
+_NOT_OF_TRACES = ("iterations", "warmup", "references")
 # What a test file that is run by itself was asked for.
 _typed = TraceOptions()
 
@@ -138,7 +138,8 @@ class TracedModuleTestCase(unittest.TestCase):
 
             config = self._item.config
             given = {name: config.getoption(PYTEST_DEST.format(name), None) for name in TEXTS}
-            typed = TraceOptions.of(**given, settings=CaseSettings(**settings_of(config)))
+            of_cases = {name: one for name, one in settings_of(config).items() if name not in _NOT_OF_TRACES}
+            typed = TraceOptions.of(**given, settings=CaseSettings(**of_cases))
             typed = replace(typed, artifacts_dir=config.invocation_params.dir / typed.artifacts_dir)
         return replace(
             typed,
@@ -166,7 +167,7 @@ def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     for name, text in TEXTS.items():
         parser.add_argument(f"--{name}", help=text, type=str if name == "artifacts_dir" else backends_text)
-    specs = {name: spec for name, spec in specs_of(CaseSettings).items() if name not in _COUNTS}
+    specs = {name: spec for name, spec in specs_of(CaseSettings).items() if name not in _NOT_OF_TRACES}
     for name, spec in specs.items():
         default = getattr(CaseSettings(), name)
         how: dict[str, Any] = {"action": "store_true"} if isinstance(default, bool) else {"metavar": spec.metavar}
