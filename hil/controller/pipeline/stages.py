@@ -65,6 +65,8 @@ def check_options(options: Options, choice: BoardChoice) -> None:
     check_tolerance(options.rtol, options.atol)
     if options.iterations < 1 or options.warmup < 0:
         raise errors.UsageError("--iterations must be at least 1 and --warmup at least 0")
+    if options.debug_ir_passes and options.debug_ir is None:
+        raise errors.UsageError("--debug-ir-passes needs a folder for the IR", hint="--debug-ir DIR --debug-ir-passes")
     if not options.timeout > 0:
         raise errors.UsageError("--timeout must be above 0 seconds")
     for name in options.references:
@@ -113,6 +115,8 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
         isolated=context.isolated,
         recompute=case.options.recompute,
         debug_ir=case.options.debug_ir,
+        debug_ir_passes=case.options.debug_ir_passes,
+        failure=case.folder / "logs" / "compile-failure",
         timeout=COMPILE_TIMEOUT_S,
         log=log,
     )

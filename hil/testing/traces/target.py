@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hil.controller.backends.compilers.iree_program import recipe_of
+from hil.controller.backends.compilers import compile_model
 from hil.controller.devices.board import Board
-from hil.controller.models.compiling import native_compiler
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, CaseSettings, Options
@@ -21,19 +18,8 @@ from hil.controller.workloads.traces.trace import CallProgram
 from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
-from hil.errors import (
-    BoardError,
-    CompileCrashed,
-    CompileFailed,
-    HilError,
-    NotRun,
-    RunFailed,
-    StageError,
-    StorageError,
-    UsageError,
-)
+from hil.errors import BoardError, HilError, NotRun, RunFailed, StageError, StorageError, UsageError
 from hil.testing.traces.backends import Backend
-from hil.testing.traces.mlir import reproduce
 from hil.testing.traces.runners import Answer, same_bits
 
 # A module's programs stay loaded over its calls, and with them their state.
@@ -68,30 +54,36 @@ class Target:
             place: the main file's copy; others lie beside it.
 
         Raises:
-            CompileFailed, CompileCrashed: it cannot be compiled; a reproducer lies beside ``place``.
-            StageTimeout: it took too long.
+            CompileFailed, CompileCrashed, StageTimeout: it cannot be compiled; what shows that lies beside ``place``.
             BoardError: the board alone can say what to compile for, and does not answer.
             NotRun: the board lacks the runtime or the device, or that runs no such models.
         """
         config = self._session().board.config
         with storing(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / "logs").mkdir(exist_ok=True)
-        case = Case(model.name, model.path, self._options, self.folder, model=model)
+        settings, runtime = self._options, self.backend.runtime
+        # A folder for each program: a module has several, and every backend its own.
+        ir = settings.debug_ir and settings.debug_ir / self.folder.parent.name / self.folder.name / place.stem
+        compiler = compiler_for(model.format, runtime)
         try:
-            case = self._runner.compile(case, config)
+            artifact = compile_model(
+                model,
+                compiler=compiler,
+                runtime=runtime,
+                flags=config.compile_flags.get(compiler, ()),
+                cache=self._context.cache,
+                isolated=self._context.isolated,
+                recompute=settings.recompute,
+                debug_ir=ir,
+                debug_ir_passes=settings.debug_ir_passes,
+                timeout=COMPILE_TIMEOUT_S,
+                log=self.folder / "compile.log",
+                failure=place.parent,
+            )
         except StorageError:
             raise
         except UsageError as error:
             raise NotRun(f"{self.backend.name}: {error.message}", stage=Stage.COMPILE.value, hint=error.hint) from error
-        compiler = compiler_for(model.format, self.backend.runtime)
-        if isinstance(case.error, (CompileFailed, CompileCrashed)) and compiler == "iree" and model.format == "mlir":
-            flags = recipe_of(model, config.compile_flags.get(compiler, ())).flags
-            self._keep_reproducer(case.error, model.path, flags, place)
-        if case.error is not None:
-            raise case.error
-        artifact = case.artifact
-        assert artifact is not None
         kept = {name: place if name == artifact.main else place.parent / name for name in artifact.files}
         for name, path in artifact.files.items():
             write_file(kept[name], path.read_bytes(), option="")
@@ -182,29 +174,3 @@ class Target:
                 hint=f"it has {', '.join(devices)}: leave {self.backend.name} out, or install the driver",
             )
         board.take()
-
-    def _keep_reproducer(self, error: StageError, source: Path, flags: Sequence[str], place: Path) -> None:
-        """Compile once more with the compiler's own reproducer on, and say where that, input and command lie.
-
-        The command runs wherever its folder is moved to together with the input, which lies in the module's.
-        """
-        folder = place.parent
-        reproducer, script, log = (place.with_name(f"reproduce{end}") for end in ("r.mlir", ".sh", ".log"))
-        words = [os.path.relpath(source.absolute(), folder.absolute()), *flags, "-o", place.name]
-        tool = shlex.quote(str(native_compiler()))
-        with storing(script):
-            script.write_text(
-                f"#!/bin/sh\n# {' '.join(error.message.split())}\n"
-                "# IREE_COMPILE names another iree-compile than the one that is found.\n"
-                'cd "$(dirname "$0")" || exit\n'
-                f'exec "${{IREE_COMPILE:-$(command -v iree-compile || echo {tool})}}" {shlex.join(words)}\n'
-            )
-            script.chmod(0o755)
-        files = {"source": source, "reproducer": reproducer, "log": log}
-        arguments = {"flags": list(flags), **{name: str(file.absolute()) for name, file in files.items()}}
-        try:
-            self._context.isolated.call(reproduce, arguments, timeout=COMPILE_TIMEOUT_S, log=log)
-        except StageError as failed:
-            error.detail = f"{error.detail}\nno reproducer: {failed.message}"
-        kept = [path for path in (reproducer, script) if path.exists()]
-        error.hint = f"reproduce it with {' or '.join(map(str, kept))}{f'; {error.hint}' if error.hint else ''}"
