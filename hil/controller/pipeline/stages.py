@@ -297,7 +297,8 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
         outcome, reason = Outcome.FAIL, f"{case.verdicts[0].reason}; {reason}"
     passed = outcome is Outcome.PASS
     first = comparable(result, one, case.model)
-    if passed and (differs := tool_differs(first, one, options.element_types, case.inputs or {})):
+    declared, types = (case.model and case.model.outputs) or (), options.element_types
+    if passed and (differs := tool_differs(first, one, types, case.inputs or {}, declared)):
         outcome, reason, passed = Outcome.FAIL, differs, False
     if case.plain_reference is not None:
         case = replace(case, plain_verdict=compare(result, case.plain_reference))

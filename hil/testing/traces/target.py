@@ -19,6 +19,7 @@ from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.errors import BoardError, HilError, NotRun, RunFailed, StageError, StorageError, UsageError
+from hil.formats.iree_command import shows_sign
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import Answer, same_bits
 
@@ -141,8 +142,12 @@ class Target:
         parts = result.provenance.get("placement") or ()
         where = f" ({placement_text(parts)})" if len(parts) > 1 else ""
         dtypes = tuple(dtype_name(array.dtype) for array in returned)
-        program = program or CallProgram(path, function, artifact.runtime)
-        return Answer(artifact, program, self._device, tuple(given.values()), own, dtypes, result.source + where)
+        loaded, _ = session.load(artifact, timeout=self._options.timeout)
+        shown = zip(loaded.loaded.outputs, dtypes, strict=True)
+        unsigned = tuple(shows_sign(one.dtype, dtype) for one, dtype in shown)
+        kept = program or CallProgram(path, function, artifact.runtime)
+        source = result.source + where
+        return Answer(artifact, kept, self._device, tuple(given.values()), own, dtypes, source, unsigned)
 
     def open(self) -> None:
         """Take the board. Raises NotRun, BoardError: as :meth:`compile`."""
