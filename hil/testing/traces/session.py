@@ -16,6 +16,8 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.store import CaseRecord
+from hil.controller.workloads.traces.comparing import CallComparison, compare_traces, judged
+from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in, call_name
 from hil.core.digest import digest_of
 from hil.core.results import Outcome, Stage
 from hil.core.tensors import NUMPY_DTYPES, Array, spec_of, to_bytes
@@ -23,10 +25,8 @@ from hil.core.text import jsonable
 from hil.errors import UsageError
 from hil.formats.iree_command import give
 from hil.testing.traces.backends import DEFAULT_TARGETS, Backend, TraceOptions, parse_reference, parse_targets
-from hil.testing.traces.comparing import CallComparison, compare_traces, judged
 from hil.testing.traces.model_files import FileSubject, ModelFile
 from hil.testing.traces.runners import Answer, Runner, same_bits
-from hil.testing.traces.trace import ModuleCall, Trace, arrays_in, call_name
 from hil.testing.traces.traced import Traced, TraceFunction, run_trace, trace_name
 
 if TYPE_CHECKING:
@@ -291,20 +291,22 @@ def _flags(answer: Answer, expected: Sequence[Array], call: ModuleCall, folder: 
             function=artifact.function,
             device=answer.device or DEFAULT_DEVICE,
             inputs=tuple(_tensor(array, folder) for array in answer.given),
-            expected=tuple(_tensor(array, folder) for array in expected),
+            expected=tuple(
+                _tensor(array, folder, signed=one) for array, one in zip(expected, answer.unsigned, strict=False)
+            ),
             parameters=tuple(path for path in artifact.files.values() if path.suffix == ".irpa"),
             rtol=call.rtol,
             atols={} if call.atol is None else dict.fromkeys(ATOLS, call.atol),
         )
 
 
-def _tensor(array: Array, folder: Path) -> str:
+def _tensor(array: Array, folder: Path, *, signed: bool = False) -> str:
     """Write a tensor as IREE's tools take it, and tell how they do."""
     spec = spec_of("", array)
     name = digest_of(f"{spec}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]
     # The tools take integers in .npy for signed ones, which IREE's programs do not have: they would never be equal.
     kind = "npy" if array.dtype.kind in "fc" and spec.dtype in NUMPY_DTYPES else "bin"
-    return give(spec, array, name, folder, str(folder.absolute()), tensors=kind).value
+    return give(spec, array, name, folder, str(folder.absolute()), tensors=kind, signed=signed).value
 
 
 def subject_of(module_class: Callable[[], Any], exported_names: Sequence[str] | None = None) -> FileSubject | TfSubject:

@@ -21,6 +21,7 @@ from hil.controller.workloads.suites.reports.results import (
     host_seconds,
     kind_of,
     lowering_text,
+    slowest,
     worst,
 )
 from hil.controller.workloads.suites.reports.tables import Column, columns_of
@@ -40,7 +41,7 @@ _SHOWN = (
 _COPIED = (
     *("id", "model", "layer", "op", "board", "hw_type", "outcome", "stage", "message", "hint", "against", "confirmed"),
     *("repeat", "diff", "folder", "iterations", "cold", "agentless", "expectation", "attempts", "cached", "started"),
-    "params",
+    *("params", "disagreement"),
 )
 
 
@@ -50,7 +51,7 @@ def report_html(run: SuiteResults) -> str:
     The page fetches nothing and its policy allows no script but its own: texts of models, tools and boards are data.
     """
     style, script = _part("page.css"), "\n".join(map(_part, _SCRIPTS))
-    sources = f"img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
+    sources = f"img-src data:; style-src {page_digest(style)}; script-src {page_digest(script)}"
     policy = f"default-src 'none'; {sources}; base-uri 'none'"
     return Template(_part("page.html")).substitute(
         title=html.escape(plain(run.title)), policy=policy, style=style, script=script, data=_embedded(_data(run))
@@ -61,7 +62,8 @@ def _part(name: str) -> str:
     return resources.files(__package__).joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
+def page_digest(text: str) -> str:
+    """Return a style or script as a page's policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -95,6 +97,7 @@ def _data(run: SuiteResults) -> Any:
         "byOp": list(totals.by_op.items()),
         "byStage": list(totals.by_stage.items()),
         "runByOp": totals.run_by_op,
+        "unranked": slowest(run.records)[1],
         "wholeModel": WHOLE_MODEL,
         "outcomes": [one.value for one in Outcome],
         "kinds": {outcome: kind_of(outcome) for outcome in totals.outcomes},
@@ -120,6 +123,9 @@ def _case(record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
         "host": host_seconds(record),
         "timings": {key.removesuffix("_s"): value for key, value in record.timings.items() if value is not None},
         "outputs": [_output(one) for one in record.outputs],
+        "otherReferences": [
+            {**one, "outputs": [_output(output) for output in one["outputs"]]} for one in record.other_references
+        ],
         "plainOutputs": [_output(one) for one in record.plain_outputs],
         "worst": worst(record.outputs),
         "plainWorst": worst(record.plain_outputs),
