@@ -10,15 +10,14 @@ import click
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
-    FOLDER,
     board_options,
-    compile_profile_option,
-    given_options,
     input_options,
     iteration_options,
     json_option,
     limit_options,
     model_options,
+    profile_options,
+    profiled_counts,
     reference_options,
     refuse_beside_resume,
     runs_option,
@@ -36,14 +35,7 @@ from hil.controller.cli.screen import Screen, answer, print_cases
 @tolerance_options
 @iteration_options
 @limit_options
-@click.option(
-    "--profile",
-    type=FOLDER,
-    metavar="DIR",
-    help="Also run under the runtime's profiler and write a Perfetto trace and a table of operations here "
-    "(then 10 iterations after 2 warm-ups by default).",
-)
-@compile_profile_option
+@profile_options
 @click.option("--flagfile", type=FILE, metavar="FILE", help="An iree-run-module flag file.")
 @runs_option
 @click.option("--resume", default="", metavar="ID", help="Go on with a run that was cut off.")
@@ -53,13 +45,12 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
 
     Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out.
     """
-    from hil.controller.pipeline.options import PROFILED_COUNTS, Job
+    from hil.controller.pipeline.options import Job
     from hil.controller.workloads.run_job import run_job
 
     if resume:
         refuse_beside_resume("models", "resume", "out", "as_json")
-    if settings["profile"]:
-        settings |= {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
+    settings |= profiled_counts(settings)
     job = Job(models=models, **settings)
     with Screen(quiet=as_json) as screen:
         record = run_job(job, resume=resume, screen=screen)

@@ -7,6 +7,7 @@ import time
 from xml.etree import ElementTree
 
 from hil.controller.storage.texts import line, plain, seconds, shortened
+from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
     EXPECTED,
     SuiteResults,
@@ -32,7 +33,7 @@ def junit_xml(run: SuiteResults) -> str:
     for name, value in facts.items():
         ElementTree.SubElement(properties, "property", name=plain(name), value=plain(value))
     for record in run.records:
-        _add(suite, record)
+        _add(suite, run, record)
     for name in run.missing:
         about = {"classname": _class(run.suite, run.flow), "name": plain(name), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", about)
@@ -55,7 +56,7 @@ def junit_xml(run: SuiteResults) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
+def _add(suite: ElementTree.Element, run: SuiteResults, record: CaseRecord) -> None:
     about = {"classname": _class(record.suite, record.flow, record.model), "name": plain(record.id)}
     case = ElementTree.SubElement(suite, "testcase", {**about, "time": f"{host_seconds(record):.3f}"})
     kind = kind_of(record.outcome)
@@ -72,6 +73,7 @@ def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
         out.append(f"{tried} {line(one.get('message') or '')}".strip())
     if kind in ("fail", "error", "board"):
         out += [f"repeat: {record.repeat}" if record.repeat else "", f"diff: {record.diff}" if record.diff else ""]
+        out += [f"{what}: {where}" for what, where in links_of(run, record)]
     if text := plain("\n".join(filter(None, out))):
         ElementTree.SubElement(case, "system-out").text = text
 
