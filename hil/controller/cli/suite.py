@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,12 +25,16 @@ from hil.controller.cli.options import (
     refuse_beside_resume,
     run_option,
     run_options,
+    split_targets,
     tolerance_options,
     wait_option,
     workshop,
 )
-from hil.controller.cli.screen import SuiteScreen, answer, say
+from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from hil.controller.workloads.matrix.targets import Target
 
 # Options that select a suite's cases: fields of hil.controller.workloads.suites.request.Request.
 case_options = options(
@@ -59,7 +63,7 @@ case_options = options(
     ),
     click.option("--no-merge", "merge", flag_value="none", help="The same as --merge none."),
 )
-suite_options = options(flow_option("iree"), case_options, run_option("dims"))
+suite_options = options(case_options, run_option("dims"))
 
 
 @group(epilog="Example: hil suite run models --flow iree")
@@ -67,8 +71,14 @@ def suite() -> None:
     """Run suites of models and their layers, keep expected failures, and compare runs."""
 
 
-@suite.command(epilog="Example: hil suite run operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv")
+@suite.command(
+    epilog="""\b
+Examples:
+  hil suite run operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv
+  hil suite run models --flow iree --flow onnxruntime --runtime-hw-type sim --runtime-hw-type sim-f16"""
+)
 @click.argument("source", required=False, metavar="operators|models|PATH")
+@flow_option("iree", repeats=True)
 @suite_options
 @click.option("--only-expected-failures", is_flag=True, help="Only what expected.toml says will fail.")
 @boards_options
@@ -101,9 +111,12 @@ def suite() -> None:
 def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None, **settings: Any) -> int:
     """Run a suite: the ONNX node tests, hil's own models, or the models at PATH and every layer of them.
 
-    Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML.
+    Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML. Where
+    --flow or --runtime-hw-type repeat, or --board with --each-board, each combination is a target, with a run of its
+    own in that folder, and the report has a case a row and a target a column.
     """
     from hil.controller.storage.console import Console
+    from hil.controller.storage.runs import MATRIX
     from hil.controller.workloads.suites.job import resume_suite, run_suite
     from hil.controller.workloads.suites.reports.summary import print_summary
 
@@ -112,7 +125,17 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     if resume is not None:
         refuse_beside_resume("resume", "as_json")
     settings |= profiled_counts(settings)
+    targets = _targets(settings)
     with SuiteScreen(quiet=as_json) as screen:
+        if len(targets) > 1:
+            from hil.controller.workloads.matrix.workloads import suite_matrix
+
+            request = _request(str(source), settings)
+            return answer_matrix(as_json, *suite_matrix(request, targets, out=out, screen=screen))
+        if resume is not None and (resume / MATRIX).exists():
+            from hil.controller.workloads.matrix.workloads import resume_suite_matrix
+
+            return answer_matrix(as_json, *resume_suite_matrix(resume, screen=screen))
         if resume is not None:
             stored = resume_suite(resume, screen=screen)
         else:
@@ -126,6 +149,16 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         chosen = " that the options choose" if stored.head["suite_ids"] else ""
         say(f"hil: nothing ran: {stored.head['source']} has no cases{chosen}")
     return int(stored.head["exit_code"])
+
+
+def _targets(settings: dict[str, Any]) -> tuple[Target, ...]:
+    """The targets that repeated options make. Without --each-board several boards are one, and share its cases."""
+    each = settings.pop("each_board")
+    boards = settings["board"] = settings["boards"] if each else ()
+    targets = split_targets(settings, "flow", "board", "hw_type")
+    settings["boards"] = settings["boards"] if len(boards) < 2 else ()
+    del settings["board"]
+    return targets
 
 
 def _request(source: str, settings: dict[str, Any]) -> Any:
@@ -145,6 +178,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 
 @suite.command("list", epilog="Example: hil suite list operators --filter 'conv*'")
 @click.argument("source", metavar="operators|models|PATH")
+@flow_option("iree")
 @suite_options
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
@@ -201,13 +235,45 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
     return answer(as_json, document, show=lambda: print_diff(Console(), found))
 
 
+@suite.command(epilog="Example: hil suite matrix hil-suites/sim hil-suites/rpi5 --out both")
+@click.argument("folders", nargs=-1, required=True, type=FOLDER, metavar="RUN...")
+@click.option("--out", type=FOLDER, metavar="DIR", help="Write matrix.csv, .md and .html, and junit.xml here.")
+@click.option("--markdown", is_flag=True, help="As Markdown, for a CI job's summary.")
+@json_option
+def matrix(folders: tuple[Path, ...], out: Path | None, markdown: bool, as_json: bool) -> int:
+    """Show stored RUNs side by side: a case a row, a run a column, and the rows that differ marked.
+
+    A RUN is of `hil suite run`, `hil run`, `hil bundle run` or pytest's --hil-out, and of a matrix all its targets. The
+    exit code is the gravest of the runs'.
+    """
+    from hil.controller.workloads.matrix.files import matrix_markdown, write_matrix
+    from hil.controller.workloads.matrix.report import matrix_of
+
+    report = matrix_of(folders)
+    if out is not None:
+        write_matrix(report, out)
+    if markdown and not as_json:
+        click.echo(matrix_markdown(report))
+        return report.exit_code
+    return answer_matrix(as_json, out, report)
+
+
 @suite.command(epilog="Example: hil suite report hil-suites/monday")
 @click.argument("folder", type=FOLDER, metavar="RUN")
 def report(folder: Path) -> None:
-    """Write a RUN's reports again from its results, and show its summary."""
+    """Write a RUN's reports again from its results, and show its summary. A RUN may be a matrix."""
     from hil.controller.storage.console import Console
+    from hil.controller.storage.runs import MATRIX
     from hil.controller.workloads.suites.reports import write_reports
     from hil.controller.workloads.suites.reports.summary import print_summary
 
+    if (folder / MATRIX).exists():
+        from hil.controller.workloads.matrix.files import write_matrix
+        from hil.controller.workloads.matrix.report import load_matrix
+
+        found = load_matrix(folder)
+        write_matrix(found, folder)
+        answer_matrix(False, folder, found)
+        return
     write_reports(folder)
     print_summary(Console(), folder)

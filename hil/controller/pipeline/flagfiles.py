@@ -22,9 +22,9 @@ from hil.controller.storage.runs import storing
 from hil.core.files import read_text
 from hil.core.npy import load_npy
 from hil.core.results import Model, RunResult, Tolerance
-from hil.core.tensors import Array, dtype_name, read_as, to_bytes
+from hil.core.tensors import Array, TensorSpec, dtype_name, read_as, to_bytes
 from hil.errors import UsageError, did_you_mean
-from hil.formats.iree_command import PARAMETER_SCOPE
+from hil.formats.iree_command import PARAMETER_SCOPE, shows_sign
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.options import Job
@@ -45,17 +45,26 @@ def element_type(text: str) -> str:
     return typed[1] if typed else ""
 
 
-def tool_differs(result: RunResult, reference: RunResult, wanted: Sequence[str], inputs: Mapping[str, Array]) -> str:
+def tool_differs(
+    result: RunResult,
+    reference: RunResult,
+    wanted: Sequence[str],
+    inputs: Mapping[str, Array],
+    declared: Sequence[TensorSpec] = (),
+) -> str:
     """Why iree-run-module would call a program's outputs different though their values agree; "" where it would not.
 
     Args:
         result: what the program gave, as it is :func:`comparable`.
         wanted: of each output what :func:`element_type` says of the expected tensor; none are none that is looked at.
         inputs: what the program was given: an output that is equal to one may be that one, with the sign it came with.
+        declared: what the program declares of all its outputs.
     """
     ignored = reference.provenance.get("ignored", ())
-    kinds = [kind for place, kind in enumerate(wanted) if place not in ignored]
-    for (name, array), other, kind in zip(result.outputs.items(), reference.outputs.values(), kinds, strict=False):
+    own_dtypes = [spec.dtype for spec in declared] or [""] * len(wanted)
+    kinds = [both for place, both in enumerate(zip(wanted, own_dtypes, strict=False)) if place not in ignored]
+    pairs = zip(result.outputs.items(), reference.outputs.values(), kinds, strict=False)
+    for (name, array), other, (kind, own_dtype) in pairs:
         if array.dtype.kind not in "iub":
             if kind and dtype_name(array.dtype) not in ATOLS and to_bytes(array) != to_bytes(other):
                 return (
@@ -63,7 +72,8 @@ def tool_differs(result: RunResult, reference: RunResult, wanted: Sequence[str],
                 )
             continue
         own = "i1" if array.dtype.kind == "b" else f"i{8 * array.dtype.itemsize}"
-        signed = array.dtype.kind in "iu" and kind in (f"s{own}", f"u{own}")
+        own = f"u{own}" if shows_sign(own_dtype, dtype_name(array.dtype)) else own
+        signed = array.dtype.kind in "iu" and kind.lstrip("su") == own.lstrip("u")
         same = (one for one in inputs.values() if array.dtype == one.dtype and np.array_equal(array, one))
         if kind not in ("", own) and not (signed and next(same, None) is not None):
             return (

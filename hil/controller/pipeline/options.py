@@ -219,6 +219,10 @@ class CaseSettings:
     debug_ir: Path | None = _option(
         None, _PATH_OR_NONE, "Dump the compiler's IR here, in a suite a folder a case.", metavar="DIR", decides=False
     )
+    # whether the IR after each of the compiler's passes goes there too.
+    debug_ir_passes: bool = _option(
+        False, _FLAG, "With --debug-ir: also the IR after every pass, a file a pass.", decides=False
+    )
     # do not take programs or reference results from the cache.
     recompute: bool = _option(
         False, _FLAG, "Ignore cached programs and reference results.", flag="--recompute-cache", decides=False

@@ -65,6 +65,8 @@ def check_options(options: Options, choice: BoardChoice) -> None:
     check_tolerance(options.rtol, options.atol)
     if options.iterations < 1 or options.warmup < 0:
         raise errors.UsageError("--iterations must be at least 1 and --warmup at least 0")
+    if options.debug_ir_passes and options.debug_ir is None:
+        raise errors.UsageError("--debug-ir-passes needs a folder for the IR", hint="--debug-ir DIR --debug-ir-passes")
     if not options.timeout > 0:
         raise errors.UsageError("--timeout must be above 0 seconds")
     for name in options.references:
@@ -113,6 +115,8 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
         isolated=context.isolated,
         recompute=case.options.recompute,
         debug_ir=case.options.debug_ir,
+        debug_ir_passes=case.options.debug_ir_passes,
+        failure=case.folder / "logs" / "compile-failure",
         timeout=COMPILE_TIMEOUT_S,
         log=log,
     )
@@ -293,7 +297,8 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
         outcome, reason = Outcome.FAIL, f"{case.verdicts[0].reason}; {reason}"
     passed = outcome is Outcome.PASS
     first = comparable(result, one, case.model)
-    if passed and (differs := tool_differs(first, one, options.element_types, case.inputs or {})):
+    declared, types = (case.model and case.model.outputs) or (), options.element_types
+    if passed and (differs := tool_differs(first, one, types, case.inputs or {}, declared)):
         outcome, reason, passed = Outcome.FAIL, differs, False
     if case.plain_reference is not None:
         case = replace(case, plain_verdict=compare(result, case.plain_reference))

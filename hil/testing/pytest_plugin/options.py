@@ -63,7 +63,7 @@ class Option:
 
 
 # Of a case's settings: those that a project's own options hardly have, under hil's own names too.
-_SHORT = ("recompute", "debug_ir", "no_fallback")
+_SHORT = ("recompute", "debug_ir", "debug_ir_passes", "no_fallback")
 
 
 def _of_cases() -> Iterator[Option]:

@@ -244,8 +244,10 @@ class CaseRun:
                 logs = self._store.case_folder(case.name) / "logs"
                 with storing(logs):
                     shutil.copytree(case.folder / "logs", logs, dirs_exist_ok=True)
-            record = record_of(*common, self._store)
-            return replace(record, repeat=self._repeat, folder=str(self._store.case_folder(case.name)))
+            record, folder = record_of(*common, self._store), str(self._store.case_folder(case.name))
+            # What a hint names of the case's files is where those are stored.
+            hint = record.hint.replace(str(case.folder), folder)
+            return replace(record, repeat=self._repeat, folder=folder, hint=hint)
         except errors.StorageError as error:
             print(visible(f"hil: {error}"))
             return replace(record_of(*common, SuiteRun(self._work, {})), repeat=self._repeat, diff="", folder="")

@@ -25,6 +25,8 @@ class Answer:
     returned: tuple[Array, ...]
     dtypes: tuple[str, ...]  # the program's own for what it returned: it may know no unsigned integers
     source: str  # who computed, with version
+    # of each whether iree-run-module calls its integers unsigned, and what it expects has to be called so as well.
+    unsigned: tuple[bool, ...] = ()
     assigned: tuple[str, ...] = ()  # the variables whose new values it returned after its outputs, in that order
 
 

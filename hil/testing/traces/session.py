@@ -291,20 +291,22 @@ def _flags(answer: Answer, expected: Sequence[Array], call: ModuleCall, folder: 
             function=artifact.function,
             device=answer.device or DEFAULT_DEVICE,
             inputs=tuple(_tensor(array, folder) for array in answer.given),
-            expected=tuple(_tensor(array, folder) for array in expected),
+            expected=tuple(
+                _tensor(array, folder, signed=one) for array, one in zip(expected, answer.unsigned, strict=False)
+            ),
             parameters=tuple(path for path in artifact.files.values() if path.suffix == ".irpa"),
             rtol=call.rtol,
             atols={} if call.atol is None else dict.fromkeys(ATOLS, call.atol),
         )
 
 
-def _tensor(array: Array, folder: Path) -> str:
+def _tensor(array: Array, folder: Path, *, signed: bool = False) -> str:
     """Write a tensor as IREE's tools take it, and tell how they do."""
     spec = spec_of("", array)
     name = digest_of(f"{spec}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]
     # The tools take integers in .npy for signed ones, which IREE's programs do not have: they would never be equal.
     kind = "npy" if array.dtype.kind in "fc" and spec.dtype in NUMPY_DTYPES else "bin"
-    return give(spec, array, name, folder, str(folder.absolute()), tensors=kind).value
+    return give(spec, array, name, folder, str(folder.absolute()), tensors=kind, signed=signed).value
 
 
 def subject_of(module_class: Callable[[], Any], exported_names: Sequence[str] | None = None) -> FileSubject | TfSubject:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.traced_modules import Classifier, Counter, Edges, Empty, Global, Recurrent, Refused, Register, Sums
+from support.traced_modules import Classifier, Counter, Edges, Empty, Global, Recurrent, Refused, Register, Sums, tf
 
 from hil.core.results import Outcome
 from hil.errors import RunFailed, UsageError
@@ -269,6 +269,8 @@ def test_a_state_that_was_wrong_stays_wrong_until_it_is_assigned_again(place):
 
 
 def test_variables_have_the_same_names_in_every_making_of_a_module():
+    tf.keras.backend.clear_session()  # Keras numbers the names of layers over all that it ever made
+
     def learned(module):
         module.step(uniform([2, 6, 4]), rtol=1e-4)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers import take_as_it_is
-from hil.controller.backends.compilers.iree_program import VIA, compile_program
+from hil.controller.backends.compilers.iree_failure import keep_failure
+from hil.controller.backends.compilers.iree_program import VIA, compile_program, recipe_of, source_of
 from hil.controller.models.compiling import CompileOrder, Work
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.models.conversions.torch_program import ONNX_HINT
 from hil.core.results import Artifact, Model
-from hil.errors import CompileFailed, UsageError
+from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,10 +30,17 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     if order["runtime"] != "iree":
         raise UsageError(f"the iree compiler makes programs for the runtime iree, not for {order['runtime']}")
     taken = as_iree_takes(model, order["flags"], order)
+    begin = time.monotonic()
     try:
-        artifact = compile_program(taken.model, taken.flags, order["debug_ir"], order)
-    except CompileFailed as error:
-        error.hint = error.hint or taken.hint
+        passes = order.get("debug_ir_passes", False)
+        artifact = compile_program(taken.model, taken.flags, order["debug_ir"], order, debug_ir_passes=passes)
+    except (CompileFailed, CompileCrashed, StageTimeout) as error:
+        if isinstance(error, CompileFailed):
+            error.hint = error.hint or taken.hint
+        if (folder := order.get("failure")) is not None:
+            recipe = recipe_of(taken.model, taken.flags)
+            seconds = time.monotonic() - begin
+            keep_failure(error, source_of(taken.model, recipe.flags), recipe.key, seconds, folder, order)
         raise
     compiler = " after ".join(filter(None, (artifact.compiler, taken.by)))
     return replace(artifact, compiler=compiler, flags=(*taken.way, *artifact.flags))

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.models.compiling import Work, compiling
+from hil.controller.models.compiling import IsolatedCall, Work, call_isolated, compiling
 from hil.controller.models.conversions import tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.models.description import digest_of_files
@@ -90,9 +90,10 @@ def convert(model: Model, want: str, work: Work) -> tuple[Model, str]:
         arguments: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
         arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
+        how: IsolatedCall = {"isolated": work["isolated"], "timeout": work["timeout"], "log": work["log"]}
         with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
             timeout = work["timeout"] or CONVERT_TIMEOUT_S
-            work["isolated"].call(conversion.convert, arguments, timeout=timeout, log=work["log"])
+            call_isolated(conversion.convert, arguments, {**how, "timeout": timeout})
 
     meta = {"model": model.name, "converted by": by}
     entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])

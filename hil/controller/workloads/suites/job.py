@@ -80,8 +80,11 @@ def run_suite(
         return job.start(out)
 
 
-def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
+def resume_suite(folder: Path, *, screen: Progress, isolated: Isolated | None = None) -> SuiteRun:
     """Go on with a suite run that was cut off: what has a record keeps it, the rest runs.
+
+    Args:
+        isolated: as :func:`run_suite` takes it.
 
     Raises:
         UsageError: the folder holds no suite run, or the suite's cases are not what they were.
@@ -97,9 +100,14 @@ def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
             f"{folder} cannot be gone on with: its suite.json does not say what was asked for ({error})",
             hint="it is another version's, or damaged: start a new run",
         ) from error
-    with _context(request) as context:
+    with _context(request, isolated) as context:
         job = _SuiteJob(request, context, screen)
         return job.resume(run)
+
+
+def check_request(request: Request) -> None:
+    """Raise UsageError for a flow or board that there is not, and for settings that one of them cannot have."""
+    check_settings(request.settings, load_flow(request.flow), _boards_of(request))
 
 
 def select(

@@ -19,7 +19,9 @@ class Program:
     """What one weight makes of x."""
 
     def __init__(self, weights: Path) -> None:
-        self.loaded = SimpleNamespace(inputs=(TensorSpec("x", "float32", (1,)),))
+        self.loaded = SimpleNamespace(
+            inputs=(TensorSpec("x", "float32", (1,)),), outputs=(TensorSpec("y", "float32", (1,)),)
+        )
         self._weight = np.frombuffer(weights.read_bytes(), np.float32)
 
     def run(self, given: dict[str, Any], timeout: float) -> tuple[RunResult, None]:

@@ -27,8 +27,16 @@ PICTURE = "difference.png"
 _PICTURES, _LARGEST = 20, 256 << 20
 
 
-def links_of(run: SuiteResults, record: CaseRecord) -> Iterator[tuple[str, str]]:
-    """Yield (what it is, where it is) of all that a case left behind and that is still there."""
+def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Yield (what it is, where it is) of all that a case left behind and that is still there.
+
+    Args:
+        base: the folder of the report, which the places are relative to; None is the run's.
+    """
+    if base is not None and base != run.folder:
+        for what, where in links_of(run, record):
+            yield what, Path(os.path.relpath(run.folder / where, base)).as_posix()
+        return
     if record.folder and is_folder(run.folder / record.folder):
         folder = run.folder / record.folder
         # What is a link (of a profile) has a line of its own below.
