@@ -17,7 +17,7 @@ from hil.controller.models.flows import Flow, load_flow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import GO_ON, check_seal, storing
+from hil.controller.storage.runs import GO_ON, check_seal
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
@@ -159,9 +159,11 @@ class _SuiteJob:
                 hint="name it: --runtime-hw-type TYPE",
             )
         check_settings(request.settings, self._flow, self._choices)
-        for folder in request.profiles.values():
-            with storing(Path(folder), "--profile"):
+        for kind, folder in request.profiles.items():
+            try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"{folder} cannot hold {kind} profiles: {error.strerror or error}") from error
         self._suite = open_suite(request, self._flow, context)
         self._expectations = Expectations.load(self._suite.expected)
 
