@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from hil.core.results import Outcome
 from hil.errors import UsageError
-from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text
+from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text, refuse_second, times_given
 from hil.testing.traces.session import ModuleTraces, summary
 from hil.testing.traces.traced import TraceFunction
 
@@ -141,5 +141,7 @@ def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
     options, rest = parser.parse_known_args(words)
     if {"-h", "--help"} & set(rest):
         parser.print_help()
+    for name in TEXTS:
+        refuse_second(f"--{name}", times_given(words, f"--{name}"))
     _typed = TraceOptions.of(*(getattr(options, name) for name in TEXTS))
     unittest.main(argv=[sys.argv[0], *rest], **settings)
