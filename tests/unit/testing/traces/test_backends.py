@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hil.errors import UsageError
-from hil.testing.traces.backends import parse_backend, parse_reference, parse_targets
+from hil.testing.traces.backends import parse_backend, parse_reference, parse_targets, refuse_second, times_given
 
 
 def test_a_backend_that_is_named_twice_has_two_folders():
