@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers import take_as_it_is
@@ -27,7 +28,7 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         return take_as_it_is(model, **order)
     if order["runtime"] != "iree":
         raise UsageError(f"the iree compiler makes programs for the runtime iree, not for {order['runtime']}")
-    taken = as_iree_takes(model, order["flags"], order)
+    taken = as_iree_takes(model, order["flags"], order, order["debug_ir"])
     try:
         artifact = compile_program(taken.model, taken.flags, order["debug_ir"], order)
     except CompileFailed as error:
@@ -48,10 +49,11 @@ class Taken:
     hint: str = ""  # what else to try where iree-compile refuses it; "" is nothing
 
 
-def as_iree_takes(model: Model, flags: Sequence[str], work: Work) -> Taken:
+def as_iree_takes(model: Model, flags: Sequence[str], work: Work, debug_ir: Path | None = None) -> Taken:
     """A model as ONNX or MLIR, converted where it is neither.
 
     Args:
+        debug_ir: as of :func:`hil.controller.models.conversions.convert`.
         flags: of the compiler; ``--via=onnx`` or ``--via=mlir`` says what to convert to (MLIR unless told).
 
     Raises:
@@ -71,5 +73,5 @@ def as_iree_takes(model: Model, flags: Sequence[str], work: Work) -> Taken:
             hint=f"one of {', '.join(ways)}" if ways else "it makes programs of models that are or become MLIR",
         )
     hint = ONNX_HINT if want == "mlir" and can_convert(model.format, "onnx") else ""
-    model, by = convert(model, want, work)
+    model, by = convert(model, want, work, debug_ir)
     return Taken(model, way, others, by, hint)

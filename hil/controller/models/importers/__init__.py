@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.models.description import digest_of_files
 from hil.controller.models.importers import mlir, onnx, programs, pt2
+from hil.controller.models.tensorflow import graph_def
 from hil.controller.models.tensorflow import source as tensorflow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedFunction, function_name, lent, naming_errors
@@ -61,11 +62,13 @@ _BUILT_IN = {
         lambda head: head[4:6] in (b"ET", b"BP") and head[6:8].isdigit(),
         programs.describe_pte,
     ),
+    "so": Importer((".so",), lambda head: False, programs.describe_library),
     # Described so that whoever runs one as a model is told how it is run.
     "hilb": Importer((".hilb",), lambda head: head.startswith(b"\x89HILB"), refuse_bundle),
     "pt2": Importer((".pt2",), lambda head: False, pt2.describe),
-    # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that.
-    "tf": Importer((".pb",), lambda head: False, tensorflow.describe),
+    # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that. Other files are
+    # GraphDefs.
+    "tf": Importer(graph_def.SUFFIXES, lambda head: False, tensorflow.describe),
     "keras": Importer((".keras",), lambda head: False, tensorflow.describe),
 }
 
@@ -177,12 +180,15 @@ def _describe(
     cache: Cache | None,
 ) -> tuple[dict[str, Any], bool]:
     """What the importer says of the model, and whether the cache had it."""
-    # What a SavedModel consists of is what lies in its folder: the main file does not name it.
-    beside = path.parent.rglob("*") if path.name == SAVED_MODEL else ()
+    # What a SavedModel consists of is what lies in its folder: the main file does not name it. A graph's config says
+    # what goes in and comes out.
+    beside: Iterable[Path] = path.parent.rglob("*") if path.name == SAVED_MODEL else ()
+    configs = graph_def.companions(path, function) if graph_def.is_graph(path) else ()
     key = Cache.key(
         "import",
         digest=digest,
         beside=sorted(str(file.relative_to(path.parent)) for file in beside),
+        configs={file.name: digest_file(file) for file in configs},
         describe=function_name(importer.describe),
         suffix=path.suffix.lower(),
         function=function,
