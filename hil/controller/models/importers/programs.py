@@ -125,20 +125,26 @@ def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[
         UsageError: there is no such function or dimension.
     """
     file = Path(path)
+    values = values_beside(file, function)
     try:
         signature = find_signature(file.read_bytes())
-        outside = not is_file(values := file.with_name(VALUES))
-        if not outside:
-            signature.values(values.read_bytes())
+        if values and signature.variables:
+            signature.values(values[0].read_bytes())
     except ValueError as error:
         raise ImportFailed(
             f"{file.name}: {error}", hint="such a .so is what `hil compile --runtime xla-aot` writes"
         ) from error
     if function and function != signature.function:
         raise UsageError(f"{file.name} has no function {function!r}", hint=f"it has {signature.function!r}")
-    takes = signature.inputs(variables=outside)
-    external = () if outside or not signature.variables else (VALUES,)
+    takes = signature.inputs(variables=not values)
+    external = [one.name for one in values if signature.variables]
     return description(file.name, signature.function, takes, signature.results(), dims, external=external)
+
+
+def values_beside(library: Path, function: str = "") -> list[Path]:
+    """The file of first values that lies beside a library, if there is one."""
+    values = library.with_name(VALUES)
+    return [values] if is_file(values) else []
 
 
 def is_vmfb(head: bytes) -> bool:

@@ -147,6 +147,8 @@ def own_config(file: Path) -> Path | None:
 
 def companions(file: Path, function: str) -> list[Path]:
     """The further files that a graph's entry point is made of: a config, and a checkpoint of the graph's name."""
+    if not is_graph(file):
+        return []
     config = file.with_name(function) if is_config(Path(function)) else own_config(file) if not function else None
     checkpoint = file.with_name(f"{file.stem}.index")
     data = sorted(file.parent.glob(f"{escape(file.stem)}.data-*-of-*")) if is_file(checkpoint) else []

@@ -254,10 +254,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
 
 def beside(model: Path, function: str) -> list[Path]:
     """The further files of a SavedModel, or of a graph's entry point."""
-    if graph_def.is_graph(model):
-        return graph_def.companions(model, function)
     if model.name != SAVED_MODEL:
-        return []
+        return graph_def.companions(model, function)
     below = (file for name in _FOLDERS for file in sorted((model.parent / name).rglob("*")))
     return [file for file in (*below, model.with_name("fingerprint.pb")) if file.is_file()]
 

@@ -14,6 +14,7 @@ from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare_output
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -35,7 +36,7 @@ from hil.controller.workloads.study.record import (
 )
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise, train
-from hil.core.results import Noise, Outcome
+from hil.core.results import Model, Noise, Outcome
 from hil.core.tensors import Array
 from hil.errors import (
     BoardError,
@@ -251,7 +252,8 @@ class _Study:
         row.compiler = WAYS[row.way].compiler()
         program = WAYS[row.way].make(making)
         row.size = sum(path.stat().st_size for path in program.artifact.files.values())
-        row.program = str(self._keep(program, folder).relative_to(self.asked.out.absolute()))
+        stored = self._keep(program, folder)
+        row.program = str(stored.path.relative_to(self.asked.out.absolute()))
 
         def load() -> Any:
             board.push(program.artifact)
@@ -260,7 +262,7 @@ class _Study:
 
         loaded = stage(LOAD, load)
         try:
-            results = stage(RUN, lambda: self._run_steps(row, loaded, program, trained, folder))
+            results = stage(RUN, lambda: self._run_steps(row, loaded, program, trained, stored))
         finally:
             session.after_run(program.artifact, broken=False)
         asked = self.asked
@@ -271,17 +273,17 @@ class _Study:
         within: dict[str, Any] = {"rtol": asked.rtol, "atol": asked.atol, "allow_blind": asked.allow_blind}
         stage(MATCH, lambda: match_steps(row, results, expected_of, **within))
 
-    def _keep(self, program: Program, folder: Path) -> Path:
-        """Keep a program's files, which the cache may lose; where the main one is."""
+    def _keep(self, program: Program, folder: Path) -> Model:
+        """Keep a program's files, which the cache may lose; the model that they are to whoever runs them again."""
         files = program.artifact.files
         main = folder / f"program{Path(program.artifact.main).suffix}"
         with storing(folder):
             for name, path in files.items():
                 shutil.copyfile(path, main if name == program.artifact.main else folder / name)
-        return main
+        return import_model(main, isolated=self.isolated, cache=self.cache)
 
     def _run_steps(
-        self, row: Row, loaded: LoadedProgram, program: Program, trained: Path, folder: Path
+        self, row: Row, loaded: LoadedProgram, program: Program, trained: Path, stored: Model
     ) -> list[dict[str, Array]]:
         """Every step's outputs; each starts from the variables as the program itself left them."""
         state, results = dict(program.values), []
@@ -291,13 +293,9 @@ class _Study:
             result, _ = loaded.run(given, names=program.outputs, timeout=self.asked.timeout)
             row.placement = result.provenance["placement"]
             outputs = dict(result.outputs)
-            # By the names that the stored program is run with.
-            for name, specs, tensors in (
-                (INPUTS, program.artifact.inputs, given),
-                (OUTPUTS, program.artifact.outputs, outputs),
-            ):
+            for name, specs, tensors in ((INPUTS, stored.inputs, given), (OUTPUTS, stored.outputs, outputs)):
                 keys = [spec.name for spec in specs or ()]
-                save_npz(folder / name.format(step + 1), dict(zip(keys, tensors.values(), strict=True)))
+                save_npz(stored.path.with_name(name.format(step + 1)), dict(zip(keys, tensors.values(), strict=True)))
             state |= {name: value for name, value in outputs.items() if name in state}
             # What a step does not assign is compared as well: it must still be what it was.
             results.append(outputs | state)

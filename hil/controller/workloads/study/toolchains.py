@@ -17,7 +17,7 @@ from hil.controller.devices.board_choice import with_target
 from hil.controller.models.compiling import Work
 from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.hlo import HLO, write_hlo
-from hil.controller.storage.cache import Cache
+from hil.controller.storage.cache import META, Cache
 from hil.controller.storage.isolated import Isolated, naming_errors
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.runs import storing
@@ -65,9 +65,9 @@ class Making:
         return self.folder / "compile.log"
 
     def keep(self, made: Path) -> None:
-        """Keep what a stage made, which the cache may lose."""
+        """Keep what a stage made, which the cache may lose; without first values, for each step brings its own."""
         with storing(self.folder):
-            shutil.copytree(made, self.folder, dirs_exist_ok=True)
+            shutil.copytree(made, self.folder, ignore=lambda *_: (TFCOMPILE_VALUES, META), dirs_exist_ok=True)
 
     @property
     def work(self) -> Work:
