@@ -267,25 +267,31 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     agreeing = [verdict.against for verdict in verdicts if verdict]
     failed = [verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL]
     blind = [verdict for verdict in verdicts if verdict.outcome is Outcome.BLIND]
+    found = disagreement(verdicts, between)
+    dispute = f"the references disagree: {found}" if found else ""
+    if not failed and not agreeing:
+        return Outcome.BLIND, f"{blind[0].reason}; {dispute}" if dispute else blind[0].reason
+    if not failed:
+        agreed = f"{dispute}; the board agrees with all of them within tolerance"
+        return Outcome.PASS, agreed if dispute else next((verdict.reason for verdict in verdicts if verdict), "")
+    if dispute and agreeing:
+        return Outcome.PASS, f"{dispute}; the board agrees with {', '.join(agreeing)}"
+    reason = failed[0].reason if len(verdicts) == 1 else f"differs from {failed[0].against}: {failed[0].reason}"
+    if dispute:
+        reason += f"; {dispute}; the board agrees with none of them"
+    elif agreeing:
+        reason += f"; it agrees with {', '.join(agreeing)}"
+    return Outcome.FAIL, reason
+
+
+def disagreement(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> str:
+    """Which references disagree on what, in a line; "" where none do. Arguments as for :func:`judge`."""
     disputes = [
         f"{verdicts[0].against} vs {other.against} on {_failing(verdict)}"
         for other, verdict in zip(verdicts[1:], between, strict=True)
         if verdict.outcome is Outcome.FAIL
     ]
-    dispute = f"the references disagree: {'; '.join(disputes)}"
-    if not failed and not agreeing:
-        return Outcome.BLIND, f"{blind[0].reason}; {dispute}" if disputes else blind[0].reason
-    if not failed:
-        agreed = f"{dispute}; the board agrees with all of them within tolerance"
-        return Outcome.PASS, agreed if disputes else next((verdict.reason for verdict in verdicts if verdict), "")
-    if disputes and agreeing:
-        return Outcome.PASS, f"{dispute}; the board agrees with {', '.join(agreeing)}"
-    reason = failed[0].reason if len(verdicts) == 1 else f"differs from {failed[0].against}: {failed[0].reason}"
-    if disputes:
-        reason += f"; {dispute}; the board agrees with none of them"
-    elif agreeing:
-        reason += f"; it agrees with {', '.join(agreeing)}"
-    return Outcome.FAIL, reason
+    return "; ".join(disputes)
 
 
 def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:

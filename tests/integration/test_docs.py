@@ -7,6 +7,9 @@ that ends with ``&`` runs until the guide's end; after a ``cd``, the commands th
 ``toml`` block that begins with ``# file: PATH`` is written there before anything is run; any other ``python`` block is
 run.
 
+In a guide for those who come from another system (``from-*.md``), after the blocks, each command in the last column of
+a table is run too: it must end with 0, or with N where ``(exit N)`` follows it.
+
 ``<!-- needs: PACKAGE ... -->`` in a guide's first line says what must be installed for it; in the line before a block,
 for that block, which is left out elsewhere. `scripts/test --framework NAME` has what they need.
 """
@@ -41,6 +44,8 @@ NEEDS = r"<!-- needs: ([\w ]+) -->\n"
 BLOCK = re.compile(rf"^(?:{NEEDS})?```(\w+)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"# file: (\S+)\n")
 EXIT = re.compile(r"# exit (\d+)")
+LAST_COLUMN = re.compile(r"^\|.*(?<!\\)\|(.*)(?<!\\)\| *$", re.M)
+IN_A_TABLE = re.compile(r"`((?:hil|pytest|python|iree-[\w-]+) [^`]+)`(?: \(exit (\d+)\))?")
 # What differs from run to run or from machine to machine -> what it is compared as.
 VARIES = [
     (r"\d{8}-\d{6}-(\S+)-[0-9a-f]{4}\b", r"<run \1>"),
@@ -90,6 +95,12 @@ def commands(block: str) -> Iterator[Command]:
             command.shown += line + "\n"
     if command:
         yield command
+
+
+def commands_in_tables(guide: str) -> Iterator[Command]:
+    for cell in LAST_COLUMN.findall(BLOCK.sub("", guide)):
+        for text, code in IN_A_TABLE.findall(cell):
+            yield Command(text.replace("\\|", "|"), code=int(code or 0))
 
 
 def plain(text: str) -> str:
@@ -190,7 +201,11 @@ def needs(guide: Path) -> list[str]:
 
 
 PLAIN = [
-    pytest.param(guide, marks=[pytest.mark.daily] if guide.stem == "README" else [], id=guide.stem)
+    pytest.param(
+        guide,
+        marks=[pytest.mark.daily] * (guide.stem == "README") + [pytest.mark.slow] * guide.stem.startswith("from-"),
+        id=guide.stem,
+    )
     for guide in GUIDES
     if guide not in (BOARDS, FARM, RUNNING) and not re.match(NEEDS, guide.read_text())
 ]
@@ -276,6 +291,11 @@ def follow(guide: Path, place: Place) -> None:
                 place.run(command)
         else:
             pytest.fail(f"a {kind} block that is neither a file nor run")
+    if guide.stem.startswith("from-"):
+        in_tables = list(commands_in_tables(guide.read_text()))
+        assert in_tables, f"no table of {guide.name} has a command in its last column"
+        for command in in_tables:
+            place.run(command)
 
 
 def test_a_reader_stays_where_a_command_led_them(place):
@@ -305,6 +325,21 @@ def test_a_reader_stays_where_a_command_led_them(place):
 )
 def test_what_is_shown_is_compared_but_for_what_varies(shown, printed, same):
     assert matches(shown, printed) is same
+
+
+@pytest.mark.daily
+def test_the_commands_in_the_last_column_of_a_table_are_found():
+    guide = """
+| In `hil old` | In hil |
+|---|---|
+| `pytest a` | `hil run a.onnx`, or `hil run b.onnx` (exit 1); never `--both` |
+| c | `pytest -k 'x \\| y'` |
+```console
+| no | `hil run d.onnx` |
+```
+"""
+    found = [(command.text, command.code) for command in commands_in_tables(guide)]
+    assert found == [("hil run a.onnx", 0), ("hil run b.onnx", 1), ("pytest -k 'x | y'", 0)]
 
 
 @pytest.mark.daily

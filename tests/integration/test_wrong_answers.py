@@ -21,10 +21,10 @@ import hil as library
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.workloads.study.record import Experiment, Row
 from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
+from hil.controller.workloads.traces.comparing import compare_traces, judged
 from hil.core.results import Artifact, Outcome
 from hil.core.tensors import Array, TensorSpec
 from hil.testing import ModuleCall, Trace
-from hil.testing.traces.comparing import compare_traces, judged
 
 POWERS = (-12, -10, -3, 0, 6, 12)
 VECTOR = TensorSpec("x", "float32", (16,))

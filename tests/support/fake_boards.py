@@ -31,12 +31,14 @@ class FakeBoard:
         name: the board's.
         script: (stage, name of the case's program) -> what is raised there, once.
         did: what happened, in order: ``push a``, ``load a``, ``run a``, ``unload a``, ``close``.
+        counts: of every run, how many iterations were timed and how many were not.
     """
 
     name: str
     config: Any
     script: dict[tuple[str, str], BaseException] = field(default_factory=dict)
     did: list[str] = field(default_factory=list)
+    counts: list[tuple[int, int]] = field(default_factory=list)
     shell: Any = None
     target: str = ""
     info: dict[str, Any] = field(
@@ -88,11 +90,15 @@ class FakeProgram:
         """What it takes and gives."""
         return SimpleNamespace(function=self.artifact.function, inputs=(X,), outputs=(Y,))
 
-    def run(self, inputs: Mapping[str, Array], **_: Any) -> tuple[RunResult, SimpleNamespace]:
-        """Double the input."""
+    def run(
+        self, inputs: Mapping[str, Array], *, iterations: int = 1, warmup: int = 0, **_: Any
+    ) -> tuple[RunResult, SimpleNamespace]:
+        """Double the input; each iteration takes 5 ns."""
         self.board.note("run", self.artifact.function)
+        self.board.counts.append((iterations, warmup))
         told = {"board": self.board.name, "placement": None}
-        result = RunResult(self.board.name, {"y": inputs["x"] * 2}, ((0, 5),), provenance=told)
+        times = tuple((10 * number, 10 * number + 5) for number in range(iterations))
+        result = RunResult(self.board.name, {"y": inputs["x"] * 2}, times, provenance=told, cold=not warmup)
         return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0)
 
     def log(self) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
     board_options,
@@ -25,7 +26,7 @@ from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
 
 
-@click.command(
+@command(
     epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5",
     # After --flagfile, flags of IREE's tools may follow.
     context_settings={"ignore_unknown_options": True},

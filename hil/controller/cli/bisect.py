@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
     board_options,
@@ -18,6 +19,7 @@ from hil.controller.cli.options import (
     json_option,
     limit_options,
     model_options,
+    run_option,
     tolerance_options,
     workshop,
 )
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from hil.controller.pipeline.options import Options
 
 
-@click.command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
+@command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
 @click.argument("model", type=FILE)
 @board_options
 @model_options
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 @click.option("--cumulative", is_flag=True, help="Only all layers in one run of the whole model.")
 @group_option
 @input_options
+@run_option("references", help="Who computes the values inside: onnxruntime (default), onnx-reference; repeats.")
 @tolerance_options
 @limit_options
 @click.option("--plot", type=FILE, metavar="FILE", help="A picture of the error by depth: .png, .svg.")

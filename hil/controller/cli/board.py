@@ -12,13 +12,14 @@ import click
 from hil.controller.cli.board_maintenance import clean, deploy, logs, reset, reset_fence, shell
 from hil.controller.cli.board_options import agent_at, board_place, chosen_place, shell_at
 from hil.controller.cli.board_trust import trust
+from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say
 from hil.core.runtimes import RUNTIMES
 from hil.errors import EXIT_BOARD, EXIT_OK, UsageError
 
 
-@click.group(epilog="Example: hil board check root@192.168.7.2")
+@group(epilog="Example: hil board check root@192.168.7.2")
 def board() -> None:
     """List, check, set up and reset boards."""
 

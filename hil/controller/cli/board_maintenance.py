@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.board_options import agent_at, board_place, chosen_place, is_over_ssh, shell_at
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say
 from hil.core.runtimes import RUNTIMES
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
 
 
-@click.command(epilog="Example: hil board logs root@192.168.7.2 --lines 50")
+@command(epilog="Example: hil board logs root@192.168.7.2 --lines 50")
 @board_place
 @click.option("--lines", default=200, show_default=True, type=click.IntRange(1), help="How many of the last ones.")
 @json_option
@@ -44,7 +45,7 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
     answer(as_json, {"board": choice.name, "lines": text}, *text)
 
 
-@click.command(epilog="Example: hil board shell root@192.168.7.2 -- dmesg -T")
+@command(epilog="Example: hil board shell root@192.168.7.2 -- dmesg -T")
 @board_place
 @click.argument("argv", nargs=-1, metavar="[-- COMMAND...]")
 def shell(argv: tuple[str, ...], **settings: Any) -> int:
@@ -53,7 +54,7 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
         return there.interactive(argv)
 
 
-@click.command(epilog="Example: hil board reset rpi5 --action cycle")
+@command(epilog="Example: hil board reset rpi5 --action cycle")
 @board_place
 @click.option(
     "--action",
@@ -104,7 +105,7 @@ def _boot_id(choice: BoardChoice) -> str:
         return str(client.describe(timeout=5.0).machine.boot_id)
 
 
-@click.command(epilog="Example: hil board deploy root@192.168.7.2 --runtime iree --runtime onnxruntime")
+@command(epilog="Example: hil board deploy root@192.168.7.2 --runtime iree --runtime onnxruntime")
 @board_place
 @click.option(
     "--runtime",
@@ -139,7 +140,7 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     )
 
 
-@click.command(epilog="Example: hil board clean root@192.168.7.2")
+@command(epilog="Example: hil board clean root@192.168.7.2")
 @board_place
 @click.option("--force", is_flag=True, help="Even if somebody uses the agent.")
 @json_option
@@ -158,7 +159,7 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
     answer(as_json, {"board": choice.name, **found}, f"{choice.name}: {text}")
 
 
-@click.command("reset-fence", epilog="Example: hil board reset-fence --board root@192.168.7.2")
+@command("reset-fence", epilog="Example: hil board reset-fence --board root@192.168.7.2")
 @board_place
 @click.option(
     "--store",

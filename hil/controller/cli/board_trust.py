@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer
 from hil.errors import UsageError
@@ -14,7 +15,7 @@ from hil.errors import UsageError
 _FLOWS = "flows.toml"
 
 
-@click.command(epilog="Example: hil board trust board_configs")
+@command(epilog="Example: hil board trust board_configs")
 @click.argument("folder", default="", metavar="[DIR]")
 @click.option("--list", "lists", is_flag=True, help="List the folders that are trusted, and what was altered since.")
 @click.option("--remove", default="", metavar="DIR", help="Trust a folder no longer.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
     board_options,
@@ -40,7 +41,7 @@ _key = click.option(
 )
 
 
-@click.group(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3")
+@group(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3")
 def bundle() -> None:
     """Keep a program with its test cases in one .hilb file, and check boards against it."""
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer
 
 _SHOWN = 20
 
 
-@click.group(epilog="Example: hil cache gc --max-mb 500")
+@group(epilog="Example: hil cache gc --max-mb 500")
 def cache() -> None:
     """List and clean the cache of compiled programs and reference results."""
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import FILE, json_option, run_option, runs_option
 from hil.controller.cli.screen import answer, say
 from hil.errors import UsageError
 
 
-@click.command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
+@command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
 @click.argument("a")
 @click.argument("b")
 @run_option("rtol", help="Relative tolerance (default: by dtype).")

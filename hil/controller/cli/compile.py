@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
     board_options,
@@ -23,7 +24,7 @@ from hil.core.scratch import temporary_folder
 from hil.errors import UsageError
 
 
-@click.command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
+@command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
 @click.argument("model", type=FILE)
 @board_options
 @model_options

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from hil.controller.cli.commands import command
 
-@click.command(epilog='Example: eval "$(hil completion bash)"')
+
+@command(epilog='Example: eval "$(hil completion bash)"')
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of a SHELL."""

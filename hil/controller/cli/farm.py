@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
+from hil.controller.cli.commands import group
 from hil.controller.cli.lazy import LazyGroup
 
 # Command -> its module (below hil.controller.cli) and its line in `hil farm --help`.
@@ -31,7 +30,7 @@ _COMMANDS = {
 }
 
 
-@click.group(
+@group(
     cls=LazyGroup,
     commands={name: (f"hil.controller.cli.{module}", line) for name, (module, line) in _COMMANDS.items()},
     epilog="Example: hil farm up --sim 4",

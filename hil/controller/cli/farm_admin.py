@@ -6,6 +6,7 @@ import re
 
 import click
 
+from hil.controller.cli.commands import command, group
 from hil.controller.cli.farm_options import UNITS, connected
 from hil.controller.cli.farm_tables import AUDIT, TOKENS, show, table
 from hil.controller.cli.options import json_option
@@ -21,7 +22,7 @@ def _period(context: click.Context, option: click.Parameter, value: str) -> floa
     return float(found[1]) * UNITS[found[2]]
 
 
-@click.group(epilog="Example: hil farm token add anna --role submitter --project vision --expires 30d")
+@group(epilog="Example: hil farm token add anna --role submitter --project vision --expires 30d")
 def token() -> None:
     """Make, list and revoke tokens: what users and hosts show to be let in."""
 
@@ -66,7 +67,7 @@ def revoke(number: int, as_json: bool) -> None:
     answer(as_json, {"revoked": number, "user": user}, f"token {number} of {user} is good no more")
 
 
-@click.command(epilog="Example: hil farm audit --limit 20")
+@command(epilog="Example: hil farm audit --limit 20")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many of the last.")
 @json_option
 def audit(limit: int, as_json: bool) -> None:
@@ -76,7 +77,7 @@ def audit(limit: int, as_json: bool) -> None:
     answer(as_json, {"audit": rows}, show=lambda: show(table(AUDIT, rows)))
 
 
-@click.command(epilog="Example: hil farm gc --dry-run")
+@command(epilog="Example: hil farm gc --dry-run")
 @click.option("--days", type=click.FloatRange(0, 3660), help="Keep what is younger (default: keep_days of the farm).")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
@@ -91,7 +92,7 @@ def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
     answer(as_json, {"dry_run": dry_run, **deleted}, text)
 
 
-@click.command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
+@command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
 @click.argument("board")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the others.")
 @json_option
@@ -102,7 +103,7 @@ def drain(board: str, reason: str, as_json: bool) -> None:
     answer(as_json, {"board": board, "state": state}, f"{board} is {text}")
 
 
-@click.command(epilog="Example: hil farm resume rpi5-3")
+@command(epilog="Example: hil farm resume rpi5-3")
 @click.argument("board")
 @json_option
 def resume(board: str, as_json: bool) -> None:
@@ -111,7 +112,7 @@ def resume(board: str, as_json: bool) -> None:
     answer(as_json, {"board": board, "state": state}, f"{board} is {state}")
 
 
-@click.command(epilog="Example: hil farm forget rpi5-3")
+@command(epilog="Example: hil farm forget rpi5-3")
 @click.argument("board")
 @json_option
 def forget(board: str, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import UNITS, priority_option, project_option, select_option
 from hil.controller.cli.options import json_option, seconds
 from hil.controller.cli.screen import answer, say
@@ -41,7 +42,7 @@ def duration(text: str) -> float:
     return total
 
 
-@click.command(
+@command(
     context_settings={"allow_interspersed_args": False},
     epilog="Example: hil farm lease --select chip=a53 --for 30m -- hil bench examples/digits/digits_cnn.onnx",
 )

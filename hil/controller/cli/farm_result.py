@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import connected
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import Bars, answer, say
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _job = click.argument("job", metavar="JOB")
 
 
-@click.command(epilog="Example: hil farm logs 17 -f")
+@command(epilog="Example: hil farm logs 17 -f")
 @_job
 @click.option("-f", "--follow", "live", is_flag=True, help="Go on until it has ended.")
 @json_option
@@ -42,7 +43,7 @@ def logs(job: str, live: bool, as_json: bool) -> int:
     return answer(as_json, {"logs": pieces}, *(f"{name}  {line}" if several else line for name, line in lines))
 
 
-@click.command(epilog="Example: hil farm result 17 --out hil-runs/from-farm")
+@command(epilog="Example: hil farm result 17 --out hil-runs/from-farm")
 @_job
 @click.option("--out", type=FOLDER, metavar="DIR", help="Fetch what it made.")
 @json_option
@@ -56,7 +57,7 @@ def result(job: str, out: Path | None, as_json: bool) -> int:
         return _show(farm, job, out=out, as_json=as_json)
 
 
-@click.command(epilog="Example: hil farm cancel 17")
+@command(epilog="Example: hil farm cancel 17")
 @_job
 @json_option
 def cancel(job: str, as_json: bool) -> None:

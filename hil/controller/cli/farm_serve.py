@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import json_option, options
 from hil.controller.cli.screen import answer, say
 from hil.core.processes import module_command
@@ -36,7 +37,7 @@ _gateway_options = options(
 )
 
 
-@click.command(epilog="Example: hil farm up --sim 4 --board rpi5 --detach")
+@command(epilog="Example: hil farm up --sim 4 --board rpi5 --detach")
 @_sims
 @click.option(
     "--board", "boards", multiple=True, metavar="NAME|FILE", help="A board of this machine, by its config. Repeats."
@@ -120,7 +121,7 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
     return answer(as_json, document, f"the farm serves at {sheet['address']}, boards: {states}")
 
 
-@click.command(epilog="Example: hil farm down")
+@command(epilog="Example: hil farm down")
 @json_option
 def down(as_json: bool) -> None:
     """End the farm of HIL_FARM_HOME that runs on this machine; its jobs go on when it is up again."""
@@ -131,7 +132,7 @@ def down(as_json: bool) -> None:
     answer(as_json, {"ended": ended}, "the farm is down" if ended else "no farm is up here")
 
 
-@click.command(epilog="Example: hil farm gateway --listen 0.0.0.0:7070 --tls-cert farm.pem --tls-key farm.key")
+@command(epilog="Example: hil farm gateway --listen 0.0.0.0:7070 --tls-cert farm.pem --tls-key farm.key")
 @click.option("--db", default="", metavar="URL", help="The farm's PostgreSQL (default: HIL_FARM_DB).")
 @click.option("--listen", multiple=True, metavar="unix:PATH|HOST:PORT", help="Where to serve. Repeats.")
 @_gateway_options
@@ -180,7 +181,7 @@ async def _serve(config: GatewayConfig) -> None:
     sys.stdout.flush()
 
 
-@click.command(epilog="Example: hil farm host --site berlin --board rpi5 --board ./board_configs/jetson.toml")
+@command(epilog="Example: hil farm host --site berlin --board rpi5 --board ./board_configs/jetson.toml")
 @_site
 @click.option(
     "--board",

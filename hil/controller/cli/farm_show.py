@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import connected
 from hil.controller.cli.farm_tables import (
     ATTEMPTS,
@@ -56,7 +57,7 @@ limit_option = click.option(
 )
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   hil farm status
@@ -120,7 +121,7 @@ def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
         show(table(JOBS, [job]), line(""), *wishes, *more)
 
 
-@click.command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')
+@command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')
 @click.option("--select", "text", default="", metavar="SELECTOR", help="Only boards that this selector matches.")
 @click.option("--wide", is_flag=True, help="All labels, whole: the CPU's features, kernel, libc, ...")
 @json_option
@@ -147,7 +148,7 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
             say(f"  {name}: {', '.join(misses)}")
 
 
-@click.command(epilog="Example: hil farm top --json")
+@command(epilog="Example: hil farm top --json")
 @json_option
 def top(as_json: bool) -> None:
     """Show who has the boards, who waits, and how long jobs wait.
@@ -164,7 +165,7 @@ def top(as_json: bool) -> None:
     show(*summary(stats), latency(stats), *users)
 
 
-@click.command(epilog="Example: hil farm events --board rpi5")
+@command(epilog="Example: hil farm events --board rpi5")
 @click.option("--board", default="", metavar="B", help="Only what happened to this board.")
 @click.option("--job", default="", metavar="J", help="Only what happened to this job.")
 @limit_option
@@ -181,7 +182,7 @@ def events(board: str, job: str, limit: int, as_json: bool) -> None:
         say("nothing happened")
 
 
-@click.command(epilog="Example: hil farm watch")
+@command(epilog="Example: hil farm watch")
 @click.option(
     "--every",
     "every_s",

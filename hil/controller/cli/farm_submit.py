@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import connected, priority_option, project_option, select_option
 from hil.controller.cli.options import (
     FILE,
@@ -69,13 +70,17 @@ _SCHEDULE = ("selector", "board", "priority", "timeout_s", "max_attempts", "proj
 _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "confirm", "keep_all")
 _OF_BUNDLES = ("methods", "key")
 _OF_RUNS = (
-    *("runtime", "function", "compile_flags", "inputs", "input_range", "references", "expected", "flagfile"),
-    *("dims", "seed", "recompute"),
+    *("runtime", "function", "compile_flags", "inputs", "input_range", "expected", "flagfile"),
+    *("dims", "seed", "recompute", "references"),
 )
-_OWN = {Kind.RUN: _OF_RUNS, Kind.BUNDLE: _OF_BUNDLES, Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute")}
+_OWN = {
+    Kind.RUN: _OF_RUNS,
+    Kind.BUNDLE: _OF_BUNDLES,
+    Kind.SUITE: (*_OF_SUITES, "dims", "seed", "recompute", "references"),
+}
 
 
-@click.command(
+@command(
     epilog="""\b
 Examples:
   hil farm submit examples/digits/digits_cnn.onnx --select "arch=aarch64" --wait

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import FILE, json_option
 from hil.controller.cli.screen import answer
 
 
-@click.command(epilog="Example: hil flows my.toml --json")
+@command(epilog="Example: hil flows my.toml --json")
 @click.argument("file", required=False, type=FILE, metavar="[FILE.toml]")
 @json_option
 def flows(file: Path | None, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import FILE, group_option, json_option, run_options, workshop
 from hil.controller.cli.screen import answer
 from hil.core.scratch import temporary_folder
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from hil.core.tensors import TensorSpec
 
 
-@click.command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
+@command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
 @click.argument("model", type=FILE)
 @group_option
 @click.option("--from", "start", default="", metavar="A", help="Cut one part out: from this tensor, node or layer on.")

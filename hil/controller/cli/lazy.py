@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import Group
 from hil.errors import did_you_mean
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group that finds its commands in a table."""
 
     def __init__(self, *args: Any, commands: Mapping[str, tuple[str, str]], **settings: Any) -> None:

@@ -14,6 +14,7 @@ import sys
 
 import click
 
+from hil.controller.cli.commands import group
 from hil.controller.cli.lazy import LazyGroup
 from hil.core.text import show_visibly
 from hil.errors import EXIT_INTERRUPTED, EXIT_USAGE, HilError
@@ -70,7 +71,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.group(
+@group(
     cls=LazyGroup,
     commands={verb: (f"hil.controller.cli.{verb}", line) for verb, line in VERBS.items()},
     context_settings={"help_option_names": ["-h", "--help"]},

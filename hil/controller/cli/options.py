@@ -169,7 +169,7 @@ input_options = run_options("inputs", "seed", "input_range")
 tolerance_options = run_options("rtol", "atol", "allow_blind")
 reference_options = run_options("references", "expected")
 iteration_options = run_options("iterations", "warmup")
-cache_options = run_options("debug_ir", "recompute")
+cache_options = run_options("debug_ir", "debug_ir_passes", "recompute")
 compile_profile_option = click.option(
     "--compile-time-profile",
     type=FOLDER,

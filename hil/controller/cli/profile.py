@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option, options, runs_option, seconds
 from hil.controller.cli.screen import answer
 from hil.errors import UsageError
@@ -26,7 +27,7 @@ _top = click.option("--top", default=20, show_default=True, type=click.IntRange(
 _plot = click.option("--plot", type=_FILE, metavar="FILE", help="Draw it too: .png, .svg or .pdf.")
 
 
-@click.group(epilog="Example: hil profile show latest")
+@group(epilog="Example: hil profile show latest")
 def profile() -> None:
     """Look at profiles of `hil run --profile`.
 

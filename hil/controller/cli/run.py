@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
     FOLDER,
@@ -26,9 +27,7 @@ from hil.controller.cli.options import (
 from hil.controller.cli.screen import Screen, answer, print_cases
 
 
-@click.command(
-    epilog="Example: hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3"
-)
+@command(epilog="Example: hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3")
 @click.argument("models", nargs=-1, type=FILE, metavar="MODEL...")
 @board_options
 @model_options
@@ -54,16 +53,13 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
 
     Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out.
     """
-    from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
-    from hil.controller.pipeline.options import Job
+    from hil.controller.pipeline.options import PROFILED_COUNTS, Job
     from hil.controller.workloads.run_job import run_job
 
     if resume:
         refuse_beside_resume("models", "resume", "out", "as_json")
     if settings["profile"]:
-        # A profile of one cold run says little.
-        steady = {"iterations": PROFILED_ITERATIONS, "warmup": PROFILED_WARMUP}
-        settings |= {name: count for name, count in steady.items() if name not in given_options()}
+        settings |= {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
     job = Job(models=models, **settings)
     with Screen(quiet=as_json) as screen:
         record = run_job(job, resume=resume, screen=screen)

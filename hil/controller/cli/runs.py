@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option, runs_option
 from hil.controller.cli.screen import answer, print_cases
 
 
-@click.group(epilog="Example: hil runs show latest")
+@group(epilog="Example: hil runs show latest")
 def runs() -> None:
     """List, show and delete stored runs."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
     FOLDER,
@@ -21,7 +22,7 @@ from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError, did_you_mean
 
 
-@click.group()
+@group()
 def study() -> None:
     """Take training steps through several compilers, and compare them with TensorFlow's own training.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
     FOLDER,
@@ -59,7 +60,7 @@ case_options = options(
 suite_options = options(flow_option("iree"), case_options, run_option("dims"))
 
 
-@click.group(epilog="Example: hil suite run models --flow iree")
+@group(epilog="Example: hil suite run models --flow iree")
 def suite() -> None:
     """Run suites of models and their layers, keep expected failures, and compare runs."""
 
@@ -76,7 +77,7 @@ def suite() -> None:
     metavar="N",
     help="Compile so many at a time (default: cores); with --board farm:..., use so many boards (default: 1).",
 )
-@run_option("seed")
+@run_options("seed", "references")
 @tolerance_options
 @iteration_options
 @run_options("timeout", "no_fallback")

@@ -27,7 +27,8 @@ from hil.core.text import jsonable
 from hil.errors import UsageError
 
 # Fields of a job that mean nothing on another machine, or that its host says itself.
-_LOCAL = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key", "debug_ir", "flagfile", "out", "wait_s")
+_IR: dict[str, Any] = {"debug_ir": None, "debug_ir_passes": False}
+_LOCAL = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key", *_IR, "flagfile", "out", "wait_s")
 _PROFILES = ("profile", "compile_time_profile")
 _KEYED = re.compile(r"(.*\.npz)(:[^/]*)", re.S)
 _AFTER = re.compile(r"(:[^/]*)?")
@@ -166,7 +167,7 @@ def request_of(options: Mapping[str, Any], folder: Path) -> Request:
         raise UsageError(f"the flow {request.flow!r} did not come with the job")
     _check_flagfiles(folder)
     flow = str(inside(folder, request.flow)) if options.get("flow_is_file") else request.flow
-    return replace(request, source=source, flow=flow, settings=replace(request.settings, debug_ir=None))
+    return replace(request, source=source, flow=flow, settings=replace(request.settings, **_IR))
 
 
 def _check_flagfiles(folder: Path) -> None:

@@ -15,7 +15,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedFunction, naming_errors
 from hil.controller.storage.packages import package_folder
 from hil.core.processes import signal_name
-from hil.errors import CompileCrashed, CompileFailed, UsageError
+from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError
 
 LOG = "compile.log"
 # A file of large weights beside a program or module, and what programs call it.
@@ -26,6 +26,11 @@ PARAMETER_SCOPE = "model"
 EXTERNAL_FROM_BYTES = 256 << 20
 # Of those, tensors below this stay in the program: shapes, indices, scales, whose values the compiler wants to see.
 EXTERNAL_FROM_ELEMENTS = 1 << 16
+# The phases of IREE 3.13, in order: the values of --compile-to.
+IREE_PHASES = (
+    "start input abi preprocessing global-optimization dispatch-creation flow stream executable-sources "
+    "executable-configurations executable-targets hal vm end"
+).split()
 
 
 class IsolatedCall(TypedDict):
@@ -48,17 +53,53 @@ class Work(CachedCall):
     recompute: bool
 
 
-class CompileOrder(Work):
-    """What a compiler is told beside the model: see :func:`hil.controller.backends.compilers.compile_model`."""
-
+class _Order(Work):
     runtime: str
     flags: Sequence[str]
     debug_ir: Path | None
 
 
+class CompileOrder(_Order, total=False):
+    """What a compiler is told beside the model: see :func:`hil.controller.backends.compilers.compile_model`."""
+
+    debug_ir_passes: bool
+    failure: Path
+
+
 def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how: IsolatedCall) -> Any:
-    """Call a function in a process of its own; errors as of :meth:`hil.controller.storage.isolated.Isolated.call`."""
-    return how["isolated"].call(function, arguments, timeout=how["timeout"], log=how["log"])
+    """Call a function in a process of its own; errors as of :meth:`hil.controller.storage.isolated.Isolated.call`.
+
+    Their detail begins with the phase that the function entered last, if it told of any (:func:`entering`).
+    """
+    log = how["log"]
+    start = log.stat().st_size if log.exists() else 0
+    try:
+        return how["isolated"].call(function, arguments, timeout=how["timeout"], log=log)
+    except StageError as error:
+        if phase := _last_phase(log, start):
+            error.detail = f"{PHASE}{phase}\n{error.detail}"
+        raise
+
+
+# How a line of the log begins that tells of a phase, and the line of an error's detail that does.
+_MARK = "hil: begins "
+PHASE = "phase: "
+_PHASE_WITHIN = 1 << 20
+
+
+def entering(phase: str) -> None:
+    """Say in the log which phase of its work an isolated function begins: one that dies or hangs cannot tell."""
+    print(f"{_MARK}{phase}", flush=True)
+
+
+def _last_phase(log: Path, start: int) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - _PHASE_WITHIN))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix(_MARK) for line in reversed(lines) if line.startswith(_MARK)), "")
 
 
 def compiling(

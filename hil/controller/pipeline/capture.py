@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hil.controller.devices.board_client import Invocation, ProfilePass
+from hil.controller.pipeline.options import PROFILED_COUNTS
 from hil.core.clock import ClockFit, now_ns
 from hil.core.tensors import Array
 from hil.core.timeline import Call, Sample, Span
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 # Often enough to see a clock being throttled; 1 % of a slow core's time.
 PERIOD_S = 0.05
 TIMED, PROFILED = "timed", "profiled"
-# Where nobody says how many: one cold run tells little of where the time goes.
-PROFILED_ITERATIONS, PROFILED_WARMUP = 10, 2
 # IREE's profiler writes some 0.8 KB whenever a dispatch runs. So many iterations, and a second of them, make a file of
 # about 100 MB at the most; but those that it takes to tell one operation from another are always made.
 _MOST_ITERATIONS, _MOST_NS = 1000, 1_000_000_000
@@ -30,7 +29,7 @@ _MOST_ITERATIONS, _MOST_NS = 1000, 1_000_000_000
 def bounded(asked: int, typical_ns: float) -> int:
     """How many of the iterations that were asked for are profiled; each takes ``typical_ns``, 0 where nobody knows."""
     in_time = round(_MOST_NS / typical_ns) if typical_ns > 0 else _MOST_ITERATIONS
-    return min(asked, _MOST_ITERATIONS, max(in_time, PROFILED_ITERATIONS))
+    return min(asked, _MOST_ITERATIONS, max(in_time, PROFILED_COUNTS["iterations"]))
 
 
 class Capture:

@@ -35,6 +35,7 @@ class Case:
     # the references that could not answer beside those that did, by name, each with its error.
     unanswered: Mapping[str, errors.StageError] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()  # one for each reference
+    disagreement: str = ""  # which references disagree on what; "" where none do
     plain_reference: RunResult | None = None
     plain_verdict: Verdict | None = None
     outcome: Outcome | None = None  # None until the case has ended

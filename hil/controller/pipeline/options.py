@@ -24,6 +24,8 @@ T = TypeVar("T", bound="CaseSettings")
 
 DEFAULT_TIMEOUT_S = 60.0
 COMPILE_TIMEOUT_S = 1800.0
+# Of a run under the profiler where nobody says how many: one cold run tells little of where the time goes.
+PROFILED_COUNTS = {"iterations": 10, "warmup": 2}
 # More than anybody waits, and less than what clocks and gRPC can count.
 _MOST_SECONDS = 1e7
 # What an argument must be: in words, and the value as hil has it, or a ValueError where it is something else.
@@ -172,6 +174,17 @@ class CaseSettings:
     """How any case is to be run, in a run, in a suite, under pytest."""
 
     seed: int = _option(0, _COUNT, "Of random inputs.", shows_default=True)
+    # oracles' names; empty is the flow's, or the default for the model's format.
+    references: tuple[str, ...] = _option(
+        (),
+        TEXTS,
+        "What to compare with: onnxruntime, iree-llvm-cpu, onnx-reference, ... (default: the flow's, or by the "
+        "model's format); repeats.",
+        flag="--reference",
+        metavar="NAME",
+        repeats=True,
+        hint="for example ['onnxruntime']",
+    )
     # rtol, atol: None is the dtype's default; in a suite the case's or the flow's own.
     rtol: float | None = _option(
         None, _NUMBER_OR_NONE, "Relative tolerance (default: the flow's or the case's own, or by dtype)."
@@ -205,6 +218,10 @@ class CaseSettings:
     # folder for the compiler's IR, in a suite one below it for each case.
     debug_ir: Path | None = _option(
         None, _PATH_OR_NONE, "Dump the compiler's IR here, in a suite a folder a case.", metavar="DIR", decides=False
+    )
+    # whether the IR after each of the compiler's passes goes there too.
+    debug_ir_passes: bool = _option(
+        False, _FLAG, "With --debug-ir: also the IR after every pass, a file a pass.", decides=False
     )
     # do not take programs or reference results from the cache.
     recompute: bool = _option(
@@ -249,17 +266,7 @@ class RunSettings(CaseSettings):
         metavar="LOW:HIGH",
         of_text=parse_range,
     )
-    # oracles' names; empty is the default for the model's format.
-    references: tuple[str, ...] = _option(
-        (),
-        TEXTS,
-        "onnxruntime, iree-llvm-cpu, onnx-reference, ...; repeats.",
-        flag="--reference",
-        metavar="NAME",
-        repeats=True,
-        hint="for example ['onnxruntime']",
-    )
-    # texts of ``--expected``, or name -> tensor, that take the references' place.
+    # texts of ``--expected``, or name -> tensor: compared with first; references beside them only where named.
     expected: Sequence[str] | Mapping[str, Array] = _option(
         (),
         _TENSORS,

@@ -93,6 +93,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
             for name, why in case.unanswered.items()
         ],
         "verdicts": [verdict_record(verdict) for verdict in case.verdicts],
+        "disagreement": case.disagreement,
         "worker_log": case.worker_log[-200:],
         "profiles": case.profiles,
     }

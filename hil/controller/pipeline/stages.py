@@ -16,9 +16,15 @@ from typing import Any
 from hil import errors
 from hil.bundles.cases import check_loaded
 from hil.compare.tolerance import check_tolerance
-from hil.compare.verdict import Verdict, compare, depends_on_noise, judge, too_far
+from hil.compare.verdict import Verdict, compare, depends_on_noise, disagreement, judge, too_far
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.references import expected_result, measure_noise, refer_each, run_reference_with_fallback
+from hil.controller.backends.references import (
+    expected_result,
+    measure_noise,
+    refer_each,
+    references,
+    run_reference_with_fallback,
+)
 from hil.controller.backends.references.noise import largest_noise
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
@@ -30,6 +36,7 @@ from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Job, Options
+from hil.controller.storage.packages import pick
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.core import clock
@@ -58,8 +65,12 @@ def check_options(options: Options, choice: BoardChoice) -> None:
     check_tolerance(options.rtol, options.atol)
     if options.iterations < 1 or options.warmup < 0:
         raise errors.UsageError("--iterations must be at least 1 and --warmup at least 0")
+    if options.debug_ir_passes and options.debug_ir is None:
+        raise errors.UsageError("--debug-ir-passes needs a folder for the IR", hint="--debug-ir DIR --debug-ir-passes")
     if not options.timeout > 0:
         raise errors.UsageError("--timeout must be above 0 seconds")
+    for name in options.references:
+        pick("reference", references(), name)
     runtime = options.runtime or choice.config.runtime
     if choice.config.devices and runtime not in choice.config.devices:
         raise errors.UsageError(
@@ -104,6 +115,8 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
         isolated=context.isolated,
         recompute=case.options.recompute,
         debug_ir=case.options.debug_ir,
+        debug_ir_passes=case.options.debug_ir_passes,
+        failure=case.folder / "logs" / "compile-failure",
         timeout=COMPILE_TIMEOUT_S,
         log=log,
     )
@@ -203,16 +216,21 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     assert model is not None and inputs is not None
     start = time.monotonic()
     tools.sink.stage(case, Stage.REFER, "")
-    if options.expected:
-        case = replace(case, references=(expected_result(options.expected, model.outputs),))
-    else:
-        settings = _reference_settings(options, context, case.folder / "logs" / "reference.log")
-        if options.references:
-            references, unanswered = refer_each(options.references, model, inputs, **settings)
-            case = replace(case, references=tuple(references), unanswered=unanswered)
-        else:
-            case = replace(case, references=(run_reference_with_fallback(model, inputs, **settings),))
-    yield case
+    settings = _reference_settings(options, context, case.folder / "logs" / "reference.log")
+    answers = [expected_result(options.expected, model.outputs)] if options.expected else []
+    unanswered: Mapping[str, errors.StageError] = {}
+    if options.references:
+        try:
+            more, unanswered = refer_each(options.references, model, inputs, **settings)
+            answers += more
+        except (errors.StageError, errors.UsageError) as error:
+            if not answers:
+                raise
+            failed = errors.ReferenceFailed(error.message, hint=error.hint, detail=error.detail)
+            unanswered = {", ".join(options.references): failed}
+    elif not answers:
+        answers.append(run_reference_with_fallback(model, inputs, **settings))
+    yield (case := replace(case, references=tuple(answers), unanswered=unanswered))
     try:
         log = case.folder / "logs" / "plain-reference.log"
         case = replace(case, plain_reference=_refer_plain(inputs, options, context, log))
@@ -228,7 +246,10 @@ def _refer_plain(inputs: Mapping[str, Array], options: Options, context: RunCont
     if options.plain_model is None:
         return None
     model = import_model(options.plain_model, dims=options.dims, isolated=context.isolated, cache=context.cache)
-    return run_reference_with_fallback(model, inputs, **_reference_settings(options, context, log))
+    settings = _reference_settings(options, context, log)
+    if options.references:
+        return refer_each(options.references, model, inputs, **settings)[0][0]
+    return run_reference_with_fallback(model, inputs, **settings)
 
 
 def _reference_settings(options: Options, context: RunContext, log: Path) -> dict[str, Any]:
@@ -267,11 +288,16 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
         tools.sink.stage(case, Stage.COMPARE, "measuring the reference's own noise")
         case = _allow_for_noise(case, result, tolerance, context)
     yield case
-    between = [compare(other, case.references[0], **tolerance) for other in case.references[1:]]
+    one, *others = case.references
+    between = [compare(comparable(other, one, case.model), one, **tolerance) for other in others]
     outcome, reason = judge(case.verdicts, between)
-    first = comparable(result, case.references[0], case.model)
+    case = replace(case, disagreement=disagreement(case.verdicts, between))
+    if options.expected and outcome is Outcome.PASS and case.verdicts[0].outcome is Outcome.FAIL:
+        # What the user expects is no oracle that others could outvote.
+        outcome, reason = Outcome.FAIL, f"{case.verdicts[0].reason}; {reason}"
     passed = outcome is Outcome.PASS
-    if passed and (differs := tool_differs(first, case.references[0], options.element_types, case.inputs or {})):
+    first = comparable(result, one, case.model)
+    if passed and (differs := tool_differs(first, one, options.element_types, case.inputs or {})):
         outcome, reason, passed = Outcome.FAIL, differs, False
     if case.plain_reference is not None:
         case = replace(case, plain_verdict=compare(result, case.plain_reference))

@@ -86,7 +86,9 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "device_p50_ns": record.device_p50_ns,
         "placement": placement_text(record.placement or ()),
         "elsewhere": record.elsewhere,
+        "disagreement": record.disagreement,
         "device_cold": record.cold or None,
+        "iterations": record.iterations or None,
         "agentless": record.agentless,
     }
     if record.outcome not in ("PASS", "XFAIL"):

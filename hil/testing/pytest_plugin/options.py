@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hil.controller.pipeline.options import CaseSettings, Spec, flag_of, parse_dims, parse_seconds, specs_of
+from hil.controller.pipeline.options import (
+    PROFILED_COUNTS,
+    CaseSettings,
+    Spec,
+    flag_of,
+    parse_dims,
+    parse_seconds,
+    specs_of,
+)
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text
 
 if TYPE_CHECKING:
@@ -54,27 +62,24 @@ class Option:
         return {name: getattr(self, name) for name in names} | {"action": "append" if self.repeats else "store"}
 
 
-# Of a case's settings: those that a project's own options hardly have, under hil's own names too; and those that the
-# plugin chooses itself.
-_SHORT = ("recompute", "debug_ir", "no_fallback")
-_CHOSEN = ("iterations", "warmup")
+# Of a case's settings: those that a project's own options hardly have, under hil's own names too.
+_SHORT = ("recompute", "debug_ir", "debug_ir_passes", "no_fallback")
 
 
 def _of_cases() -> Iterator[Option]:
     """The options of a case's settings."""
     usual = CaseSettings()
     for name, spec in specs_of(CaseSettings).items():
-        if name in _CHOSEN:
-            continue
         flag, default = flag_of(name, spec), getattr(usual, name)
         is_float = default is None and spec.metavar != "DIR"
+        profiled = f", with --hil-runtime-profile {PROFILED_COUNTS[name]}" if name in PROFILED_COUNTS else ""
         yield Option(
             f"--hil-{flag.removeprefix('--')}",
-            spec.help + (f" (default {default:g})" if spec.shows_default else ""),
+            spec.help + (f" (default {default:g}{profiled})" if spec.shows_default else ""),
             flag if name in _SHORT else "",
             None if isinstance(default, bool) else spec.metavar or "X",
             type=float if is_float else str if default is None or spec.repeats else type(default),
-            default=None if spec.repeats or isinstance(default, bool) else default,
+            default=None if spec.repeats or isinstance(default, bool) or name in PROFILED_COUNTS else default,
             repeats=spec.repeats,
             counts=spec.decides,
         )
@@ -197,7 +202,6 @@ def request_of(config: pytest.Config) -> Request:
         UsageError: --hil-timeout or --hil-wait is nothing that anybody waits, --hil-dim is no size, two profiles are to
             go into one folder.
     """
-    from hil.controller.pipeline.capture import PROFILED_ITERATIONS, PROFILED_WARMUP
     from hil.controller.workloads.suites.request import Request, Settings
     from hil.errors import UsageError
 
@@ -217,18 +221,17 @@ def request_of(config: pytest.Config) -> Request:
 
     def setting(name: str, spec: Spec) -> Any:
         option = flag_of(name, spec).removeprefix("--").replace("-", "_")
+        if name in PROFILED_COUNTS and given(option) is None:
+            return PROFILED_COUNTS[name] if given("runtime_profile") else getattr(Settings(), name)
         if spec.repeats:
             return tuple(given(option) or ())
         if spec.metavar == "DIR":
             return path(option)
         return spec.of_text(given(option), f"--hil-{option}") if spec.of_text else given(option)
 
-    profiled = bool(given("runtime_profile"))
     settings = Settings(
-        profile=profiled,
-        iterations=PROFILED_ITERATIONS if profiled else 1,
-        warmup=PROFILED_WARMUP if profiled else 0,
-        **{name: setting(name, spec) for name, spec in specs_of(CaseSettings).items() if name not in _CHOSEN},
+        profile=bool(given("runtime_profile")),
+        **{name: setting(name, spec) for name, spec in specs_of(CaseSettings).items()},
     )
     return Request(
         "",

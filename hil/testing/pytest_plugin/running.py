@@ -134,7 +134,9 @@ class CaseRun:
             case = replace(case, references=(reference,))
         self._case = self.plugin.runner.judge(case)
         self._go_on()
-        return self._case.verdicts[0]
+        # Of several references the one that decided.
+        verdicts = self._case.verdicts
+        return next((one for one in verdicts if one.outcome is self._case.outcome), verdicts[0])
 
     def check(self, result: RunResult, reference: RunResult) -> Verdict:
         """The end of a case that is a test of its own: it fails where the outputs differ, or an error was expected."""
@@ -210,8 +212,9 @@ class CaseRun:
         record = self.record = self.hil_case.folder.expectations.judge(self._recorded(self.case))
         outcome = Outcome(record.outcome)
         if outcome is Outcome.PASS:
-            if record.elsewhere:
-                print(visible(f"hil: {record.elsewhere}"))
+            dispute = f"the references disagree: {record.disagreement}" if record.disagreement else ""
+            for note in filter(None, (record.elsewhere, dispute)):
+                print(visible(f"hil: {note}"))
             return
         if outcome is Outcome.XFAIL:
             pytest.xfail(failure_text.expected(record))
@@ -240,8 +243,10 @@ class CaseRun:
                 logs = self._store.case_folder(case.name) / "logs"
                 with storing(logs):
                     shutil.copytree(case.folder / "logs", logs, dirs_exist_ok=True)
-            record = record_of(*common, self._store)
-            return replace(record, repeat=self._repeat, folder=str(self._store.case_folder(case.name)))
+            record, folder = record_of(*common, self._store), str(self._store.case_folder(case.name))
+            # What a hint names of the case's files is where those are stored.
+            hint = record.hint.replace(str(case.folder), folder)
+            return replace(record, repeat=self._repeat, folder=folder, hint=hint)
         except errors.StorageError as error:
             print(visible(f"hil: {error}"))
             return replace(record_of(*common, SuiteRun(self._work, {})), repeat=self._repeat, diff="", folder="")

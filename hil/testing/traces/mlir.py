@@ -1,4 +1,4 @@
-"""What happens to MLIR in a process of its own: methods become one module, a failing compile leaves a reproducer."""
+"""What happens to MLIR in a process of its own: methods become one module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hil.controller.storage.runs import write_file
-from hil.core.scratch import temporary_folder
 
 
 def merge(methods: Mapping[str, str], output: str) -> None:
@@ -36,12 +35,3 @@ def merge(methods: Mapping[str, str], output: str) -> None:
             for operation in operations:
                 merged.body.append(operation.detach_from_parent())
         write_file(Path(output), merged.operation.get_asm(enable_debug_info=True).encode(), option="")
-
-
-def reproduce(source: str, flags: list[str], reproducer: str, log: str) -> None:
-    """Compile again, with MLIR's crash reproducer on: the pass that fails, if any does, and what it was given."""
-    from hil.controller.backends.compilers.iree_program import run_compiler
-
-    extra = [f"--mlir-pass-pipeline-crash-reproducer={reproducer}", "--mlir-disable-threading"]
-    with temporary_folder("hil-reproduce-") as scratch:
-        run_compiler(Path(source), Path(scratch) / "out.vmfb", [*flags, *extra], Path(scratch), Path(log))

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hil.controller.workloads.traces.trace import as_numpy
 from hil.core.results import Artifact
 from hil.core.tensors import Array, dtype_of
-from hil.testing.traces.trace import as_numpy
 
 # A call's arguments, a structure of arrays each.
 Inputs = tuple[Any, ...]
@@ -35,7 +35,7 @@ class Called:
     outputs: Any  # as the method returns them
     source: str  # who computed, with version
     answer: Answer | None = None  # of the program that ran; None if it was no program of IREE's
-    # state, assigned: as :class:`hil.testing.traces.trace.ModuleCall` has them.
+    # state, assigned: as :class:`hil.controller.workloads.traces.trace.ModuleCall` has them.
     state: Mapping[str, Array] = field(default_factory=dict)
     assigned: tuple[str, ...] = ()
 

@@ -16,6 +16,8 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.store import CaseRecord
+from hil.controller.workloads.traces.comparing import CallComparison, compare_traces, judged
+from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in, call_name
 from hil.core.digest import digest_of
 from hil.core.results import Outcome, Stage
 from hil.core.tensors import NUMPY_DTYPES, Array, spec_of, to_bytes
@@ -23,10 +25,8 @@ from hil.core.text import jsonable
 from hil.errors import UsageError
 from hil.formats.iree_command import give
 from hil.testing.traces.backends import DEFAULT_TARGETS, Backend, TraceOptions, parse_reference, parse_targets
-from hil.testing.traces.comparing import CallComparison, compare_traces, judged
 from hil.testing.traces.model_files import FileSubject, ModelFile
 from hil.testing.traces.runners import Answer, Runner, same_bits
-from hil.testing.traces.trace import ModuleCall, Trace, arrays_in, call_name
 from hil.testing.traces.traced import Traced, TraceFunction, run_trace, trace_name
 
 if TYPE_CHECKING:

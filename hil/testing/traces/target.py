@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.backends.targets import explain
 from hil.controller.devices.board import Board, LoadedProgram
-from hil.controller.models.compiling import native_compiler
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from hil.controller.storage.run_context import RunContext
@@ -19,9 +16,8 @@ from hil.controller.storage.runs import storing, write_file
 from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
-from hil.errors import BoardError, CompileCrashed, CompileFailed, HilError, RunFailed, StageError, UsageError
+from hil.errors import BoardError, HilError, RunFailed, StageError, UsageError
 from hil.testing.traces.backends import Backend
-from hil.testing.traces.mlir import reproduce
 from hil.testing.traces.runners import Answer, same_bits
 
 # A module's programs stay loaded over its calls, and with them their state.
@@ -51,8 +47,7 @@ class Target:
             place: the main file's copy; others lie beside it.
 
         Raises:
-            CompileFailed, CompileCrashed: it cannot be compiled; a reproducer lies beside ``place``.
-            StageTimeout: it took too long.
+            CompileFailed, CompileCrashed, StageTimeout: it cannot be compiled; what shows that lies beside ``place``.
             BoardError: the board alone can say what to compile for, and does not answer.
         """
         runtime = self.backend.runtime
@@ -60,23 +55,19 @@ class Target:
         flags = self._session().board.config.compile_flags.get(compiler, ())
         with storing(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            artifact = compile_model(
-                model,
-                compiler=compiler,
-                runtime=runtime,
-                flags=flags,
-                cache=self._context.cache,
-                isolated=self._context.isolated,
-                recompute=False,
-                debug_ir=None,
-                timeout=COMPILE_TIMEOUT_S,
-                log=self.folder / "compile.log",
-            )
-        except (CompileFailed, CompileCrashed) as error:
-            if compiler == "iree" and model.format == "mlir":
-                self._keep_reproducer(error, model.path, recipe_of(model, flags).flags, place)
-            raise
+        artifact = compile_model(
+            model,
+            compiler=compiler,
+            runtime=runtime,
+            flags=flags,
+            cache=self._context.cache,
+            isolated=self._context.isolated,
+            recompute=False,
+            debug_ir=None,
+            timeout=COMPILE_TIMEOUT_S,
+            log=self.folder / "compile.log",
+            failure=place.parent,
+        )
         kept = {name: place if name == artifact.main else place.parent / name for name in artifact.files}
         for name, path in artifact.files.items():
             write_file(kept[name], path.read_bytes(), option="")
@@ -157,19 +148,3 @@ class Target:
                 hint=f"it has {', '.join(devices)}: leave {self.backend.name} out, or install the driver",
             )
         board.take()
-
-    def _keep_reproducer(self, error: StageError, source: Path, flags: Sequence[str], place: Path) -> None:
-        """Compile once more with the compiler's own reproducer on, and say where that, input and command lie."""
-        command = [str(native_compiler()), str(source.absolute()), *flags, "-o", str(place.absolute())]
-        reproducer, script, log = (place.with_name(f"reproduce{end}") for end in ("r.mlir", ".sh", ".log"))
-        with storing(script):
-            script.write_text(f"#!/bin/sh\n# {' '.join(error.message.split())}\nexec {shlex.join(command)}\n")
-            script.chmod(0o755)
-        files = {"source": source, "reproducer": reproducer, "log": log}
-        arguments = {"flags": list(flags), **{name: str(file.absolute()) for name, file in files.items()}}
-        try:
-            self._context.isolated.call(reproduce, arguments, timeout=COMPILE_TIMEOUT_S, log=log)
-        except StageError as failed:
-            error.detail = f"{error.detail}\nno reproducer: {failed.message}"
-        kept = [path for path in (reproducer, script) if path.exists()]
-        error.hint = f"reproduce it with {' or '.join(map(str, kept))}{f'; {error.hint}' if error.hint else ''}"

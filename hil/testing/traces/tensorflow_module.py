@@ -20,6 +20,7 @@ from hil.controller.models.tensorflow.lower import Live, flatten, lower
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.texts import first_line
+from hil.controller.workloads.traces.trace import as_numpy
 from hil.core.results import Stage
 from hil.core.tensors import Array, to_bytes
 from hil.errors import RunFailed, UsageError, did_you_mean
@@ -27,7 +28,6 @@ from hil.testing.traces.backends import TF, TFLITE, Backend
 from hil.testing.traces.runners import Answer, Called, Inputs, Runner
 from hil.testing.traces.target import Target
 from hil.testing.traces.tensorflow_programs import Programs, call_key
-from hil.testing.traces.trace import as_numpy
 
 
 class TfSubject:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from hil.compare.tolerance import check_tolerance
+from hil.controller.workloads.traces.trace import ModuleCall, Trace
 from hil.core.results import Stage
 from hil.core.tensors import Array
 from hil.errors import HilError, RunFailed, UsageError, did_you_mean
 from hil.testing.traces.runners import Answer, Runner
-from hil.testing.traces.trace import ModuleCall, Trace
 
 TraceFunction = Callable[["TracedModule"], Any]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from support import mutants
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.slow
 
 TESTS = [str(Path(__file__).with_name(name)) for name in ("test_compare.py", "test_tolerance.py")]
 

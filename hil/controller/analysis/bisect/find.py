@@ -182,7 +182,7 @@ class _Bench:
             (folder / "logs").mkdir(parents=True, exist_ok=True)
         # The pipeline compares within the defaults, which suit any tensor; finding_of knows better.
         debug_ir = options.debug_ir / name if options.debug_ir else None
-        options = replace(options, rtol=None, atol=None, debug_ir=debug_ir)
+        options = replace(options, rtol=None, atol=None, debug_ir=debug_ir, references=())
         return _Trial(Runner(self.context).begin(path, options, folder, name=name), atol, by_chance)
 
     def atol(self, path: Path) -> float | None:

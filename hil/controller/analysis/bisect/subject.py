@@ -192,7 +192,12 @@ def open_subject(
         twins = layers_of(compiled, group=group, inputs=inputs, **settings)
         check_layers(model, layers, compiled, twins)
     computed = activations(
-        model, inputs, recompute=options.recompute, timeout=max(options.timeout, DEFAULT_TIMEOUT_S), **settings
+        model,
+        inputs,
+        references=options.references,
+        recompute=options.recompute,
+        timeout=max(options.timeout, DEFAULT_TIMEOUT_S),
+        **settings,
     )
     for name in computed.outputs:
         # A tolerance within which the model's own outputs could not be wrong is refused.

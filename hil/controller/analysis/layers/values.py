@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,8 @@ _ABOUT, _INPUTS, _VALUES = "activations.json", "inputs", "values"
 def activations(
     model: Model,
     inputs: Mapping[str, Array],
+    *,
+    references: Sequence[str] = (),
     **work: Unpack[Work],
 ) -> Activations:
     """Compute every tensor inside a model with a CPU reference, or take them from the cache.
@@ -107,16 +109,24 @@ def activations(
     ONNX Runtime computes them without optimisations, so that no value is fused away; if it cannot, ONNX's own evaluator
     does.
 
+    Args:
+        references: those to ask instead, until one can.
+
     Raises:
+        UsageError: a reference does not show the values inside a model.
         UsageError, CompileFailed, CompileCrashed: the model is not ONNX and cannot be converted.
         ReferenceFailed: no reference can run this model, or not with these inputs.
         StageTimeout, StorageError: a limit was reached; the values cannot be stored.
     """
+    if blind := [name for name in references if name not in _ORACLES]:
+        raise UsageError(
+            f"the reference {blind[0]} does not show the values inside a model", hint=f"one of {', '.join(_ORACLES)}"
+        )
     model = as_onnx(model, cache=work["cache"], isolated=work["isolated"], log=work["log"])
-    sources = {name: f"{name} {version(package)}" for name, package in _ORACLES.items()}
+    sources = {name: f"{name} {version(_ORACLES[name])}" for name in references or _ORACLES}
     key = Cache.key(
         "activations",
-        sources=sources,
+        sources=list(sources.values()),
         model=model.digest,
         dims=dict(model.dims),
         inputs=digests_of(inputs),
@@ -128,7 +138,7 @@ def activations(
         refused: list[list[str]] = []
         arguments = {"path": str(model.path.absolute()), "dims": dict(model.dims)}
         arguments |= {"inputs": str(folder / _INPUTS), "outputs": str(folder / _VALUES)}
-        for name in _ORACLES:
+        for name in sources:
             try:
                 with naming_errors("refer", f"computing the values inside {model.path.name}", ReferenceFailed, ""):
                     own = call_isolated(run, {**arguments, "oracle": name}, work)

@@ -18,14 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.compiling import native_compiler
+from hil.controller.models.compiling import IREE_PHASES, native_compiler
 from hil.core.clock import now_ns
-
-# The phases of IREE 3.13, in order: the values of --compile-to.
-PHASES = (
-    "start input abi preprocessing global-optimization dispatch-creation flow stream executable-sources "
-    "executable-configurations executable-targets hal vm end"
-).split()
 
 
 class _Compiler:
@@ -77,7 +71,9 @@ def main(source: str, out: str, reports: str, flags: Sequence[str]) -> int:
     """Compile a file into a program; return the exit code."""
     compiler = _Compiler([*flags, "--mlir-timing", "--mlir-timing-display=tree", "--mlir-output-format=json"])
     steps: list[tuple[str, Callable[[], bool]]] = [("read", functools.partial(compiler.read, source))]
-    steps += [(phase, functools.partial(compiler.run, before, phase)) for before, phase in itertools.pairwise(PHASES)]
+    steps += [
+        (phase, functools.partial(compiler.run, before, phase)) for before, phase in itertools.pairwise(IREE_PHASES)
+    ]
     steps.append(("write", functools.partial(compiler.write, out)))
     for name, step in steps:
         with (Path(reports) / name).open("wb") as report:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+# The compilers whose IR can be seen pass by pass.
+_WITH_PASSES = ("iree", "tfcompile")
+
+
 class Compiler(Protocol):
     """Makes a program of a model; the arguments and errors are those of :func:`compile_model`."""
 
@@ -36,8 +40,10 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
     Args:
         compiler: ``iree``, ``none``, or the name of one that a package registered.
         order: ``runtime``, which will load the program; ``flags``, the compiler's own, those of the target included;
-            ``debug_ir``, a folder for the compiler's intermediate forms (the cache is not asked then), or None; and
-            how the work is done: see :class:`hil.controller.models.compiling.Work`.
+            ``debug_ir``, a folder for the compiler's intermediate forms (the cache is not asked then), or None;
+            ``debug_ir_passes``, whether those after each pass go there too; ``failure``, a folder for what shows a
+            failure again (without it nothing is kept); and how the work is done: see
+            :class:`hil.controller.models.compiling.Work`.
 
     Raises:
         UsageError: no such compiler, or one that has nothing to do with this model or runtime.
@@ -46,7 +52,13 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
         StageTimeout: it took too long.
         StorageError: the program cannot be kept.
     """
-    return pick("compiler", compilers(), compiler)(model, **order)
+    found = pick("compiler", compilers(), compiler)
+    if order.get("debug_ir_passes") and compiler not in _WITH_PASSES:
+        raise UsageError(
+            f"--debug-ir-passes: the compiler {compiler} does not show its passes",
+            hint=f"those of {', '.join(_WITH_PASSES)} can be seen; --debug-ir alone keeps what there is",
+        )
+    return found(model, **order)
 
 
 def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:

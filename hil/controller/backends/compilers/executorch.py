@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers import take_as_it_is
-from hil.controller.models.compiling import CompileOrder, call_isolated, compile_cached, compiling
+from hil.controller.models.compiling import CompileOrder, call_isolated, compile_cached, compiling, entering
 from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version
@@ -133,6 +133,7 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
     from hil.controller.models.importers.pt2 import new_values, returning
     from hil.controller.models.importers.pt2_archive import load_program
 
+    entering("load")
     program = load_program(model)
     passes = []
     if new_values(program):
@@ -145,6 +146,7 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
     if debug_ir is not None:
         Path(debug_ir, "exported.txt").write_text(str(program))
     start = time.monotonic()
+    entering("lower: to edge, transform and partition")
     with foreign_errors(CompileFailed, f"ExecuTorch cannot lower {Path(model).name}"):
         lowered = to_edge_transform_and_lower(
             program,
@@ -157,6 +159,7 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
         if debug_ir is not None:
             Path(debug_ir, "lowered.txt").write_text(str(edge))
         delegation = shared_out(edge.graph_module)
+        entering("emit: to ExecuTorch's program")
         with Path(output).open("wb") as file:
             lowered.to_executorch(ExecutorchBackendConfig(passes=passes)).write_to_file(file)
     return {"lower_s": seconds, "program_bytes": Path(output).stat().st_size, "delegation": delegation}

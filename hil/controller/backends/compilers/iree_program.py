@@ -21,6 +21,7 @@ from hil.controller.models.compiling import (
     compile_cached,
     compiling,
     death_text,
+    entering,
     native_compiler,
     run_logged,
 )
@@ -48,6 +49,11 @@ _IGNORED = re.compile(
 )
 _ACCEPTED = re.compile(r"^List of accepted CPUs: (?P<names>.*)", re.M)
 _SHOWN_ERRORS = 3
+# So that the text of every pass stays readable: constants longer than that are left out.
+ELIDED = ("--mlir-elide-elementsattrs-if-larger=64", "--mlir-elide-resource-strings-if-larger=64")
+# What LLVM says when it dies: why, and what it was doing.
+_FATAL = re.compile(r"^LLVM ERROR: (?P<what>.*)|(?P<claim>Assertion `.*' failed)", re.M)
+_LLVM_PASS = re.compile(r"^\d+\.\s+(?P<what>Running pass .*)", re.M)
 MAIN = "main.vmfb"
 PACKAGE = "iree-base-compiler"
 # The format that a model of another framework is converted to first; no flag of iree-compile.
@@ -75,11 +81,38 @@ class Recipe:
         return Cache.key("artifact", shared=self.key)
 
 
-def compile_program(model: Model, flags: Sequence[str], debug_ir: Path | None, work: Work) -> Artifact:
+@dataclass(frozen=True)
+class Source:
+    """What a program is to be made of, in words that an isolated process can be told."""
+
+    model: str  # the file
+    format: str
+    dims: Mapping[str, int]
+    declaration: str | None  # the function's signature to store in the program (ONNX), or None
+    parameters: str | None  # an archive of large weights that came with the model (MLIR), or None
+    flags: Sequence[str]  # of iree-compile
+
+
+def source_of(model: Model, flags: Sequence[str]) -> Source:
+    """What the program of a model is made of, with the flags of its :class:`Recipe`."""
+    return Source(
+        str(model.path.absolute()),
+        model.format,
+        dict(model.dims),
+        own_declaration(model, model.function),
+        str(model.files[PARAMETERS].absolute()) if PARAMETERS in model.files else None,
+        list(flags),
+    )
+
+
+def compile_program(
+    model: Model, flags: Sequence[str], debug_ir: Path | None, work: Work, *, debug_ir_passes: bool = False
+) -> Artifact:
     """Compile ONNX or MLIR to a .vmfb, with large weights beside it in an .irpa file.
 
     Args:
         debug_ir: a folder for what the compiler works on; the cache is not asked then.
+        debug_ir_passes: whether the IR after every pass goes there as well.
 
     Raises:
         UsageError: the compiler is not installed, knows no such flag, or the folder cannot be made.
@@ -90,14 +123,10 @@ def compile_program(model: Model, flags: Sequence[str], debug_ir: Path | None, w
 
     def make(folder: Path) -> None:
         arguments = {
-            "model": str(model.path.absolute()),
-            "format": model.format,
-            "dims": dict(model.dims),
-            "declaration": own_declaration(model, model.function),
-            "flags": list(recipe.flags),
-            "parameters": str(model.files[PARAMETERS].absolute()) if PARAMETERS in model.files else None,
+            "source": vars(source_of(model, recipe.flags)),
             "folder": str(folder.absolute()),
             "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
+            "debug_ir_passes": debug_ir_passes,
             "log": str(work["log"].absolute()),
         }
         call_isolated(build, arguments, work)
@@ -164,47 +193,52 @@ def own_declaration(model: Model, function: str) -> str | None:
     return declaration_of(function, model.inputs, model.outputs)
 
 
-def build(
-    model: str,
-    format: str,
-    dims: Mapping[str, int],
-    declaration: str | None,
-    flags: Sequence[str],
-    parameters: str | None,
-    folder: str,
-    debug_ir: str | None,
-    log: str,
-) -> None:
+def build(source: Mapping[str, Any], folder: str, debug_ir: str | None, debug_ir_passes: bool, log: str) -> None:
     """Write main.vmfb, and params.irpa for large weights, into a folder; called in an isolated process.
 
     Args:
-        declaration: the function's signature to store in the program (ONNX), or None.
-        parameters: an archive of large weights that came with the model (MLIR), or None.
-        debug_ir: where the imported module is written as text, or None.
+        source: the fields of a :class:`Source`.
+        debug_ir: where the imported module, and what the compiler works on, are written as text; or None.
     """
+    own = Source(**source)
+    flags = list(own.flags)
     with temporary_folder("hil-compile-") as scratch:
-        source = Path(model)
-        if parameters:
-            shutil.copyfile(parameters, Path(folder) / PARAMETERS)
-        if format == "onnx":
-            from hil.controller.backends.compilers.onnx_to_mlir import convert
-
-            source = Path(scratch) / "model.mlirbc"
-            text = Path(debug_ir) / "imported.mlir" if debug_ir else None
-            convert(Path(model), dims, declaration, source, Path(folder) / PARAMETERS, text)
-        else:
-            source = _declared(source, Path(scratch) / "declared.mlirbc")
+        module = prepare(own, Path(scratch), Path(folder), Path(debug_ir) / "imported.mlir" if debug_ir else None)
         if debug_ir:
-            phases, executables = f"{debug_ir}/phases", f"{debug_ir}/executables"
-            flags = [
-                *flags,
-                f"--dump-compilation-phases-to={phases}",
-                f"--iree-hal-dump-executable-files-to={executables}",
-            ]
-        code, printed = run_compiler(source, Path(folder) / MAIN, flags, Path(scratch), Path(log))
+            flags += [f"--dump-compilation-phases-to={debug_ir}/phases"]
+            flags += [f"--iree-hal-dump-executable-files-to={debug_ir}/executables"]
+        if debug_ir and debug_ir_passes:
+            flags += ["--mlir-print-ir-after-all", f"--mlir-print-ir-tree-dir={debug_ir}/passes", *ELIDED]
+        entering("iree-compile")
+        code, printed = run_compiler(module, Path(folder) / MAIN, flags, Path(scratch), Path(log))
     check_target(printed)
     if code:
         fail(code, printed)
+
+
+def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> Path:
+    """The module that iree-compile reads: ONNX imported, MLIR with declarations; the given file where nothing is to do.
+
+    Args:
+        scratch: where it is written.
+        folder: where params.irpa is written, for large weights.
+        text: where it is written as text as well; or None.
+
+    Raises:
+        CompileFailed: an ONNX model uses what IREE's importer does not know.
+    """
+    if source.parameters:
+        shutil.copyfile(source.parameters, folder / PARAMETERS)
+    if source.format != "onnx":
+        if text is not None:
+            text.write_text(parse(source.model).operation.get_asm(enable_debug_info=True))
+        return _declared(Path(source.model), scratch / "declared.mlirbc")
+    from hil.controller.backends.compilers.onnx_to_mlir import convert
+
+    entering("import")
+    module = scratch / "model.mlirbc"
+    convert(Path(source.model), source.dims, source.declaration, module, folder / PARAMETERS, text)
+    return module
 
 
 def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, log: Path) -> tuple[int, str]:
@@ -242,11 +276,13 @@ def fail(code: int, printed: str) -> None:
         raise UsageError(
             f"iree-compile: {usage['what'].strip()}", hint="see the board's compile flags and --compile-flag"
         )
-    errors = _errors(printed)
+    errors = errors_in(printed)
     if code < 0 or (code > 1 and not errors):
+        inside = [f"LLVM: {match['what']}" for match in _LLVM_PASS.finditer(printed)]
+        why = _FATAL.search(printed)
         raise CompileCrashed(
-            f"iree-compile died {death_text(code)}",
-            detail=tail,
+            f"iree-compile died {death_text(code)}" + (f": {(why['what'] or why['claim'])[:300]}" if why else ""),
+            detail="\n".join([*inside[:_SHOWN_ERRORS], tail]),
             hint="this is a bug of the compiler: its log has a stack trace, and --debug-ir DIR what it worked on",
         )
     raise CompileFailed(
@@ -254,7 +290,7 @@ def fail(code: int, printed: str) -> None:
     )
 
 
-def _errors(printed: str) -> list[str]:
+def errors_in(printed: str) -> list[str]:
     """The compiler's first few errors, each with the ONNX operator and the node that it is about."""
     lines = printed.splitlines()
     found: list[str] = []

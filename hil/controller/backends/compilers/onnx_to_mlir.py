@@ -55,6 +55,13 @@ def convert(
         text.write_text(module.get_asm(enable_debug_info=True, large_elements_limit=64, large_resource_limit=64))
 
 
+def save_prepared(path: Path, dims: Mapping[str, int], out: Path) -> None:
+    """Write the ONNX model that IREE's importer is given."""
+    import onnx
+
+    onnx.save(_prepared(path, dims), out)
+
+
 def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, declaration: str | None) -> None:
     """Add a model, weights and all, to an ``ir.Module`` as a function beside others, of a name that is unique there.
 

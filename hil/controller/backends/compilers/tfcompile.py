@@ -62,7 +62,7 @@ def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         hlo = debug_ir / HLO
         with making_debug_folder(hlo):
             hlo.mkdir(parents=True, exist_ok=True)
-    steps = Steps(model, order["flags"], order, hlo)
+    steps = Steps(model, order["flags"], order, hlo, hlo_passes=order.get("debug_ir_passes", False))
     graph = steps.generate()
     program = steps.compile(graph)
     library = steps.link(graph, program)
@@ -83,14 +83,17 @@ class Steps:
 
     Args:
         hlo: a folder for XLA's modules before and after it optimised them, as text and as graphs; or None.
+        hlo_passes: whether those after every pass go there as well.
 
     Raises:
         UsageError: a flag is none of ours, the target is unknown, or a part of the compiler is not installed. Each step
             raises CompileFailed, CompileCrashed, StageTimeout: with its name in the message.
     """
 
-    def __init__(self, model: Model, flags: Sequence[str], work: Work, hlo: Path | None = None) -> None:
-        self._hlo = str(hlo.absolute()) if hlo is not None else ""
+    def __init__(
+        self, model: Model, flags: Sequence[str], work: Work, hlo: Path | None = None, *, hlo_passes: bool = False
+    ) -> None:
+        self._hlo = {"hlo": str(hlo.absolute()) if hlo is not None else "", "hlo_passes": hlo_passes}
         self._target = target_of(flags)
         self.compiler = compiler()
         self.seconds: dict[str, float] = {}  # step -> how long it took, where it was not in the cache
@@ -116,7 +119,7 @@ class Steps:
         what = {"triple": self._target.triple, "cpu": self._target.cpu, "cpp_class": self._target.cpp_class}
 
         def make(folder: Path) -> None:
-            arguments = {**what, "source": str(graph), "folder": str(folder), "hlo": self._hlo, "log": self._log}
+            arguments = {**what, **self._hlo, "source": str(graph), "folder": str(folder), "log": self._log}
             call_isolated(tfcompile_build.compile_graph, arguments, self._work)
 
         return self._made(COMPILE, make, "tfcompile-program", graph=digests_in(graph), **what)

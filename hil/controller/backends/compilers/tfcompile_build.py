@@ -81,7 +81,9 @@ HIL_API void* hil_xla_result(void* program, int index) {{ return of(program)->re
 """
 
 
-def compile_graph(source: str, triple: str, cpu: str, cpp_class: str, folder: str, hlo: str, log: str) -> None:
+def compile_graph(
+    source: str, triple: str, cpu: str, cpp_class: str, folder: str, hlo: str, hlo_passes: bool, log: str
+) -> None:
     """Run tfcompile on the graph and config of one folder; header and objects go to another.
 
     Raises:
@@ -91,7 +93,7 @@ def compile_graph(source: str, triple: str, cpu: str, cpp_class: str, folder: st
     for name in (GRAPH, CONFIG):
         shutil.copyfile(Path(source) / name, Path(folder) / name)
     command = module_command("hil.controller.backends.compilers.tfcompile_build", folder, triple, cpu, cpp_class)
-    with dumping(hlo) as flags:
+    with dumping(hlo, hlo_passes) as flags:
         code, printed = run_logged(command, Path(log), environment=flags)
     if unknown := _UNKNOWN_CPU.search(printed):
         raise CompileFailed(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.compiling import entering
 from hil.controller.models.tensorflow.graph_def import VARIABLE_OP, Graph
 from hil.controller.models.tensorflow.graphs import HandleGraph, error_text
 from hil.controller.models.tensorflow.source import Source, named_outputs, open_model, spec_of
@@ -51,10 +52,12 @@ def _of_function(source: Source, function: str) -> tuple[Config, Any, dict[str, 
     def flat(*tensors: Any) -> list[Any]:
         return [tf.identity(leaf) for _, leaf in named_outputs(source.call(list(tensors)))]
 
+    entering("trace")
     with foreign_errors(CompileFailed, f"TensorFlow cannot trace {function}", error_text=error_text):
         concrete = tf.function(flat, autograph=False).get_concrete_function(*source.sized())
     feeds = dict(zip(map(_imported, concrete.inputs[: len(source.inputs)]), source.inputs, strict=True))
     fetches = dict(zip(map(_imported, concrete.outputs), source.outputs(), strict=True))
+    entering("inline the graph's functions")
     with tf.Graph().as_default():
         variables = _import(concrete)
         flattened = _without_functions([*feeds, *fetches])

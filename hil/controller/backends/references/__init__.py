@@ -174,18 +174,26 @@ def refer_each(
     """What each of several references makes of a model; one that fails hides no other's answer.
 
     Returns:
-        The answers, in order; and name -> error of the references that could not answer.
+        The answers, in order; and name -> error of the references that could not answer, among them those that do not
+        take the model's format.
 
     Raises:
+        UsageError: none takes the model's format.
         ReferenceFailed: none could. Where there is only one: what :func:`run_reference` raises.
     """
     answers: list[RunResult] = []
     failed: dict[str, StageError] = {}
+    foreign: list[UsageError] = []
     for name in dict.fromkeys(names):
         try:
             answers.append(run_reference(name, model, inputs, **settings))
+        except UsageError as error:
+            foreign.append(error)
+            failed[name] = ReferenceFailed(error.message, stage="refer", hint=error.hint)
         except StageError as error:
             failed[name] = error
+    if foreign and len(foreign) == len(failed) and not answers:
+        raise foreign[0]
     if not answers and len(failed) == 1:
         raise next(iter(failed.values()))
     if not answers:

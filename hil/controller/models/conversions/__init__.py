@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.models.compiling import Work, compiling
+from hil.controller.models.compiling import IsolatedCall, Work, call_isolated, compiling
 from hil.controller.models.conversions import tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.models.description import digest_of_files
@@ -32,7 +32,7 @@ class Conversion:
     suffix: str
     packages: tuple[str, ...]  # whose versions the result depends on; the first names the extra of hil
     # what shows how the framework's own compiler sees the model: called likewise, with a ``folder`` in the place of the
-    # output, and the ``log`` of what it prints.
+    # output, the ``log`` of what it prints, and ``passes``, whether to show every pass.
     debug: Callable[..., None] | None = None
 
 
@@ -61,12 +61,15 @@ def can_convert(have: str, want: str) -> bool:
     return (have, want) in CONVERSIONS
 
 
-def convert(model: Model, want: str, work: Work, debug_ir: Path | None = None) -> tuple[Model, str]:
+def convert(
+    model: Model, want: str, work: Work, debug_ir: Path | None = None, *, debug_ir_passes: bool = False
+) -> tuple[Model, str]:
     """A model in another format, made or from the cache.
 
     Args:
         work: how it is done; a ``timeout`` of None is half an hour.
         debug_ir: a folder for what the framework's own compiler makes of the model, where it shows that; or None.
+        debug_ir_passes: whether what it is after every pass goes there as well.
 
     Raises:
         UsageError: there is no such conversion, or the framework is not installed.
@@ -91,19 +94,21 @@ def convert(model: Model, want: str, work: Work, debug_ir: Path | None = None) -
     )
     name = f"model{conversion.suffix}"
     timeout = work["timeout"] or CONVERT_TIMEOUT_S
+    how: IsolatedCall = {"isolated": work["isolated"], "timeout": timeout, "log": work["log"]}
 
     def make(folder: Path) -> None:
         arguments: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
         arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
         with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
-            work["isolated"].call(conversion.convert, arguments, timeout=timeout, log=work["log"])
+            call_isolated(conversion.convert, arguments, how)
 
     if debug_ir is not None and conversion.debug is not None:
-        seen = {"path": str(model.path.absolute()), "function": model.function, "dims": dict(model.dims)}
+        seen: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
+        seen |= {"dims": dict(model.dims), "passes": debug_ir_passes}
         seen |= {"folder": str(debug_ir.absolute()), "log": str(work["log"].absolute())}
         with compiling(conversion.by):
-            work["isolated"].call(conversion.debug, seen, timeout=timeout, log=work["log"])
+            call_isolated(conversion.debug, seen, how)
     meta = {"model": model.name, "converted by": by}
     entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])
     digests = {file: digest for file, digest in digests_in(entry).items() if file == name or file.endswith(_BESIDE)}

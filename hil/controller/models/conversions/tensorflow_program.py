@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.compiling import native_compiler
+from hil.controller.models.compiling import entering, native_compiler
 from hil.controller.models.conversions.batch_norm import expand_batch_norm_grad
 from hil.controller.models.importers.mlir import function_in
 from hil.controller.models.tensorflow.graphs import converter_text, error_text
@@ -33,7 +33,9 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     def flat(*tensors: object) -> object:
         return source.call(list(tensors))
 
+    entering("lower to StableHLO")
     live = lower(flat, source.sized())
+    entering("freeze the variables")
     Path(output).write_bytes(freeze(live.function, live.values(), function, list(source.assigned)))
 
 
@@ -55,8 +57,10 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
         results = named_outputs(source.call(list(tensors)))
         return {f"output{number:03}": tf.identity(leaf) for number, (_, leaf) in enumerate(results)}
 
+    entering("trace")
     with foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", error_text=error_text):
         concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
+    entering("TFLite converter")
     Path(output).write_bytes(convert(concrete, source.name))
 
 

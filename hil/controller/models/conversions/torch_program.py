@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.compiling import EXTERNAL_FROM_BYTES
+from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, entering
 from hil.controller.models.importers.mlir import declaration_of, declare, function_in
 from hil.controller.models.importers.onnx import nodes_and_functions
 from hil.controller.models.importers.pt2 import Sizes, call_of, is_tensor, returning
@@ -35,12 +35,15 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     """
     from hil.controller.models.conversions.torch_mlir import decomposed, imported
 
+    entering("load")
     program = load_program(path)
     types = mark(program)
     inputs, outputs = _specs(path, program, dims)
     with foreign_errors(CompileFailed, f"torch-mlir cannot import {Path(path).name}", hint=ONNX_HINT):
         signature = declaration_of(function, inputs, outputs)
+        entering("decompose")
         program = decomposed(_sized(program, inputs))
+        entering("torch-mlir: import")
         module = imported(_returning_all(program), function, Path(output).parent, marked)
         module.verify()
         declare(function_in(module, function), signature)
@@ -67,6 +70,7 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     with foreign_errors(
         CompileFailed, f"torch.onnx cannot export {Path(path).name}", error_text=lambda error: first_line(_cause(error))
     ):
+        entering("torch.onnx: export")
         exported = torch.onnx.export(
             _returning_all(_sized(program, inputs).run_decompositions(_batch_norm())),
             dynamo=True,

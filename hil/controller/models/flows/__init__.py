@@ -111,7 +111,7 @@ _NUMBERS = ("rtol", "atol", "quanta", "min_sqnr_db")
 _KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(_TEXTS, ("a text", str)),
     **dict.fromkeys(_NUMBERS, ("a number", (int, float))),
-    "compile_flags": ("a list of texts", list),
+    **dict.fromkeys(("compile_flags", "references"), ("a list of texts", list)),
     "settings": ("a table", dict),
 }
 _EXAMPLE = '[my-flow] runtime = "iree"'

@@ -43,6 +43,8 @@ class Flow:
     # what is done with a model first: a name of :func:`hil.controller.models.flows.recipes`; "" is nothing.
     recipe: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # names of the references that are asked where the user names none; empty is the default for the model's format.
+    references: tuple[str, ...] = ()
     # rtol, atol: tolerance beside the flow's own reference (that of the model as the recipe made it); None is the
     # case's own or the dtype's default.
     rtol: float | None = None

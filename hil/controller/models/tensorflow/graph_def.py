@@ -19,6 +19,8 @@ from hil.errors import ImportFailed, UsageError, did_you_mean
 SUFFIXES = (".pb", ".pbtxt")
 # A graph's feeds and fetches. NAME.config.pbtxt beside NAME.pb is the graph's own; others are further entry points.
 CONFIG_SUFFIXES = tuple(f".config{suffix}" for suffix in SUFFIXES)
+# What lies in the folder of a SavedModel, and is no graph.
+_SAVED_MODELS = frozenset(("saved_model.pb", "saved_model.pbtxt", "fingerprint.pb", "keras_metadata.pb"))
 # The entry point of a graph that has no config: feeds, fetches and operations to run are found from the graph.
 MAIN = "main"
 VARIABLE_OP = "VarHandleOp"
@@ -132,7 +134,7 @@ class Graph:
 def is_graph(file: Path) -> bool:
     """Whether a file is called as a GraphDef is, and is no config."""
     name = file.name.lower()
-    return name != "saved_model.pb" and name.endswith(SUFFIXES) and not is_config(file)
+    return name.endswith(SUFFIXES) and name not in _SAVED_MODELS and not is_config(file)
 
 
 def is_config(file: Path) -> bool:

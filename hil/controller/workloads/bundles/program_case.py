@@ -12,7 +12,10 @@ from hil.bundles.signature import public_keys, verify
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
-from hil.core.results import Artifact, Model, RunResult
+from hil.core.results import Artifact, Model, RunResult, Stage
+from hil.errors import ReferenceFailed
+
+_NO_MODEL = "the case came with a compiled program and what it expects, and no model that a reference could run"
 
 
 def open_bundle(path: Path, key: Path | None = None) -> Bundle:
@@ -67,6 +70,7 @@ class ProgramCase:
             signature=signature,
             inputs=given.inputs,
             references=(RunResult(given.source or "expected", given.expected_outputs, noise=given.noise),),
+            unanswered={name: ReferenceFailed(_NO_MODEL, stage=Stage.REFER.value) for name in options.references},
         )
 
 

@@ -147,8 +147,8 @@ def _statistics(case: Mapping[str, Any]) -> list[str]:
     compared = found["mismatches"] is not None
     device, shown = case["device"], "-"
     if device and device["iterations"]:
-        cold = " cold" if device["iterations"] == 1 and device.get("cold_ns") is not None else ""
-        shown = f"{device['p50_ns'] / 1e6:.3g} ms{cold}"
+        count, cold = device["iterations"], device.get("cold_ns") is not None
+        shown = f"{device['p50_ns'] / 1e6:.3g} ms" + (f" of {count}" if count > 1 else " cold" if cold else "")
     mismatches = f"{found['mismatches']} of {found['elements']}" if compared else "-"
     return [mismatches, *(_number(found[one.key] if compared else None) for one in _STATISTICS), shown]
 

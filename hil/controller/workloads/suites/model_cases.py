@@ -15,7 +15,6 @@ from hil.bundles import Signature
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import checked_cases
 from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
-from hil.controller.backends.references import default_references
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
@@ -171,14 +170,7 @@ class _Whole:
 
     def make(self, folder: Path) -> CaseData:
         """The data of the whole model's case."""
-        plain = self._plain()
-        expected = _read(self.source.expected)
-        if not expected and not default_references(plain):
-            raise ImportFailed(
-                f"a {plain.format} model has no reference to be compared with",
-                hint=f"say what it should give in {self.source.path.stem}.expected.npz beside it",
-            )
-        return self._data(self.inputs(), expected, folder)
+        return self._data(self.inputs(), _read(self.source.expected), folder)
 
     def make_data_set(self, place: Path, folder: Path) -> CaseData:
         """The data of a case that is a folder of inputs and expected outputs."""

@@ -81,6 +81,11 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         elsewhere=provenance.get("elsewhere", ""),
         outputs=_comparisons(verdict),
         against=verdict.against if verdict is not None else "",
+        other_references=tuple(
+            {"against": other.against, "outcome": other.outcome.value, "outputs": _comparisons(other)}
+            for other in case.verdicts[1:]
+        ),
+        disagreement=case.disagreement,
         plain_outputs=_comparisons(case.plain_verdict),
         plain_against=case.plain_verdict.against if case.plain_verdict is not None else "",
         attempts=tuple(task.attempts),
@@ -109,7 +114,7 @@ def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]
     held = {
         "inputs": case.inputs,
         "outputs": case.result.outputs if case.result else None,
-        "references": case.references[0].outputs if case.references else None,
+        **{_reference_folder(number): one.outputs for number, one in enumerate(case.references)},
         "plain_references": case.plain_reference.outputs if case.plain_reference else None,
     }
     return {
@@ -119,12 +124,18 @@ def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]
     }
 
 
+def _reference_folder(number: int) -> str:
+    """What the folder of a reference's answer is called, of several in the order in which they are asked."""
+    return f"references-{number}" if number else "references"
+
+
 def _diff(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> str:
     """The command that shows where the worst output differs."""
     if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs"):
         return ""
-    own, plain = case.verdicts[0], case.plain_verdict
-    verdict, kind = (own, "references") if not own or plain is None else (plain, "plain_references")
+    beside = [(verdict, _reference_folder(number)) for number, verdict in enumerate(case.verdicts)]
+    beside += [(case.plain_verdict, "plain_references")] if case.plain_verdict is not None else []
+    verdict, kind = next((one for one in beside if not one[0]), beside[-1])
     if not verdict.outputs or not kept.get(kind):
         return ""
     # Comparisons are in the order of the outputs, under the names of the references, which may be in another order.

@@ -95,13 +95,22 @@ def _outcome(error: UsageError, stage: Stage) -> HilError:
 
 def check_settings(settings: Settings, flow: Flow, choices: Iterable[BoardChoice]) -> None:
     """Refuse settings that cannot be meant on one of the boards; errors as for :func:`check_options`."""
+    chosen = {**vars(settings), "references": references_of(settings, flow)}
     for choice in choices:
-        check_options(Options(**vars(settings), runtime=flow.runtime), choice)
+        check_options(Options(**chosen, runtime=flow.runtime), choice)
+
+
+def references_of(settings: Settings, flow: Flow) -> tuple[str, ...]:
+    """The references that are named: those that the user typed, else the flow's."""
+    return settings.references or flow.references
 
 
 def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
     """The pipeline's options for a case: its data, its flow, and how it is to be run."""
-    chosen: dict[str, Any] = {"debug_ir": settings.debug_ir / case_id if settings.debug_ir else None}
+    chosen: dict[str, Any] = {
+        "debug_ir": settings.debug_ir / case_id if settings.debug_ir else None,
+        "references": references_of(settings, flow),
+    }
     for name in ("rtol", "atol"):
         # A tolerance that the user typed goes before the flow's, and that before the case's own.
         given = [getattr(one, name) for one in (settings, flow, data)]

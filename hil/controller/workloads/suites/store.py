@@ -67,6 +67,9 @@ class CaseRecord:
     # and ``mismatch_share``; inf and nan are texts, for JSON.
     outputs: tuple[Mapping[str, Any], ...] = ()
     against: str = ""  # who that reference was
+    # of every further reference, where several were asked: {"against", "outcome", "outputs"}.
+    other_references: tuple[Mapping[str, Any], ...] = ()
+    disagreement: str = ""  # which references disagree on what; "" where none do
     # plain_outputs, plain_against: the same beside the model before the flow's recipe; empty where there is none.
     plain_outputs: tuple[Mapping[str, Any], ...] = ()
     plain_against: str = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.pipeline.capture import PROFILED_ITERATIONS, bounded
+from hil.controller.pipeline.capture import bounded
+from hil.controller.pipeline.options import PROFILED_COUNTS
 
 MS = 1e6
 
@@ -19,7 +20,7 @@ MS = 1e6
         (100_000, 1000.0, 1000),
         (100_000, 4 * MS, 250),
         (3, 60_000 * MS, 3),
-        (100, 60_000 * MS, PROFILED_ITERATIONS),
+        (100, 60_000 * MS, PROFILED_COUNTS["iterations"]),
     ],
 )
 def test_a_thousand_iterations_or_a_second_of_them_are_profiled_but_ten_in_any_case(asked, typical_ns, profiled):

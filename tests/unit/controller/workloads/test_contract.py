@@ -22,7 +22,7 @@ from hil.controller.analysis.bench import job as bench_job
 from hil.controller.analysis.bisect import find as bisection
 from hil.controller.backends import compilers, references
 from hil.controller.models import importers
-from hil.controller.pipeline.options import Job, Options
+from hil.controller.pipeline.options import CaseSettings, Job, Options, flag_of, specs_of
 from hil.controller.storage import isolated as isolated_module
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
@@ -33,9 +33,18 @@ from hil.controller.workloads.study import run as study_run
 from hil.controller.workloads.study.record import Asked, Experiment
 from hil.controller.workloads.study.toolchains import Making, Program, Way
 from hil.controller.workloads.suites.job import resume_suite, run_suite
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import Request, Settings
 from hil.core.results import Artifact, Model, RunResult
-from hil.errors import EXIT_INTERRUPTED, BoardLost, BoardUnreachable, HilError, RunFailed, StageTimeout, UsageError
+from hil.errors import (
+    EXIT_INTERRUPTED,
+    BoardLost,
+    BoardUnreachable,
+    HilError,
+    ReferenceFailed,
+    RunFailed,
+    StageTimeout,
+    UsageError,
+)
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.target import Target
 
@@ -86,6 +95,13 @@ def run_reference(model: Model, inputs: Any, **_: Any) -> RunResult:
     return RunResult("fake", {"y": inputs["x"] * 2})
 
 
+def refer_each(names: Any, model: Model, inputs: Any, **_: Any) -> tuple[list[RunResult], dict[str, Any]]:
+    """Of each reference what its name says: twice the input, thrice, or nothing."""
+    factors = {"onnxruntime": 2, "onnx-reference": 3}
+    answers = [RunResult(name, {"y": inputs["x"] * factors[name]}) for name in names if name in factors]
+    return answers, {name: ReferenceFailed("not today") for name in names if name not in factors}
+
+
 def places_of(thing: Any) -> list[tuple[Any, str]]:
     """The modules of hil that have something, each with the name that it has there."""
     modules = [module for name, module in sys.modules.items() if name.startswith("hil")]
@@ -96,6 +112,8 @@ FAKES = {
     importers.import_model: import_model,
     compilers.compile_model: compile_model,
     references.run_reference_with_fallback: run_reference,
+    references.refer_each: refer_each,
+    references.measure_noise: lambda *_, **__: {},
     isolated_module.Isolated: FakeIsolated,
 }
 
@@ -121,32 +139,34 @@ def models(folder: Path, names: str = "abc") -> tuple[Path, ...]:
     return tuple(folder / f"{name}.onnx" for name in names)
 
 
-def by_run(place: Path) -> dict[str, str]:
-    job = Job(models=models(place / "models"), board=A, runtime="onnxruntime", out=place / "runs")
+def by_run(place: Path, **how: Any) -> dict[str, str]:
+    job = Job(models=models(place / "models"), board=A, runtime="onnxruntime", out=place / "runs", **how)
     record = run_job(job, screen=Quiet())
     return {case["name"]: case["outcome"] for case in record["cases"]}
 
 
-def by_bundle(place: Path) -> dict[str, str]:
+def by_bundle(place: Path, **how: Any) -> dict[str, str]:
     program = place / "main.bin"
     program.write_bytes(b"program")
     artifact = Artifact("onnxruntime", "main.bin", {"main.bin": program}, {}, "a", "none", (), (X,), (Y,))
     case = MethodTestCase([ONE], [ONE * 2], name="ones")
     suites, signatures = [MethodTestSuite(name, [case]) for name in "abc"], dict.fromkeys("abc", Signature((X,), (Y,)))
     Bundle.create(artifact, suites, signatures=signatures).save(place / "three.hilb")
-    record = run_bundle(Job(models=(place / "three.hilb",), board=A, out=place / "runs"), (), None, screen=Quiet())
+    job = Job(models=(place / "three.hilb",), board=A, out=place / "runs", **how)
+    record = run_bundle(job, (), None, screen=Quiet())
     return {case["name"].partition("-")[0]: case["outcome"] for case in record["cases"]}
 
 
-def by_suite(place: Path, *boards: str) -> dict[str, str]:
+def by_suite(place: Path, *boards: str, **how: Any) -> dict[str, str]:
     models(place / "models")
-    request = Request(str(place / "models"), "onnxruntime", boards or (A,), layers=False)
+    settings = Settings(**how)
+    request = Request(str(place / "models"), "onnxruntime", boards or (A,), layers=False, settings=settings)
     run = run_suite(request, out=place / "suite", screen=Quiet())
     return {record.model: record.outcome for record in run.records()}
 
 
-def by_bench(place: Path) -> dict[str, str]:
-    job = Job(models=models(place / "models", "b"), board=A, runtime="onnxruntime", out=place / "runs")
+def by_bench(place: Path, **how: Any) -> dict[str, str]:
+    job = Job(models=models(place / "models", "b"), board=A, runtime="onnxruntime", out=place / "runs", **how)
     document = bench_job.run_bench(bench_job.BenchJob(job), screen=Quiet())
     record = json.loads((Path(document["folder"]) / "run.json").read_text())
     return {case["name"]: case["outcome"] for case in record["cases"]}
@@ -196,11 +216,14 @@ def by_check(place: Path) -> dict[str, str]:
     return {"tiny": "PASS" if found.state == "pass" else found.found.partition(":")[0]}
 
 
-def by_pytest(place: Path) -> dict[str, str]:
+def by_pytest(place: Path, **how: Any) -> dict[str, str]:
     pytester = by_pytest.pytester  # type: ignore[attr-defined]
     models(pytester.path / "models")
     pytester.makeini("[pytest]\nhil_models = models\n")
-    pytester.inline_run("--hil-board", A, "--hil-flow", "onnxruntime", "--hil-no-layers", f"--hil-out={place / 'out'}")
+    typed = [(name, one) for name, value in how.items() for one in (value if isinstance(value, tuple) else [value])]
+    words = [f"--hil-{flag_of(name, specs_of(CaseSettings)[name])[2:]}={value}" for name, value in typed]
+    words += ["--hil-no-layers", f"--hil-out={place / 'out'}"]
+    pytester.inline_run("--hil-board", A, "--hil-flow", "onnxruntime", *words)
     lines = (next((place / "out").glob("**/results.jsonl"))).read_text().splitlines()
     return {record["model"]: record["outcome"] for record in map(json.loads, lines)}
 
@@ -231,14 +254,14 @@ class Workload:
     """How a workload is entered, and what is its own of the contract.
 
     Attributes:
-        run: enters it; case name -> outcome.
+        run: enters it; case name -> outcome. Of those that take a case's settings, with settings.
         case: the case that an event happens to; its program has this name.
         all: the names of all cases.
         runs_again: whether a case that lost its board runs again.
         usage: what a case comes to that turns out to be used wrongly on the board; "" raises.
     """
 
-    run: Callable[[Path], dict[str, str]]
+    run: Callable[..., dict[str, str]]
     case: str = "b"
     all: str = "abc"
     runs_again: bool = False
@@ -375,3 +398,64 @@ def test_of_two_boards_one_that_dies_leaves_its_cases_to_the_other(fake_boards: 
     fake_boards.scripts[A] = Dies()
     assert by_suite(tmp_path, A, B) == dict.fromkeys("abc", "PASS")
     assert all(board.closed for board in fake_boards.opened)
+
+
+def stored(place: Path) -> list[dict[str, Any]]:
+    """The records of cases that a workload left in a folder, from whatever file it keeps them in."""
+    lines = [line for file in place.rglob("results.jsonl") for line in file.read_text().splitlines()]
+    runs = [json.loads(file.read_text()) for file in place.rglob("run.json")]
+    return [*map(json.loads, lines), *(case for run in runs for case in run["cases"])]
+
+
+# Those whose cases are compared with references of hil's. A bundle's cases, a trace, a study and a board's own check
+# bring what they expect; hil bisect asks one reference for all that is inside a model.
+REFERRED = ["run", "suite", "bench", "pytest"]
+
+
+@pytest.mark.parametrize("workload", REFERRED, indirect=True)
+def test_references_are_chosen_and_what_they_disagree_on_is_told(
+    fake_boards: FakeBoards, workload: Workload, tmp_path: Path
+) -> None:
+    named = ("onnx-reference", "onnxruntime", "iree-llvm-cpu")
+    assert workload.run(tmp_path, references=named) == workload.wanted("PASS")
+    dispute = "onnx-reference vs onnxruntime on output y"
+    for record in stored(tmp_path):
+        assert record["disagreement"] == dispute
+        reason = record.get("reason", record.get("message"))
+        assert f"the references disagree: {dispute}; the board agrees with onnxruntime" in reason
+        assert "the reference iree-llvm-cpu could not answer: not today" in reason
+
+
+@pytest.mark.parametrize("workload", REFERRED, indirect=True)
+def test_the_reference_that_is_chosen_decides(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
+    found = workload.run(tmp_path, references=("onnx-reference",))
+    assert set(found.values()) == {"FAIL"}
+
+
+@pytest.mark.parametrize(("expected", "outcome"), [("2 4", "PASS"), ("9 9", "FAIL")])
+def test_what_is_expected_decides_and_references_beside_it_are_told(
+    fake_boards: FakeBoards, tmp_path: Path, expected: str, outcome: str
+) -> None:
+    given = {
+        "inputs": ("2xf32=1 2",),
+        "expected": (f"2xf32={expected}",),
+        "references": ("onnxruntime", "iree-llvm-cpu"),
+    }
+    assert set(by_run(tmp_path, **given).values()) == {outcome}
+    for record in stored(tmp_path):
+        assert [verdict["outcome"] for verdict in record["verdicts"]] == [outcome, "PASS"]
+        assert "the reference iree-llvm-cpu could not answer: not today" in record["reason"]
+        assert ("the references disagree: expected" in record["reason"]) == (outcome == "FAIL")
+
+
+def test_a_bundles_cases_say_that_no_reference_can_be_asked(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    assert set(by_bundle(tmp_path, references=("onnxruntime",)).values()) == {"PASS"}
+    (told,) = {case["reason"] for case in stored(tmp_path)}
+    assert told.startswith("the reference onnxruntime could not answer: the case came with a compiled program")
+
+
+@pytest.mark.parametrize("workload", ["run", "bundle run", "suite", "pytest"], indirect=True)
+def test_times_say_of_how_many_iterations_they_are(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
+    assert workload.run(tmp_path, iterations=4, warmup=2) == workload.wanted("PASS")
+    assert {one for board in fake_boards.opened for one in board.counts} == {(4, 2)}
+    assert {(record.get("device") or record)["iterations"] for record in stored(tmp_path)} == {4}

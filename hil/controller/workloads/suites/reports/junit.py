@@ -6,8 +6,14 @@ import re
 import time
 from xml.etree import ElementTree
 
-from hil.controller.storage.texts import line, plain, shortened
-from hil.controller.workloads.suites.reports.results import EXPECTED, SuiteResults, host_seconds, kind_of
+from hil.controller.storage.texts import line, plain, seconds, shortened
+from hil.controller.workloads.suites.reports.results import (
+    EXPECTED,
+    SuiteResults,
+    host_seconds,
+    kind_of,
+    timed_text,
+)
 from hil.controller.workloads.suites.store import CaseRecord
 
 
@@ -60,7 +66,7 @@ def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
         message = line(record.message) or record.outcome
         problem = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
         problem.text = _problem_text(record)
-    out = [f"board: {record.board}" if record.board else ""]
+    out = [f"board: {record.board}" if record.board else "", _device_time(record), _dispute(record)]
     for one in record.attempts:
         tried = f"also tried ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')}"
         out.append(f"{tried} {line(one.get('message') or '')}".strip())
@@ -68,6 +74,16 @@ def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
         out += [f"repeat: {record.repeat}" if record.repeat else "", f"diff: {record.diff}" if record.diff else ""]
     if text := plain("\n".join(filter(None, out))):
         ElementTree.SubElement(case, "system-out").text = text
+
+
+def _device_time(record: CaseRecord) -> str:
+    if not record.device_p50_ns:
+        return ""
+    return f"device time: {seconds(record.device_p50_ns / 1e9)}, median of {timed_text(record)}"
+
+
+def _dispute(record: CaseRecord) -> str:
+    return f"the references disagree: {record.disagreement}" if record.disagreement else ""
 
 
 def _why_quiet(record: CaseRecord) -> str:

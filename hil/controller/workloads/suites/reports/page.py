@@ -21,6 +21,7 @@ from hil.controller.workloads.suites.reports.results import (
     host_seconds,
     kind_of,
     lowering_text,
+    slowest,
     worst,
 )
 from hil.controller.workloads.suites.reports.tables import Column, columns_of
@@ -40,7 +41,7 @@ _SHOWN = (
 _COPIED = (
     *("id", "model", "layer", "op", "board", "hw_type", "outcome", "stage", "message", "hint", "against", "confirmed"),
     *("repeat", "diff", "folder", "iterations", "cold", "agentless", "expectation", "attempts", "cached", "started"),
-    "params",
+    *("params", "disagreement"),
 )
 
 
@@ -95,6 +96,7 @@ def _data(run: SuiteResults) -> Any:
         "byOp": list(totals.by_op.items()),
         "byStage": list(totals.by_stage.items()),
         "runByOp": totals.run_by_op,
+        "unranked": slowest(run.records)[1],
         "wholeModel": WHOLE_MODEL,
         "outcomes": [one.value for one in Outcome],
         "kinds": {outcome: kind_of(outcome) for outcome in totals.outcomes},
@@ -120,6 +122,9 @@ def _case(record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
         "host": host_seconds(record),
         "timings": {key.removesuffix("_s"): value for key, value in record.timings.items() if value is not None},
         "outputs": [_output(one) for one in record.outputs],
+        "otherReferences": [
+            {**one, "outputs": [_output(output) for output in one["outputs"]]} for one in record.other_references
+        ],
         "plainOutputs": [_output(one) for one in record.plain_outputs],
         "worst": worst(record.outputs),
         "plainWorst": worst(record.plain_outputs),

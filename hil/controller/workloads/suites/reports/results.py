@@ -17,6 +17,8 @@ from hil.errors import EXIT_OK, EXIT_STAGE, UsageError
 WHOLE_MODEL = "whole model"
 EXPECTED = Outcome.XFAIL.value
 
+# The options by which a device time becomes one that can be compared.
+MEASURE = "--iterations 20 --warmup 2"
 _LISTED = 5
 
 
@@ -127,6 +129,9 @@ def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iter
         yield f"{expected} failed as expected"
     if passed := outcomes.get(Outcome.XPASS.value):
         yield f"{passed} passed against expectation: take {'it' if passed == 1 else 'them'} off the list"
+    if disputed := [record for record in records if record.disagreement]:
+        first = disputed[0]
+        yield f"the references disagree in {counted(len(disputed), 'case')}: {first.id}: {first.disagreement}"
     if confirmed := _counts(record.confirmed for record in records if record.confirmed):
         results = ", ".join(f"{count} {result}" for result, count in confirmed.items())
         yield f"mismatches that were run again: {results}"
@@ -177,6 +182,27 @@ def worst_output(outputs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def host_seconds(record: CaseRecord) -> float:
     """Return the seconds of all stages on the host."""
     return sum(value for value in record.timings.values() if value)
+
+
+def timed_text(record: CaseRecord) -> str:
+    """``20 iterations`` or ``1 cold iteration``: what a case's device time is the median of; "" without one."""
+    if not record.iterations:
+        return ""
+    return "1 cold iteration" if record.cold else counted(record.iterations, "iteration")
+
+
+def slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:
+    """Return the cases by device time, the slowest first, and a sentence on those that cannot be ranked.
+
+    The first run of a program takes what loading put off (pages, caches, threads): such a time ranks nothing.
+    """
+    measured = [record for record in records if record.device_p50_ns]
+    ranked = sorted((one for one in measured if not one.cold), key=lambda one: -(one.device_p50_ns or 0))
+    cold = len(measured) - len(ranked)
+    if not cold:
+        return ranked, ""
+    which = counted(cold, "case") if ranked else "every case"
+    return ranked, f"{which} was timed by 1 cold iteration and is not ranked: {MEASURE} tells more"
 
 
 def _counts(words: Iterable[str] | Mapping[str, int]) -> dict[str, int]:

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.storage.texts import counted, line, seconds
-from hil.controller.workloads.suites.reports.results import SuiteResults, Totals, kind_of, load_run
+from hil.controller.workloads.suites.reports.results import (
+    SuiteResults,
+    Totals,
+    kind_of,
+    load_run,
+    slowest,
+    timed_text,
+)
 from hil.controller.workloads.suites.store import CaseRecord
 
 if TYPE_CHECKING:
@@ -26,6 +33,7 @@ _GROUPS = 12
 _LARGEST_BYTES = 900_000
 _ROWS = 200
 _MARKDOWN_GROUPS = 30
+_SLOWEST = 10
 _SYMBOLS = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 _CODE = re.compile(r"[\w.+:/, -]+", re.ASCII)
 
@@ -96,7 +104,7 @@ def _groups(title: str, counts: Mapping[str, int]) -> Table:
 def summary_markdown(run: SuiteResults) -> str:
     """Return totals, failures by operator and by stage, the failing cases, and the commands that repeat them."""
     totals = Totals(run)
-    text = "\n".join([*_head(run, totals), *_failures_by(totals)])
+    text = "\n".join([*_head(run, totals), *_failures_by(totals), *_slowest(run)])
     failing = totals.failing[:_ROWS]
     if not failing:
         return text
@@ -159,6 +167,20 @@ def _failures_by(totals: Totals) -> list[str]:
         "",
         *([f"... and {counted(rest, 'operator')} more.\n"] if rest > 0 else []),
     ]
+
+
+def _slowest(run: SuiteResults) -> list[str]:
+    ranked, note = slowest(run.records)
+    if not (ranked or note):
+        return []
+    rows = [
+        (as_name(one.id), *(seconds((ns or 0) / 1e9) for ns in (one.device_p50_ns, one.device_p90_ns)), timed_text(one))
+        for one in ranked[:_SLOWEST]
+    ]
+    table = [*markdown_table(["case", "median", "90th percentile", "of"], rows), ""] if rows else []
+    more = [f"... and {counted(len(ranked) - len(rows), 'case')} more: results.csv has them.\n"]
+    more = more if len(ranked) > len(rows) else []
+    return ["### Slowest on the device\n", *table, *more, *([f"{as_text(note)}.\n"] if note else [])]
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:

@@ -62,7 +62,7 @@ COLUMNS: tuple[Column, ...] = (
     *(_timing(one.name) for one in fields(Timings)),
     Column("device_p50_ms", lambda record: _ms(record.device_p50_ns)),
     Column("device_p90_ms", lambda record: _ms(record.device_p90_ns)),
-    Column("iterations", lambda record: record.iterations or None),
+    Column("iterations", lambda record: record.iterations or None, title="Iterations", unit="number"),
     Column("cold", lambda record: record.cold if record.iterations else None),
     *_fields("agentless"),
     Column("artifact_bytes", lambda record: record.artifact_bytes, title="Size", unit="bytes"),
@@ -71,7 +71,7 @@ COLUMNS: tuple[Column, ...] = (
     *(_of_worst_output(one.key, one.key) for one in STATISTICS if one.report),
     _of_worst_output("mismatches", "mismatches"),
     Column("plain_sqnr_db", lambda record: worst_output(record.plain_outputs).get("sqnr_db")),
-    *_fields("confirmed"),
+    *_fields("disagreement", "confirmed"),
     Column("attempts", lambda record: len(record.attempts)),
     *_fields("message"),
 )
@@ -105,11 +105,14 @@ def cases_csv(run: SuiteResults) -> str:
 
 
 def outputs_csv(run: SuiteResults) -> str:
-    """Write a row per output and reference: the flow's own, and that of the model before the flow's recipe."""
+    """Write a row per output and reference: the flow's own, others that were asked, and that of the model before the
+    flow's recipe.
+    """
     rows = []
     for record in run.records:
         for beside, against, outputs in (
             ("own", record.against, record.outputs),
+            *(("other", other["against"], other["outputs"]) for other in record.other_references),
             ("plain", record.plain_against, record.plain_outputs),
         ):
             for output in outputs:

@@ -10,7 +10,6 @@ import pytest
 from support.models import DIGITS
 from support.profiles import HOST
 
-from hil.controller.analysis.profile.compile_phases import PHASES
 from hil.controller.analysis.profile.compile_time import (
     DISPATCHES,
     EXECUTABLES,
@@ -18,6 +17,7 @@ from hil.controller.analysis.profile.compile_time import (
     CompileProfile,
     profile_compile,
 )
+from hil.controller.models.compiling import IREE_PHASES
 from hil.controller.models.importers import import_model
 from hil.core.clock import now_ns
 from hil.core.results import Model
@@ -54,7 +54,7 @@ def test_a_compilation_is_told_by_phase_pass_dispatch_and_executable(settings: d
 
     rows = table(told.folder / PASSES)
     phases = [row for row in rows if row["depth"] == "0"]
-    assert [row["phase"] for row in phases] == ["import", "read", *PHASES[1:], "write"]
+    assert [row["phase"] for row in phases] == ["import", "read", *IREE_PHASES[1:], "write"]
     assert "LLVMCPULowerExecutableTargetPass" in {row["pass"] for row in rows if row["phase"] == "executable-targets"}
     assert all(float(row["wall_ms"]) >= 0 for row in rows)
 

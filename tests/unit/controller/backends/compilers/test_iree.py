@@ -240,7 +240,7 @@ def test_errors_are_picked_out_of_what_the_compiler_says() -> None:
         "note: see current operation\n"
         'loc("fc2"): error: op verification failed\n'
     )
-    assert iree_program._errors(said) == [
+    assert iree_program.errors_in(said) == [
         "failed to legalize operation 'torch.operator' that was explicitly marked illegal (onnx.Foo) at 'fc1'",
         "op verification failed at 'fc2'",
     ]

@@ -47,6 +47,7 @@ const duration = value => (value === null || value === undefined ? "-"
     : scaled(value, [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]]));
 const bytes = value => (value === undefined ? "-" : scaled(value, [["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]]));
 const cases = count => `${count} case${count === 1 ? "" : "s"}`;
+const iterations = one => (one.cold ? "1 cold iteration" : `${one.iterations} iteration${one.iterations === 1 ? "" : "s"}`);
 const decibels = value => (value === null ? "-" : value === Infinity ? "exact" : `${digits(value)} dB`);
 
 const kind = outcome => DATA.kinds[outcome] || "error";

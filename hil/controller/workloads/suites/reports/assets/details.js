@@ -70,7 +70,7 @@ function facts(one) {
     ["without an agent", [one.agentless]],
     ["run again", [one.confirmed]],
     ["expected", one.expectation ? [one.expectation.outcome, one.expectation.reason && `: ${one.expectation.reason} `, issue(one.expectation.issue)] : []],
-    ["device, median", [one.p50 && duration(one.p50 / 1e9), one.cold && " of 1 cold iteration", one.iterations > 1 && ` of ${one.iterations} iterations`]],
+    ["device, median", [one.p50 && `${duration(one.p50 / 1e9)} of ${iterations(one)}`]],
     ["host", [timings]],
     ["program", [one.bytes && bytes(one.bytes), one.cached !== undefined && (one.cached ? ", from the cache" : ", compiled")]],
     ["delegated", [one.delegated, one.delegated && one.lowering && `; ${one.lowering}`]],
@@ -88,9 +88,10 @@ function details(one) {
     command("Repeat it", one.repeat),
     command("See the difference", one.diff),
     outputs("Beside the reference", one.against, one.outputs, one.message),
+    (one.otherReferences || []).map(other => outputs("Beside another reference", other.against, other.outputs, one.message)),
     outputs("Beside the model before the flow's recipe", one.plainAgainst, one.plainOutputs, one.message),
     one.attempts && el("section", {}, el("h3", {}, "Other tries of it"), table(ATTEMPTS, one.attempts)),
     one.detail && el("section", {}, el("h3", {}, "The tool's own words"), el("pre", { tabindex: 0 }, one.detail)),
     facts(one),
-  ].filter(Boolean);
+  ].flat().filter(Boolean);
 }

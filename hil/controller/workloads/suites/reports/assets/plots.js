@@ -122,8 +122,10 @@ function ticks(low, high, count, whole) {
 }
 
 function drawDevice(shown) {
-  const measured = shown.filter(one => one.p50).sort((a, b) => b.p50 - a.p50);
-  if (!measured.length) return $("device-plot").replaceChildren(el("p", { class: "nothing" }, "no case here has a device time"));
+  // A single cold iteration ranks nothing.
+  const measured = shown.filter(one => one.p50 && !one.cold).sort((a, b) => b.p50 - a.p50);
+  const unranked = shown.some(one => one.p50 && one.cold) && el("p", { class: "nothing" }, DATA.unranked);
+  if (!measured.length) return $("device-plot").replaceChildren(unranked || el("p", { class: "nothing" }, "no case here has a device time"));
   const rows = measured.slice(0, 10);
   const width = $("device-plot").clientWidth || 380;
   const tall = 22, most = rows[0].p50;
@@ -133,14 +135,17 @@ function drawDevice(shown) {
   rows.forEach((one, place) => {
     const at = place * tall;
     const name = one.id.length > letters ? `${one.id.slice(0, letters - 10)}…${one.id.slice(-9)}` : one.id;
-    const row = draw("g", { onclick: () => showCase(one.id) }, draw("title", {}, `${one.id}\n${duration(one.p50 / 1e9)}`),
+    const row = draw("g", { onclick: () => showCase(one.id) }, draw("title", {}, `${one.id}\n${duration(one.p50 / 1e9)}, median of ${iterations(one)}`),
       draw("rect", { x: 0, y: at + 2, width: Math.max(1, width * one.p50 / most), height: tall - 4, rx: 3, class: `fill ${kind(one.outcome)}`, opacity: 0.34 }),
       draw("text", { x: 5, y: at + 15, class: "name" }, name),
       draw("text", { x: width - 4, y: at + 15, "text-anchor": "end" }, duration(one.p50 / 1e9)),
       draw("rect", { x: 0, y: at, width, height: tall, class: "hit" }));
     picture.append(row);
   });
+  const several = [...new Set(measured.map(one => one.iterations))].sort((a, b) => a - b);
+  const counts = several.length > 1 ? `${several[0]} to ${several.at(-1)} iterations` : iterations(measured[0]);
   const middle = measured[Math.floor(measured.length / 2)].p50;
   return $("device-plot").replaceChildren(picture,
-    el("p", { class: "nothing" }, `${rows.length} of ${cases(measured.length)}; the median is ${duration(middle / 1e9)}`));
+    el("p", { class: "nothing" }, `${rows.length} of ${cases(measured.length)}, each the median of ${counts}; the median is ${duration(middle / 1e9)}`),
+    ...(unranked ? [unranked] : []));
 }

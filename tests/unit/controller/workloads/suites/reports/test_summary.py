@@ -141,3 +141,17 @@ def test_a_large_run_is_a_short_summary(tmp_path):
     text = summary(tmp_path, *records)
     assert len(text.encode()) < 100_000
     assert f"of {len(records)} failed" in text
+
+
+def test_what_was_timed_once_and_cold_is_not_ranked(tmp_path):
+    cold = {"iterations": 1, "cold": True}
+    text = summary_markdown(load_run(suite_run(tmp_path / "a", [case("a", **cold), case("b", device_p50_ns=9e6)])))
+    assert "| `b` | 9 ms | 130 us | 10 iterations |" in text and "| `a` |" not in text
+    assert "1 case was timed by 1 cold iteration and is not ranked: --iterations 20 --warmup 2 tells more" in text
+    text = summary_markdown(load_run(suite_run(tmp_path / "b", [case("a", **cold), case("b", **cold)])))
+    assert "every case was timed by 1 cold iteration" in text and "| case | median" not in text
+
+
+def test_oracles_that_disagree_are_told(tmp_path):
+    text = summary_markdown(load_run(suite_run(tmp_path, [case("a", disagreement="this vs that on output y")])))
+    assert "the references disagree in 1 case: a: this vs that on output y" in text

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hil.controller.workloads.traces.comparing import compare_traces, judged
 from hil.core.results import Outcome
 from hil.errors import UsageError
 from hil.testing import ModuleCall, Trace
-from hil.testing.traces.comparing import compare_traces, judged
 
 
 def traced(backend: str, *calls: ModuleCall) -> Trace:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from hil.controller.workloads.traces.trace import arrays_in, as_numpy
 from hil.errors import UsageError
 from hil.testing import ModuleCall, Trace
-from hil.testing.traces.trace import arrays_in, as_numpy
 
 DTYPES = st.sampled_from([np.float32, np.float64, np.float16, np.int8, np.uint64, np.bool_, np.complex64])
 SHAPES = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)

@@ -10,10 +10,10 @@ from typing import Any
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output
 from hil.controller.models.tensorflow.graphs import leaves, new_value
+from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in
 from hil.core.results import Outcome, RunResult
 from hil.core.tensors import Array, type_text
 from hil.errors import VacuousTolerance
-from hil.testing.traces.trace import ModuleCall, Trace, arrays_in
 
 
 @dataclass(frozen=True)

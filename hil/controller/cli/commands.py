@@ -1,0 +1,61 @@
+"""The classes of all of hil's commands and groups of commands.
+
+Click takes the last of several values where an option has one: a command of these refuses the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from hil.errors import UsageError
+
+
+class Command(click.Command):
+    """A command whose options that take one value are given once."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does. Raises UsageError: an option that has one value is given several."""
+        _check_repeats(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+class Group(click.Group):
+    """A group of such commands."""
+
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does. Raises UsageError: an option that has one value is given several."""
+        _check_repeats(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], Command]:
+    """Make a command of a function."""
+    return click.command(name, cls=Command, **settings)
+
+
+def group(cls: type[Group] = Group, **settings: Any) -> Callable[[Callable[..., Any]], Group]:
+    """Make a group of commands of a function."""
+    return click.group(cls=cls, **settings)
+
+
+def _check_repeats(of: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
+    if ctx.resilient_parsing:
+        return
+    *_, order = of.make_parser(ctx).parse_args(args=list(args))
+    given: dict[str | None, list[click.Option]] = {}
+    for one in order:
+        if isinstance(one, click.Option) and not (one.multiple or one.count):
+            given.setdefault(one.name, []).append(one)
+    for same in given.values():
+        names = list(dict.fromkeys(one.opts[0] for one in same))
+        if len(names) > 1:
+            raise UsageError(f"{' and '.join(names)} exclude each other", hint="give one of them")
+        is_switch = same[0].is_flag and not same[0].secondary_opts
+        if len(same) > 1 and not is_switch:
+            either = "/".join((*same[0].opts[:1], *same[0].secondary_opts[:1]))
+            raise UsageError(f"{either} is given {len(same)} times, and has one value", hint="leave all but one out")
