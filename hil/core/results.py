@@ -73,6 +73,24 @@ def exit_code_of(outcomes: Iterable[Outcome]) -> int:
     return max((outcome.exit_code for outcome in ran), default=errors.EXIT_NOTHING_RAN)
 
 
+# Exit codes from the lightest to the gravest; what was cancelled counts as interrupted.
+_GRAVITY = (
+    errors.EXIT_OK,
+    errors.EXIT_NOTHING_RAN,
+    errors.EXIT_FAIL,
+    errors.EXIT_USAGE,
+    errors.EXIT_STAGE,
+    errors.EXIT_BOARD,
+    errors.EXIT_INTERRUPTED,
+)
+
+
+def gravest(codes: Sequence[int]) -> int:
+    """One exit code for several runs: interrupted, then 4, 3, 2, 1, 5, 0; an unknown code counts as 4."""
+    known = [code if code in _GRAVITY else errors.EXIT_BOARD for code in codes]
+    return max(known, key=_GRAVITY.index, default=errors.EXIT_NOTHING_RAN)
+
+
 @dataclass(frozen=True)
 class Timings:
     """Wall seconds of each stage on the host, told apart; None where a stage did not take place.

@@ -58,20 +58,29 @@ def is_number(spec: TensorSpec) -> bool:
 
 
 def give(
-    spec: TensorSpec, array: Array, stem: str, local: Path, remote: str, *, tensors: str = "auto", as_text: bool = True
+    spec: TensorSpec,
+    array: Array,
+    stem: str,
+    local: Path,
+    remote: str,
+    *,
+    tensors: str = "auto",
+    as_text: bool = True,
+    signed: bool = False,
 ) -> Given:
-    """Write an input as a file, where it needs one.
+    """Write a tensor as a file, where it needs one.
 
     Args:
         stem: the file's name without its extension.
         remote: the folder that it is going to lie in, as the tool sees it.
         tensors: how files hold tensors: ``bin`` (elements alone), ``npy``, or ``auto``.
         as_text: whether a number is given as text, not as a file.
+        signed: whether unsigned integers are called that; see :func:`shows_sign`.
 
     Raises:
         LoadFailed: such a file holds no such tensor.
     """
-    kind = tool_type(spec.dtype, array.shape)
+    kind = tool_type(spec.dtype, array.shape, signed=signed)
     if is_number(spec) and as_text:
         return Given(_text(array), kind, "")
     npy = tensors == "npy" or (tensors == "auto" and array.dtype.kind == "c")
@@ -90,14 +99,27 @@ def npy_can(spec: TensorSpec) -> None:
         raise LoadFailed(f"{spec}: .npy files hold no {spec.dtype}", hint='set tensors = "auto" or "bin" in [runtime]')
 
 
-def tool_type(dtype: str, shape: Sequence[int]) -> str:
-    """A tensor's type as the tools write it: ``2x3xf32``; integers have no sign (``i8``), as in IREE's programs.
+def shows_sign(declared: str, dtype: str) -> bool:
+    """Whether the tools call an output's integers unsigned.
+
+    They do of a program whose source did (StableHLO's ``ui8``): IREE declares such an output as ``i8`` and gives it
+    back as what it was. The integers of all other programs have no sign.
+
+    Args:
+        declared: the dtype that the program declares for the output.
+        dtype: what it gave.
+    """
+    return bool(declared) and dtype == f"u{declared}"
+
+
+def tool_type(dtype: str, shape: Sequence[int], *, signed: bool = False) -> str:
+    """A tensor's type as the tools write it: ``2x3xf32``. Integers have no sign (``i8``), unless it is asked for.
 
     Raises:
         LoadFailed: MLIR has no type for the dtype.
     """
     try:
-        plain = dtype.removeprefix("u") if dtype.startswith("uint") else dtype
+        plain = dtype.removeprefix("u") if dtype.startswith("uint") and not signed else dtype
         return mlir_type(TensorSpec("", plain, tuple(shape))).removeprefix("tensor<").removesuffix(">")
     except UsageError as error:
         raise LoadFailed(error.message) from error

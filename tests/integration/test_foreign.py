@@ -154,14 +154,27 @@ def test_a_bundle_of_a_program_without_a_declaration_has_its_types_from_the_case
         assert subprocess.run(verify, cwd=tmp_path, capture_output=True).returncode == code
 
 
-def test_unsigned_integers_go_to_stock_tools_as_these_take_them(hil, tmp_path):
-    text = "func.func @f(%a: !torch.vtensor<[4],ui8>) -> !torch.vtensor<[4],ui8> { %i = torch.constant.int 1\n"
-    text += "%0 = torch.aten.add.Scalar %a, %i, %i : !torch.vtensor<[4],ui8>, !torch.int, !torch.int "
-    (tmp_path / "add.mlir").write_text(text + "-> !torch.vtensor<[4],ui8>\n return %0 : !torch.vtensor<[4],ui8> }")
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (
+            "!torch.vtensor<[4],ui8>",
+            "%i = torch.constant.int 1\n"
+            "%0 = torch.aten.add.Scalar %a, %i, %i : !torch.vtensor<[4],ui8>, !torch.int, !torch.int -> "
+            "!torch.vtensor<[4],ui8>",
+        ),
+        ("tensor<4xui8>", "%0 = stablehlo.add %a, %a : tensor<4xui8>"),
+    ],
+    ids=["torch, whose programs know no sign", "StableHLO, whose programs show it"],
+)
+def test_unsigned_integers_go_to_stock_tools_as_these_take_them(hil, tmp_path, kind, body):
+    (tmp_path / "add.mlir").write_text(f"func.func @f(%a: {kind}) -> {kind} {{ {body}\n return %0 : {kind} }}")
     assert hil("bundle", "create", "add.mlir", "--cases", "1", "-o", "a.hilb").code == 0
     assert hil("bundle", "export", "a.hilb", "flags", "--to", "flagfile").code == 0
     tool = [TOOLS / "iree-run-module", "--flagfile=seed0.flagfile"]
     assert b"[SUCCESS]" in subprocess.run(tool, cwd=tmp_path / "flags", capture_output=True).stdout
+    run = hil("bench", "--flagfile", tmp_path / "flags" / "seed0.flagfile", "--iterations", 1)
+    assert run.code == 0, run.out
 
 
 def has_vulkan() -> bool:

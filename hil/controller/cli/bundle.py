@@ -21,11 +21,13 @@ from hil.controller.cli.options import (
     run_options,
     run_settings,
     runs_option,
+    split_targets,
+    target_options,
     tolerance_options,
     wait_option,
     workshop,
 )
-from hil.controller.cli.screen import Screen, answer, say
+from hil.controller.cli.screen import Screen, answer, answer_matrix, say
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -183,7 +185,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 
 @bundle.command(epilog="Example: hil bundle run digits_cnn.hilb --board root@10.0.0.7")
 @_BUNDLE
-@board_options
+@target_options
 @_method
 @_key
 @tolerance_options
@@ -194,16 +196,49 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool, **settings: Any) -> int:
     """Run every case of a BUNDLE on a board, in one session, and compare with what is expected.
 
-    Everything is stored as it comes, as `hil run` does.
+    Everything is stored as it comes, as `hil run` does, several boards or kinds of hardware as targets among it.
     """
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.bundles.run import run_bundle
     from hil.controller.workloads.bundles.show import print_run
 
+    targets = split_targets(settings, "board", "hw_type")
     job = Job(models=(bundle,), **settings)
     with Screen(quiet=as_json) as screen:
+        if len(targets) > 1:
+            from hil.controller.workloads.matrix.workloads import bundle_matrix
+
+            return answer_matrix(as_json, *bundle_matrix(job, targets, methods, key, screen=screen))
         record = run_bundle(job, methods, key, screen=screen)
     return answer(as_json, record, show=lambda: print_run(record))
+
+
+@bundle.command(epilog="Example: hil bundle verifier --target aarch64-linux-musl -o verify")
+@click.option(
+    "--target", default="", metavar="T", help="What it is built for, as Zig calls it (default: this machine)."
+)
+@click.option("-o", "--output", type=FILE, default="verify", metavar="FILE", help="Where it goes (default: verify).")
+@click.option(
+    "--runtime",
+    type=FILE,
+    metavar="SOURCE",
+    help="C or C++ that calls a runtime's library, in place of starting its command.",
+)
+@click.option(
+    "--link", "arguments", multiple=True, metavar="ARG", help="For compiler and linker: libruntime.a. Repeats."
+)
+@json_option
+def verifier(target: str, output: Path, runtime: Path | None, arguments: tuple[str, ...], as_json: bool) -> int:
+    """Build the program that verifies bundles on a board without Python.
+
+    `verify BUNDLE`, on the board, runs every case of a .hilb or a .bpte and compares; `verify --help` tells the rest.
+    """
+    from hil.controller.workloads.bundles.verifier import COMMAND_RUNTIME, build_verifier
+
+    target = build_verifier(_free(output), target, runtime=runtime or COMMAND_RUNTIME, arguments=arguments)
+    size = output.stat().st_size
+    document = {"path": str(output), "target": target, "bytes": size, "exit_code": 0}
+    return answer(as_json, document, f"{output}: {size:,} bytes, for {target}")
 
 
 def _free(path: Path) -> Path:

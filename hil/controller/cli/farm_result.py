@@ -13,8 +13,8 @@ from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import connected
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import Bars, answer, say
-from hil.controller.farm.messages import ENDED, JobState, Kind, gravest
-from hil.core.results import Timings
+from hil.controller.farm.messages import ENDED, JobState, Kind
+from hil.core.results import Timings, gravest
 from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.pipeline.options import Options
     from hil.controller.storage.run_context import RunContext
+    from hil.controller.workloads.matrix.targets import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,16 +83,18 @@ def options(*several: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
-def _hardware(board: Callable[[F], F]) -> Callable[[F], F]:
+def _hardware(board: Callable[[F], F], *, repeats: bool = False) -> Callable[[F], F]:
+    more = "; repeats: each is a target" if repeats else ""
     return options(
         board,
         click.option(
             "--runtime-hw-type",
             "hw_type",
-            default="",
+            default=() if repeats else "",
+            multiple=repeats,
             is_eager=True,
             metavar="TYPE",
-            help="Kind of hardware: sim, sim-f16, ... (default sim).",
+            help=f"Kind of hardware: sim, sim-f16, ... (default sim){more}.",
         ),
         click.option("--identity", type=FILE, metavar="FILE", help="Private key for SSH."),
         click.option(
@@ -107,7 +110,7 @@ def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
         return value
     from hil.controller.devices.board_resolver import named_board
 
-    board = named_board(context.params.get("hw_type", ""))
+    board = named_board("".join(context.params.get("hw_type", "")))
     if not board:
         return value
     return (board,) if isinstance(value, tuple) else board
@@ -118,10 +121,14 @@ def _board(name: str, more: str, **settings: Any) -> Callable[[F], F]:
     return click.option("--board", name, callback=_named, metavar="ADDR|NAME", help=f"{which}{more}.", **settings)
 
 
-# The board's name and connection: the arguments of hil.controller.devices.board_resolver.choose. Then the same for
-# several boards.
+# The board's name and connection: the arguments of hil.controller.devices.board_resolver.choose. Then the same where
+# each that is named is a target of a matrix, and where boards share the work.
 board_options = _hardware(_board("board", "", default=""))
-boards_options = _hardware(_board("boards", "; repeats: boards share the work", multiple=True))
+target_options = _hardware(_board("board", "; repeats: each is a target", multiple=True), repeats=True)
+boards_options = options(
+    _hardware(_board("boards", "; repeats: boards share the work", multiple=True), repeats=True),
+    click.option("--each-board", is_flag=True, help="Each --board is a target, and has all cases."),
+)
 wait_option = click.option(
     "--wait",
     "wait_s",
@@ -186,17 +193,27 @@ runs_option = click.option("--out", type=FILE, metavar="DIR", help="Where runs a
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
 
 
-def flow_option(default: str) -> Callable[[F], F]:
-    """Make the option --flow, which is given once."""
+def flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]:
+    """Make the option --flow, which is given once, or each of which is a target."""
+    more = "; repeats: each is a target" if repeats else ""
     return click.option(
         "--flow",
         multiple=True,
-        callback=once,
+        callback=None if repeats else once,
         default=[default] if default else [],
         show_default=bool(default),
         metavar="F",
-        help="A flow's name (hil flows), FILE or FILE:NAME.",
+        help=f"A flow's name (hil flows), FILE or FILE:NAME{more}.",
     )
+
+
+def split_targets(settings: dict[str, Any], *fields: str) -> tuple[Target, ...]:
+    """Return the targets that repeated options make; the settings then have the values that all of them have."""
+    from hil.controller.workloads.matrix.targets import targets_of
+
+    targets = targets_of({field: settings[field] for field in fields})
+    settings |= {field: "".join(settings[field]) if len(settings[field]) == 1 else "" for field in fields}
+    return targets
 
 
 def chosen_board(settings: dict[str, Any]) -> BoardChoice:

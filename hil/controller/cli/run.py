@@ -11,26 +11,42 @@ from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
     FOLDER,
-    board_options,
+    cache_options,
     compile_profile_option,
     given_options,
     input_options,
     iteration_options,
     json_option,
     limit_options,
-    model_options,
     reference_options,
     refuse_beside_resume,
+    run_option,
+    run_options,
     runs_option,
+    split_targets,
+    target_options,
     tolerance_options,
 )
-from hil.controller.cli.screen import Screen, answer, print_cases
+from hil.controller.cli.screen import Screen, answer, answer_matrix, print_cases
+from hil.core.runtimes import RUNTIMES
 
 
-@command(epilog="Example: hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3")
+@command(
+    epilog="""\b
+Examples:
+  hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3
+  hil run examples/digits/digits_cnn.onnx --runtime iree --runtime onnxruntime --board rpi4 --board rpi5"""
+)
 @click.argument("models", nargs=-1, type=FILE, metavar="MODEL...")
-@board_options
-@model_options
+@target_options
+@run_option(
+    "runtime",
+    multiple=True,
+    default=(),
+    help=f"{', '.join(RUNTIMES)}, ... (default: the board's); repeats: each is a target.",
+)
+@run_options("function", "dims", "compile_flags")
+@cache_options
 @input_options
 @reference_options
 @tolerance_options
@@ -51,16 +67,26 @@ from hil.controller.cli.screen import Screen, answer, print_cases
 def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -> int:
     """Compile MODELs, run them on a board, and compare the answers with a CPU reference.
 
-    Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out.
+    Several models are compiled in parallel while the board runs. Everything is stored as it comes, below --out. Where
+    --board, --runtime-hw-type or --runtime repeat, each combination is a target, and the answer is a table with a model
+    a row and a target a column.
     """
     from hil.controller.pipeline.options import PROFILED_COUNTS, Job
+    from hil.controller.storage.runs import MATRIX, RunStore
     from hil.controller.workloads.run_job import run_job
 
     if resume:
         refuse_beside_resume("models", "resume", "out", "as_json")
     if settings["profile"]:
         settings |= {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
+    targets = split_targets(settings, "runtime", "board", "hw_type")
     job = Job(models=models, **settings)
+    stored = RunStore(job.out).folder_of(resume) if resume else None
     with Screen(quiet=as_json) as screen:
+        if len(targets) > 1 or (stored and (stored / MATRIX).exists()):
+            from hil.controller.workloads.matrix.workloads import job_matrix, resume_job_matrix
+
+            made = resume_job_matrix(stored, screen=screen) if stored else job_matrix(job, targets, screen=screen)
+            return answer_matrix(as_json, *made)
         record = run_job(job, resume=resume, screen=screen)
     return answer(as_json, record, show=lambda: print_cases(record))

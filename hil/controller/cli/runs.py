@@ -8,7 +8,7 @@ import click
 
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option, runs_option
-from hil.controller.cli.screen import answer, print_cases
+from hil.controller.cli.screen import answer, answer_matrix, print_cases
 
 
 @group(epilog="Example: hil runs show latest")
@@ -38,13 +38,20 @@ def list_runs(out: Path | None, as_json: bool) -> None:
 @runs_option
 @json_option
 def show(run: str, out: Path | None, as_json: bool) -> None:
-    """Show a stored run.
+    """Show a stored run, or a matrix of runs.
 
-    Name it by its ID, the beginning of it, `latest`, or its folder.
+    Name it by its ID, the beginning of it, `latest`, or its folder; of a matrix, one run by MATRIX/TARGET.
     """
-    from hil.controller.storage.runs import RunStore
+    from hil.controller.storage.runs import RECORD, RunStore
 
-    found = RunStore(out).open(run)
+    store = RunStore(out)
+    folder = store.folder_of(run)
+    if not (folder / RECORD).exists():
+        from hil.controller.workloads.matrix.report import load_matrix
+
+        answer_matrix(as_json, folder, load_matrix(folder))
+        return
+    found = store.open(run)
     record = {**found.record, "folder": str(found.folder)}
     answer(as_json, record, show=lambda: print_cases(record))
 

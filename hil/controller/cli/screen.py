@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,7 @@ from hil.core.text import jsonable
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from hil.controller.workloads.matrix.report import MatrixReport
     from hil.controller.workloads.suites.store import CaseRecord
 
 _QUIET = (Outcome.PASS.value, Outcome.XFAIL.value, Outcome.SKIP.value)
@@ -60,6 +62,15 @@ def print_cases(record: Mapping[str, Any]) -> None:
         passed = sum(case["outcome"] == "PASS" for case in cases)
         text = f"{passed} of {len(cases)} passed" + (f", stored in {where}" if record["folder"] else "")
         out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def answer_matrix(as_json: bool, folder: Path | None, report: MatrixReport) -> int:
+    """Print a matrix; the exit code is the gravest of its targets'."""
+    from hil.controller.storage.console import table_console
+    from hil.controller.workloads.matrix.files import print_matrix
+
+    document = {"folder": str(folder or ""), **report.to_json()}
+    return answer(as_json, document, show=lambda: print_matrix(table_console(), report, where=folder))
 
 
 class Bars:
@@ -149,8 +160,8 @@ class SuiteScreen(Bars):
         self._lost: set[str] = set()
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
-        """Set the number of cases, and those that ended before."""
-        self._counts.update(record.outcome for record in done)
+        """Set the number of cases, and those that ended before. A matrix begins a suite for each target."""
+        self._counts = Counter(record.outcome for record in done)
         self.progress.update(self._task, total=total, completed=len(done), description=self._counts_text())
 
     def end(self, record: CaseRecord) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,7 @@ from hil.controller.cli.options import (
     cache_options,
     fault_option,
     flow_option,
+    given_options,
     group_option,
     iteration_options,
     json_option,
@@ -23,12 +24,16 @@ from hil.controller.cli.options import (
     refuse_beside_resume,
     run_option,
     run_options,
+    split_targets,
     tolerance_options,
     wait_option,
     workshop,
 )
-from hil.controller.cli.screen import SuiteScreen, answer, say
+from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from hil.controller.workloads.matrix.targets import Target
 
 # Options that select a suite's cases: fields of hil.controller.workloads.suites.request.Request.
 case_options = options(
@@ -57,7 +62,7 @@ case_options = options(
     ),
     click.option("--no-merge", "merge", flag_value="none", help="The same as --merge none."),
 )
-suite_options = options(flow_option("iree"), case_options, run_option("dims"))
+suite_options = options(case_options, run_option("dims"))
 
 
 @group(epilog="Example: hil suite run models --flow iree")
@@ -65,8 +70,14 @@ def suite() -> None:
     """Run suites of models and their layers, keep expected failures, and compare runs."""
 
 
-@suite.command(epilog="Example: hil suite run operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv")
+@suite.command(
+    epilog="""\b
+Examples:
+  hil suite run operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv
+  hil suite run models --flow iree --flow onnxruntime --runtime-hw-type sim --runtime-hw-type sim-f16"""
+)
 @click.argument("source", required=False, metavar="operators|models|PATH")
+@flow_option("iree", repeats=True)
 @suite_options
 @click.option("--only-expected-failures", is_flag=True, help="Only what expected.toml says will fail.")
 @boards_options
@@ -90,6 +101,15 @@ def suite() -> None:
     help="Run a mismatch N more times, on the same board and on another: always wrong, flaky, or one bad board?",
 )
 @click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well.")
+@click.option(
+    "--profile", type=FOLDER, metavar="DIR", help="Also run each case under the runtime's profiler: in DIR/CASE."
+)
+@click.option(
+    "--compile-time-profile",
+    type=FOLDER,
+    metavar="DIR",
+    help="Also compile each case with timing on: passes, operations' estimates and a trace in DIR/CASE.",
+)
 @cache_options
 @fault_option
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder (default: hil-suites/...).")
@@ -98,9 +118,12 @@ def suite() -> None:
 def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None, **settings: Any) -> int:
     """Run a suite: the ONNX node tests, hil's own models, or the models at PATH and every layer of them.
 
-    Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML.
+    Everything is stored in the run's folder as it comes: results.jsonl, then CSV, JUnit, Markdown and HTML. Where
+    --flow or --runtime-hw-type repeat, or --board with --each-board, each combination is a target, with a run of its
+    own in that folder, and the report has a case a row and a target a column.
     """
     from hil.controller.storage.console import Console
+    from hil.controller.storage.runs import MATRIX
     from hil.controller.workloads.suites.job import resume_suite, run_suite
     from hil.controller.workloads.suites.reports.summary import print_summary
 
@@ -108,7 +131,17 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         raise UsageError("name a suite, or a run to --resume", hint="hil suite run models, or hil suite run --help")
     if resume is not None:
         refuse_beside_resume("resume", "as_json")
+    targets = _targets(settings)
     with SuiteScreen(quiet=as_json) as screen:
+        if len(targets) > 1:
+            from hil.controller.workloads.matrix.workloads import suite_matrix
+
+            request = _request(str(source), settings)
+            return answer_matrix(as_json, *suite_matrix(request, targets, out=out, screen=screen))
+        if resume is not None and (resume / MATRIX).exists():
+            from hil.controller.workloads.matrix.workloads import resume_suite_matrix
+
+            return answer_matrix(as_json, *resume_suite_matrix(resume, screen=screen))
         if resume is not None:
             stored = resume_suite(resume, screen=screen)
         else:
@@ -124,18 +157,37 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     return int(stored.head["exit_code"])
 
 
+def _targets(settings: dict[str, Any]) -> tuple[Target, ...]:
+    """The targets that repeated options make. Without --each-board several boards are one, and share its cases."""
+    each = settings.pop("each_board")
+    boards = settings["board"] = settings["boards"] if each else ()
+    targets = split_targets(settings, "flow", "board", "hw_type")
+    settings["boards"] = settings["boards"] if len(boards) < 2 else ()
+    del settings["board"]
+    return targets
+
+
 def _request(source: str, settings: dict[str, Any]) -> Any:
-    from hil.controller.pipeline.options import CaseSettings
+    from hil.controller.pipeline.options import PROFILED_COUNTS, CaseSettings
     from hil.controller.workloads.suites.request import Request, Settings
 
+    folders = {"run": settings.pop("profile"), "compile": settings.pop("compile_time_profile")}
+    profiles = {kind: str(folder.absolute()) for kind, folder in folders.items() if folder}
+    if len(set(profiles.values())) < len(profiles):
+        raise UsageError("--profile and --compile-time-profile each need a folder of their own")
+    if "run" in profiles:
+        settings |= {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
     ssh = {name: settings.pop(name) for name in SSH}
-    how = Settings(**{name: settings.pop(name) for name in CaseSettings.__dataclass_fields__})
+    how = Settings(
+        **{name: settings.pop(name) for name in CaseSettings.__dataclass_fields__}, profile="run" in profiles
+    )
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
-    return Request(source, **settings, ssh=given, settings=how)
+    return Request(source, **settings, ssh=given, profiles=profiles, settings=how)
 
 
 @suite.command("list", epilog="Example: hil suite list operators --filter 'conv*'")
 @click.argument("source", metavar="operators|models|PATH")
+@flow_option("iree")
 @suite_options
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
@@ -192,13 +244,45 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
     return answer(as_json, document, show=lambda: print_diff(Console(), found))
 
 
+@suite.command(epilog="Example: hil suite matrix hil-suites/sim hil-suites/rpi5 --out both")
+@click.argument("folders", nargs=-1, required=True, type=FOLDER, metavar="RUN...")
+@click.option("--out", type=FOLDER, metavar="DIR", help="Write matrix.csv, .md and .html, and junit.xml here.")
+@click.option("--markdown", is_flag=True, help="As Markdown, for a CI job's summary.")
+@json_option
+def matrix(folders: tuple[Path, ...], out: Path | None, markdown: bool, as_json: bool) -> int:
+    """Show stored RUNs side by side: a case a row, a run a column, and the rows that differ marked.
+
+    A RUN is of `hil suite run`, `hil run`, `hil bundle run` or pytest's --hil-out, and of a matrix all its targets. The
+    exit code is the gravest of the runs'.
+    """
+    from hil.controller.workloads.matrix.files import matrix_markdown, write_matrix
+    from hil.controller.workloads.matrix.report import matrix_of
+
+    report = matrix_of(folders)
+    if out is not None:
+        write_matrix(report, out)
+    if markdown and not as_json:
+        click.echo(matrix_markdown(report))
+        return report.exit_code
+    return answer_matrix(as_json, out, report)
+
+
 @suite.command(epilog="Example: hil suite report hil-suites/monday")
 @click.argument("folder", type=FOLDER, metavar="RUN")
 def report(folder: Path) -> None:
-    """Write a RUN's reports again from its results, and show its summary."""
+    """Write a RUN's reports again from its results, and show its summary. A RUN may be a matrix."""
     from hil.controller.storage.console import Console
+    from hil.controller.storage.runs import MATRIX
     from hil.controller.workloads.suites.reports import write_reports
     from hil.controller.workloads.suites.reports.summary import print_summary
 
+    if (folder / MATRIX).exists():
+        from hil.controller.workloads.matrix.files import write_matrix
+        from hil.controller.workloads.matrix.report import load_matrix
+
+        found = load_matrix(folder)
+        write_matrix(found, folder)
+        answer_matrix(False, folder, found)
+        return
     write_reports(folder)
     print_summary(Console(), folder)

@@ -13,11 +13,9 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from hil.core.text import jsonable
-from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, EXIT_STAGE, UsageError
+from hil.errors import UsageError
 
 D = TypeVar("D", bound="Document")
-# Exit codes from the lightest to the gravest; a cancelled job counts as interrupted.
-_GRAVITY = (EXIT_OK, EXIT_NOTHING_RAN, EXIT_FAIL, EXIT_STAGE, EXIT_BOARD, EXIT_INTERRUPTED)
 _LONGEST_NAME = 40  # of a job
 # A board never comes to this fence by use (a lease a second for 68 years). A higher one would lock out the board's
 # next owner, so it is neither stored nor passed on. An agent that lost its fence takes a step of twice as much.
@@ -199,12 +197,6 @@ class BoardCard(Document):
     powered: bool = False  # whether its host can switch its power
     direct: str = ""  # the agent's address for processes on the same machine, "" for none
     machine: str = ""  # identifies that machine (its boot id)
-
-
-def gravest(codes: list[int]) -> int:
-    """Return one exit code for several jobs: interrupted, then 4, 3, 1, 5, 0; an unknown code counts as 4."""
-    known = [code if code in _GRAVITY else EXIT_BOARD for code in codes]
-    return max(known, key=_GRAVITY.index, default=EXIT_NOTHING_RAN)
 
 
 def job_name(submission: int, number: int, of: int) -> str:

@@ -1,11 +1,13 @@
 """Flag files of IREE's tools, iree-run-module and iree-benchmark-module: one ``--flag=value`` a line.
 
-What hil writes they run, and hil runs what they do. They take files relative to the folder they are called in, hil
-relative to the flag file: absolute paths mean the same to both.
+What hil writes they run, and hil runs what they do. Files are named relative to the flag file, so that a folder with
+both can be moved. hil takes them so from anywhere, the tools relative to the folder that they are called in:
+``cd FOLDER && iree-run-module --flagfile=flagfile``.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +24,9 @@ from hil.controller.storage.runs import storing
 from hil.core.files import read_text
 from hil.core.npy import load_npy
 from hil.core.results import Model, RunResult, Tolerance
-from hil.core.tensors import Array, dtype_name, read_as, to_bytes
+from hil.core.tensors import Array, TensorSpec, dtype_name, read_as, to_bytes
 from hil.errors import UsageError, did_you_mean
-from hil.formats.iree_command import PARAMETER_SCOPE
+from hil.formats.iree_command import PARAMETER_SCOPE, shows_sign
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.options import Job
@@ -45,17 +47,26 @@ def element_type(text: str) -> str:
     return typed[1] if typed else ""
 
 
-def tool_differs(result: RunResult, reference: RunResult, wanted: Sequence[str], inputs: Mapping[str, Array]) -> str:
+def tool_differs(
+    result: RunResult,
+    reference: RunResult,
+    wanted: Sequence[str],
+    inputs: Mapping[str, Array],
+    declared: Sequence[TensorSpec] = (),
+) -> str:
     """Why iree-run-module would call a program's outputs different though their values agree; "" where it would not.
 
     Args:
         result: what the program gave, as it is :func:`comparable`.
         wanted: of each output what :func:`element_type` says of the expected tensor; none are none that is looked at.
         inputs: what the program was given: an output that is equal to one may be that one, with the sign it came with.
+        declared: what the program declares of all its outputs.
     """
     ignored = reference.provenance.get("ignored", ())
-    kinds = [kind for place, kind in enumerate(wanted) if place not in ignored]
-    for (name, array), other, kind in zip(result.outputs.items(), reference.outputs.values(), kinds, strict=False):
+    own_dtypes = [spec.dtype for spec in declared] or [""] * len(wanted)
+    kinds = [both for place, both in enumerate(zip(wanted, own_dtypes, strict=False)) if place not in ignored]
+    pairs = zip(result.outputs.items(), reference.outputs.values(), kinds, strict=False)
+    for (name, array), other, (kind, own_dtype) in pairs:
         if array.dtype.kind not in "iub":
             if kind and dtype_name(array.dtype) not in ATOLS and to_bytes(array) != to_bytes(other):
                 return (
@@ -63,7 +74,8 @@ def tool_differs(result: RunResult, reference: RunResult, wanted: Sequence[str],
                 )
             continue
         own = "i1" if array.dtype.kind == "b" else f"i{8 * array.dtype.itemsize}"
-        signed = array.dtype.kind in "iu" and kind in (f"s{own}", f"u{own}")
+        own = f"u{own}" if shows_sign(own_dtype, dtype_name(array.dtype)) else own
+        signed = array.dtype.kind in "iu" and kind.lstrip("su") == own.lstrip("u")
         same = (one for one in inputs.values() if array.dtype == one.dtype and np.array_equal(array, one))
         if kind not in ("", own) and not (signed and next(same, None) is not None):
             return (
@@ -161,15 +173,15 @@ class FlagFile:
     # dtype -> what an output may be off by; of those that are not here it is the tools' default.
     atols: Mapping[str, float] = field(default_factory=dict)
 
-    def lines(self) -> list[str]:
-        """The flags, one a line; paths are made absolute."""
+    def lines(self, folder: Path) -> list[str]:
+        """The flags, one a line; paths are relative to a folder."""
         flags = [
-            *(("module", str(path.absolute())) for path in self.modules),
-            *(("parameters", f"{PARAMETER_SCOPE}={path.absolute()}") for path in self.parameters),
+            *(("module", _relative(path, folder)) for path in self.modules),
+            *(("parameters", f"{PARAMETER_SCOPE}={_relative(path, folder)}") for path in self.parameters),
             ("function", self.function),
             ("device", self.device),
-            *(("input", text) for text in self.inputs),
-            *(("expected_output", text) for text in self.expected),
+            *(("input", _moved(text, folder)) for text in self.inputs),
+            *(("expected_output", _moved(text, folder)) for text in self.expected),
             ("expected_rtol", "" if self.rtol is None else repr(float(self.rtol))),
             *((THRESHOLDS[dtype], repr(float(atol))) for dtype, atol in self.atols.items()),
         ]
@@ -178,7 +190,7 @@ class FlagFile:
 
 def write_flagfile(path: Path, flags: FlagFile) -> None:
     """Write a flag file (StorageError); UsageError where a value would be more than one line."""
-    lines = flags.lines()
+    lines = flags.lines(path.parent)
     for line in lines:
         if len(line.splitlines()) != 1:
             raise UsageError(f"a flag file cannot hold {line[:60]!r}: it is more than one line")
@@ -229,11 +241,11 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
     elif mode not in ("", "approximate"):
         raise UsageError(f"--equality_mode={mode} is none", hint="one of approximate, exact")
     return FlagFile(
-        tuple(folder / value for value in found.get("module", ())),
+        tuple(_seen_from(folder, value) for value in found.get("module", ())),
         last("function"),
         tuple(_located(value, folder) for value in found.get("input", ())),
         tuple(_located(value, folder) for value in found.get("expected_output", ())),
-        tuple(folder / value.rpartition("=")[2] for value in found.get("parameters", ())),
+        tuple(_seen_from(folder, value.rpartition("=")[2]) for value in found.get("parameters", ())),
         last("device"),
         rtol,
         atols,
@@ -297,4 +309,19 @@ _KNOWN = (
 def _located(value: str, folder: Path) -> str:
     """A tensor with its file, if it names one, seen from here."""
     before, at, name = value.partition("@")
-    return f"{before}@{folder / name}" if at else value
+    return f"{before}@{_seen_from(folder, name)}" if at else value
+
+
+def _seen_from(folder: Path, name: str) -> Path:
+    path = folder / name
+    return path.resolve() if ".." in path.parts else path
+
+
+def _moved(value: str, folder: Path) -> str:
+    """A tensor with its file, if it names one, seen from a folder."""
+    before, at, name = value.partition("@")
+    return f"{before}@{_relative(Path(name), folder)}" if at else value
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return os.path.relpath(path.absolute(), folder.absolute())

@@ -297,7 +297,8 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
         outcome, reason = Outcome.FAIL, f"{case.verdicts[0].reason}; {reason}"
     passed = outcome is Outcome.PASS
     first = comparable(result, one, case.model)
-    if passed and (differs := tool_differs(first, one, options.element_types, case.inputs or {})):
+    declared, types = (case.model and case.model.outputs) or (), options.element_types
+    if passed and (differs := tool_differs(first, one, types, case.inputs or {}, declared)):
         outcome, reason, passed = Outcome.FAIL, differs, False
     if case.plain_reference is not None:
         case = replace(case, plain_verdict=compare(result, case.plain_reference))
@@ -347,8 +348,10 @@ def _judged(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
     return [(output.passed, output.blind) for verdict in verdicts for output in verdict.outputs]
 
 
-def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> Mapping[str, Array]:
     """A case's inputs for these specs: what the user gave (UsageError: it does not fit), the rest seeded random."""
+    if case.make_inputs is not None:
+        return case.make_inputs(specs)
     options = case.options
     ranges = case.model.ranges if case.model else {}
     return make_inputs(

@@ -26,6 +26,9 @@ from hil.core.text import jsonable
 from hil.errors import StorageError, UsageError
 
 SCHEMA = 1
+RECORD = "run.json"
+# A folder with this has a run below it for each target: hil.controller.workloads.matrix.
+MATRIX = "matrix.json"
 GO_ON = "interrupted; go on with: "
 DEFAULT_ROOT = Path("hil-runs")
 _INDEX = "index.sqlite"
@@ -102,16 +105,21 @@ class Run:
         return path
 
 
+def new_id(title: str) -> str:
+    """A name for something that is stored: when, what, and what tells it from others."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return f"{stamp}-{safe_name(title)}-{secrets.token_hex(2)}"
+
+
 class RunStore:
     """The runs below one folder."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or DEFAULT_ROOT
 
-    def create(self, title: str, request: dict[str, Any]) -> Run:
-        """A new run's folder and record. Raises StorageError: the folder cannot be written."""
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        name = f"{stamp}-{safe_name(title)}-{secrets.token_hex(2)}"
+    def create(self, title: str, request: dict[str, Any], name: str = "") -> Run:
+        """A new run's folder and record; "" makes a name of its own. Raises StorageError: it cannot be written."""
+        name = name or new_id(title)
         record = {
             "schema": SCHEMA,
             "id": name,
@@ -131,34 +139,31 @@ class RunStore:
         return run
 
     def open(self, name: str) -> Run:
-        """A stored run by its id, an unambiguous beginning of it, ``latest``, or its folder.
+        """A stored run: see :meth:`folder_of`.
 
         Raises:
-            UsageError: there is none, several, or its record cannot be read.
+            UsageError: there is none, several, it is a matrix of runs, or its record cannot be read.
         """
-        folder = Path(name)
-        if not (folder / "run.json").is_file():
-            ids = [path.parent.name for path in sorted(self.root.glob("*/run.json"))]
-            found = (
-                ids[-1:]
-                if name == "latest"
-                else [one for one in ids if one == name] or [one for one in ids if one.startswith(name)]
-            )
-            if len(found) != 1:
-                what = f"several runs begin with {name!r}: {', '.join(found)}" if found else f"no run {name!r}"
-                raise UsageError(f"{what} in {self.root}", hint="hil runs list shows them")
-            folder = self.root / found[0]
-        try:
-            record = json.loads(read_file(folder / "run.json"))
-            if record["schema"] > SCHEMA:
-                raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
-        wrong = [key for key, kinds in _FIELDS.items() if not isinstance(record.get(key, ...), kinds)]
-        named = [] if wrong else [*record["cases"], {"name": "", **record["board"]}]
-        if wrong or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in named):
-            raise UsageError(f"{folder}/run.json is no record of a run: {', '.join(wrong) or 'a name'} is damaged")
-        return Run(folder, record)
+        folder = self.folder_of(name)
+        if not (folder / RECORD).is_file():
+            raise UsageError(f"{name} is a matrix of runs", hint=f"name one of them: {folder}/TARGET")
+        return _read(folder, RECORD)
+
+    def folder_of(self, name: str) -> Path:
+        """The folder of a stored run or matrix, by its id, an unambiguous beginning of it, ``latest``, or as it is.
+
+        Raises:
+            UsageError: there is none, or several.
+        """
+        for folder in (Path(name), self.root / name):
+            if any((folder / file).is_file() for file in (RECORD, MATRIX)):
+                return folder
+        ids = sorted(path.parent.name for file in (RECORD, MATRIX) for path in self.root.glob(f"*/{file}"))
+        found = ids[-1:] if name == "latest" else [one for one in ids if one.startswith(name)]
+        if len(found) != 1:
+            what = f"several runs begin with {name!r}: {', '.join(found)}" if found else f"no run {name!r}"
+            raise UsageError(f"{what} in {self.root}", hint="hil runs list shows them")
+        return self.root / found[0]
 
     def summaries(self) -> list[dict[str, Any]]:
         """The stored runs, oldest first: id, created, models, board, outcome, exit_code, finished."""
@@ -181,12 +186,12 @@ class RunStore:
             if held != [f"CREATE TABLE {_TABLE.partition(' exists ')[2]}"]:
                 raise sqlite3.DatabaseError("it is no index of ours")
             known = {row["id"]: row["stamp"] for row in database.execute("select id, stamp from runs")}
-            for path in self.root.glob("*/run.json"):
+            for path in (one for file in (RECORD, MATRIX) for one in self.root.glob(f"*/{file}")):
                 stamp = path.stat().st_mtime_ns
                 if known.pop(path.parent.name, None) == stamp:
                     continue
                 with contextlib.suppress(UsageError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-                    record = self.open(str(path.parent)).record
+                    record = _read(path.parent, path.name).record
                     outcome, code = record["outcome"], record["exit_code"]
                     row = (
                         path.parent.name,
@@ -215,6 +220,20 @@ class RunStore:
                     shutil.rmtree(self.root / run["id"])
                 gone.append(run["id"])
         return gone
+
+
+def _read(folder: Path, file: str) -> Run:
+    try:
+        record = json.loads(read_file(folder / file))
+        if record["schema"] > SCHEMA:
+            raise UsageError(f"{folder} was written by a newer hil (schema {record['schema']})")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{folder}/{file} cannot be read: {error}") from error
+    wrong = [key for key, kinds in _FIELDS.items() if not isinstance(record.get(key, ...), kinds)]
+    named = [] if wrong else [*record["cases"], {"name": "", **record["board"]}]
+    if wrong or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in named):
+        raise UsageError(f"{folder}/{file} is no record of a run: {', '.join(wrong) or 'a name'} is damaged")
+    return Run(folder, record)
 
 
 @contextlib.contextmanager

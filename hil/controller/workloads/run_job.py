@@ -30,6 +30,7 @@ def run_job(
     job: Job,
     *,
     resume: str = "",
+    run_id: str = "",
     screen: Progress,
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
@@ -39,6 +40,7 @@ def run_job(
     Args:
         job: what to do; with ``resume`` only its ``out`` counts.
         resume: id of a run that was cut off: cases that have an outcome keep it, the others run.
+        run_id: the run's name where it is part of something that is gone on with as a whole; "" is one of its own.
         isolated: a pool of workers to use, which outlives the job unless that is broken off; None is one of its own.
         choice: the board; None is the one that the job names.
 
@@ -79,7 +81,7 @@ def run_job(
         cases = [Runner(context).begin(path, options, Path(), name=name) for name, path in todo]
         runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
         title = names[0] if len(names) == 1 else f"{len(names)}-models"
-        stored = run or store.create(title, jsonable(asdict(job)))
+        stored = run or store.create(title, jsonable(asdict(job)), run_id)
         return run_cases(
             stored,
             job,
@@ -90,7 +92,7 @@ def run_job(
             order=names,
             runtime=runtime,
             purpose=f"hil run {stored.id}",
-            resumable=True,
+            resumable=not run_id,
             after=lambda case: _with_profiles(case, job, stored, context),
         )
 

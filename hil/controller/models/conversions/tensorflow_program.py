@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,14 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
     Path(output).write_bytes(convert(concrete, source.name))
 
 
-# IREE 3.13's compiler dies of some loops (the last step of an LSTM, say) that it compiles once they are branches, and
-# its runtime fails at some branches (two variables that change places) that are fine as loops.
+# IREE 3.13's compiler lays out what the body of a loop takes as what its condition takes. Its own clean-ups may have
+# left the two different (of the last step of an LSTM, say): it reads past a list then, and dies or makes a program that
+# is wrong. Such loops become branches; not all, for its runtime fails at some branches (two variables that change
+# places) that are fine as loops.
 _BRANCHES = "builtin.module(func.func(iree-stablehlo-legalize-control-flow,iree-top-level-scf-to-cfg))"
 _LOOP = re.compile(r"\bstablehlo\.while\b")
 _PROBE = (
-    *("--compile-to=stream", "--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"),
+    *("--compile-to=flow", "--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"),
     "--iree-llvmcpu-target-cpu=generic",
 )
 # What the lowered function is called once another one calls it. No name of TensorFlow's has a dot in front.
@@ -77,7 +79,7 @@ _INNER = f".{ENTRY}"
 
 
 def prepare(mlir: str) -> str:
-    """A module that IREE compiles, as text with locations: loops that its compiler would die of have become branches.
+    """A module that IREE compiles, as text with locations: loops that it would compile wrongly have become branches.
 
     Raises:
         CompileFailed: it does not parse, for it holds what is no StableHLO.
@@ -143,8 +145,8 @@ def _prepared(mlir: str) -> Any:
     try:
         module = ir.Module.parse(mlir, context=context)
         expand_batch_norm_grad(module)
-        if _LOOP.search(mlir) and _kills(str(module)):
-            print("iree-compile dies of the loops as they are: they are made branches", flush=True)
+        if _LOOP.search(mlir) and _is_miscompiled(str(module)):
+            print("iree-compile cannot take the loops as they are: they are made branches", flush=True)
             with context:
                 passmanager.PassManager.parse(_BRANCHES).run(module.operation)
     except ir.MLIRError as error:
@@ -155,12 +157,37 @@ def _prepared(mlir: str) -> Any:
     return module
 
 
-def _kills(mlir: str) -> bool:
-    """Whether the compiler dies of a module, rather than refusing it."""
+def _is_miscompiled(mlir: str) -> bool:
+    """Whether the compiler dies of a module, or comes to have a loop whose body takes other values than its condition.
+
+    A module that it refuses is not: that is told where it is compiled.
+    """
+    from iree.compiler import ir
+
     with temporary_folder("hil-loops-") as folder:
-        command = [str(native_compiler()), "-", "-o", f"{folder}/stream.mlir", *_PROBE]
+        found = Path(folder) / "flow.mlir"
+        command = [str(native_compiler()), "-", "-o", str(found), *_PROBE]
         done = subprocess.run(command, input=mlir, text=True, cwd=folder, capture_output=True, check=False)
-    return done.returncode not in (0, 1)
+        if done.returncode:
+            return done.returncode != 1
+        with ir.Context():
+            module = ir.Module.parse(found.read_bytes())
+            return any(_kinds(loop.operands) != _kinds(loop.results) for loop in _loops(module.operation))
+
+
+def _loops(operation: Any) -> Iterator[Any]:
+    """The loops in an operation, at any depth: conditions take their operands, bodies take what their results are."""
+    for block in (block for region in operation.regions for block in region):
+        for inner in block:
+            if inner.operation.name == "scf.while":
+                yield inner.operation
+            yield from _loops(inner.operation)
+
+
+def _kinds(values: Iterable[Any]) -> list[str]:
+    """Types as the layout sees them: all tensors are alike."""
+    texts = (str(value.type) for value in values)
+    return ["tensor" if text.startswith("tensor<") else text for text in texts]
 
 
 def _constant(spec: TensorSpec, value: Array) -> Any:

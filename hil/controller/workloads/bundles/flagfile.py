@@ -36,10 +36,10 @@ from hil.controller.workloads.bundles.methods import (
     settled_signatures,
     signatures_of,
 )
-from hil.core.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, settled
+from hil.core.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, settled, spec_of
 from hil.core.text import numbered
 from hil.errors import LoadFailed, UsageError
-from hil.formats.iree_command import PARAMETER_SCOPE, give, is_number
+from hil.formats.iree_command import PARAMETER_SCOPE, give, is_number, shows_sign
 
 _SUFFIX = ".flagfile"
 _PLAIN = "flagfile"
@@ -96,7 +96,10 @@ def _tensors(
         # A .npy of integers says whether they have a sign, which most of IREE's types do not: the tool then calls two
         # equal tensors different. Of dtypes that numpy does not know it says nothing.
         plain = spec.dtype in NUMPY_DTYPES and "int" not in spec.dtype
-        given = give(spec, array, f"{kind}_{number}", path / name, name, tensors="npy" if plain else "bin")
+        signed = kind == "output" and shows_sign(own.dtype, dtype_name(array.dtype))
+        spec = spec_of(own.name, array) if signed else spec
+        file = f"{kind}_{number}"
+        given = give(spec, array, file, path / name, name, tensors="npy" if plain else "bin", signed=signed)
         yield given.value
 
 

@@ -27,6 +27,7 @@ def run_bundle(
     methods: tuple[str, ...],
     key: Path | None,
     *,
+    run_id: str = "",
     screen: Progress,
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
@@ -37,7 +38,7 @@ def run_bundle(
         job: the board and how to run; its one model is the bundle's file. Tolerances go before the cases' own.
         methods: those to run; none are all.
         key: as :func:`open_bundle` takes it.
-        isolated, choice: as :func:`hil.controller.workloads.run_job.run_job` takes them.
+        run_id, isolated, choice: as :func:`hil.controller.workloads.run_job.run_job` takes them.
 
     Returns:
         The run's record (the schema of docs/run.schema.json) with ``folder``, its place.
@@ -64,7 +65,7 @@ def run_bundle(
         ]
         names = numbered([safe_name(case.name) for case in cases], alike=str.casefold)
         cases = [replace(case, name=name) for case, name in zip(cases, names, strict=True)]
-        run = RunStore(job.out).create(path.stem, jsonable(asdict(job)))
+        run = RunStore(job.out).create(path.stem, jsonable(asdict(job)), run_id)
         if not cases:
             run.record.update(exit_code=EXIT_NOTHING_RAN, finished=True)
             run.save()

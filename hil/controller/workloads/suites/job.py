@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import Flow, load_flow
+from hil.controller.pipeline.case import Case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
@@ -78,8 +79,11 @@ def run_suite(
         return job.start(out)
 
 
-def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
+def resume_suite(folder: Path, *, screen: Progress, isolated: Isolated | None = None) -> SuiteRun:
     """Go on with a suite run that was cut off: what has a record keeps it, the rest runs.
+
+    Args:
+        isolated: as :func:`run_suite` takes it.
 
     Raises:
         UsageError: the folder holds no suite run, or the suite's cases are not what they were.
@@ -95,9 +99,14 @@ def resume_suite(folder: Path, *, screen: Progress) -> SuiteRun:
             f"{folder} cannot be gone on with: its suite.json does not say what was asked for ({error})",
             hint="it is another version's, or damaged: start a new run",
         ) from error
-    with _context(request) as context:
+    with _context(request, isolated) as context:
         job = _SuiteJob(request, context, screen)
         return job.resume(run)
+
+
+def check_request(request: Request) -> None:
+    """Raise UsageError for a flow or board that there is not, and for settings that one of them cannot have."""
+    check_settings(request.settings, load_flow(request.flow), _boards_of(request))
 
 
 def select(
@@ -149,6 +158,11 @@ class _SuiteJob:
                 hint="name it: --runtime-hw-type TYPE",
             )
         check_settings(request.settings, self._flow, self._choices)
+        for kind, folder in request.profiles.items():
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"{folder} cannot hold {kind} profiles: {error.strerror or error}") from error
         self._suite = open_suite(request, self._flow, context)
         self._expectations = Expectations.load(self._suite.expected)
 
@@ -227,6 +241,7 @@ class _SuiteJob:
                     record = self._expectations.judge(record)
                     run.append(record)
                     screen.end(record)
+                    self._write_profiles(task.case, run)
                 if request.on_farm:
                     run.head["boards"] = sorted(engine.boards)
         except KeyboardInterrupt:
@@ -240,6 +255,17 @@ class _SuiteJob:
         run.save()
         write_reports(run.folder)
         return run
+
+    def _write_profiles(self, case: Case, run: SuiteRun) -> None:
+        folders = {kind: Path(folder) / case.name for kind, folder in self._request.profiles.items()}
+        if not folders:
+            return
+        from hil.controller.analysis.profile.collect import write_profiles
+
+        *_, profiles = write_profiles(case, folders, run_id=run.folder.name, context=self._context)
+        for profile in profiles:
+            for note in profile["notes"]:
+                self._screen.note(f"{profile['folder']}: {note}")
 
 
 def _resume_command(folder: Path) -> str:

@@ -44,6 +44,8 @@ class Request:
     jobs: int | None = None
     faults: tuple[str, ...] = ()
     wait_s: float = 60.0
+    # ``run`` and ``compile`` -> the folder of these profiles, with one below it for each case.
+    profiles: Mapping[str, str] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
 
     def to_json(self) -> dict[str, Any]:

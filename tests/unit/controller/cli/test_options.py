@@ -34,7 +34,15 @@ def test_an_option_of_two_verbs_is_called_and_explained_alike(verb: str):
     }  # fmt: skip
     first = {option.opts[0]: option for option in run.params}
     for option in (one for other in commands for one in other.params if one.opts[0] in shared):
-        assert option.to_info_dict() == first[option.opts[0]].to_info_dict()
+        ours, theirs = option.to_info_dict(), first[option.opts[0]].to_info_dict()
+        if theirs["multiple"] and not ours["multiple"]:
+            # Each of them is a target, of a verb that has targets.
+            theirs |= {
+                "multiple": False,
+                "default": "",
+                "help": theirs["help"].replace("; repeats: each is a target", ""),
+            }
+        assert ours == theirs
 
 
 @click.command()

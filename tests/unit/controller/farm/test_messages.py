@@ -20,10 +20,10 @@ from hil.controller.farm.messages import (
     Priority,
     Role,
     Submission,
-    gravest,
     job_name,
     parse_job,
 )
+from hil.core.results import gravest
 from hil.errors import UsageError
 
 SPEC = JobSpec(Kind.RUN, {"models": ["net.onnx"], "dims": {"N": 1}}, {"net.onnx": "blake3:" + "0" * 64}, affinity="net")

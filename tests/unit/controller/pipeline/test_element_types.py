@@ -58,6 +58,14 @@ def test_equal_integers_of_another_type_are_told_apart(wanted, dtype, said):
     assert said in reason and bool(said) == bool(reason)
 
 
+@pytest.mark.parametrize(("wanted", "said"), [("ui8", ""), ("i8", "expected are i8 and the program's are ui8")])
+def test_a_program_whose_source_had_unsigned_integers_gives_them_back_as_such(wanted, said):
+    given = gives(np.ones(3, np.uint8))
+    declared = [TensorSpec("y0", "int8", (3,))]
+    reason = tool_differs(given, given, [wanted], {}, declared)
+    assert said in reason and bool(said) == bool(reason)
+
+
 def test_an_output_that_an_input_passed_through_has_the_sign_that_it_came_with():
     same = np.array([3, 4], np.int64)
     assert not tool_differs(gives(same), gives(same), ["si64"], {"x": same.copy()})

@@ -28,6 +28,15 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.board_checks import check_board
 from hil.controller.workloads.bundles.run import run_bundle
+from hil.controller.workloads.matrix.report import MatrixReport, load_matrix
+from hil.controller.workloads.matrix.targets import targets_of
+from hil.controller.workloads.matrix.workloads import (
+    bundle_matrix,
+    job_matrix,
+    resume_job_matrix,
+    resume_suite_matrix,
+    suite_matrix,
+)
 from hil.controller.workloads.run_job import run_job
 from hil.controller.workloads.study import run as study_run
 from hil.controller.workloads.study.record import Asked, Experiment
@@ -36,7 +45,9 @@ from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Request, Settings
 from hil.core.results import Artifact, Model, RunResult
 from hil.errors import (
+    EXIT_BOARD,
     EXIT_INTERRUPTED,
+    EXIT_STAGE,
     BoardLost,
     BoardUnreachable,
     HilError,
@@ -145,14 +156,19 @@ def by_run(place: Path, **how: Any) -> dict[str, str]:
     return {case["name"]: case["outcome"] for case in record["cases"]}
 
 
-def by_bundle(place: Path, **how: Any) -> dict[str, str]:
+def three_methods(place: Path) -> Path:
+    """A bundle with a case for each of three methods."""
     program = place / "main.bin"
     program.write_bytes(b"program")
     artifact = Artifact("onnxruntime", "main.bin", {"main.bin": program}, {}, "a", "none", (), (X,), (Y,))
     case = MethodTestCase([ONE], [ONE * 2], name="ones")
     suites, signatures = [MethodTestSuite(name, [case]) for name in "abc"], dict.fromkeys("abc", Signature((X,), (Y,)))
     Bundle.create(artifact, suites, signatures=signatures).save(place / "three.hilb")
-    job = Job(models=(place / "three.hilb",), board=A, out=place / "runs", **how)
+    return place / "three.hilb"
+
+
+def by_bundle(place: Path, **how: Any) -> dict[str, str]:
+    job = Job(models=(three_methods(place),), board=A, out=place / "runs", **how)
     record = run_bundle(job, (), None, screen=Quiet())
     return {case["name"].partition("-")[0]: case["outcome"] for case in record["cases"]}
 
@@ -459,3 +475,70 @@ def test_times_say_of_how_many_iterations_they_are(fake_boards: FakeBoards, work
     assert workload.run(tmp_path, iterations=4, warmup=2) == workload.wanted("PASS")
     assert {one for board in fake_boards.opened for one in board.counts} == {(4, 2)}
     assert {(record.get("device") or record)["iterations"] for record in stored(tmp_path)} == {4}
+
+
+BOTH = targets_of({"board": (A, B)})
+
+
+def matrix_of_run(place: Path) -> MatrixReport:
+    job = Job(models=models(place / "models"), runtime="onnxruntime", out=place / "runs")
+    return job_matrix(job, BOTH, screen=Quiet())[1]
+
+
+def matrix_of_bundle(place: Path) -> MatrixReport:
+    return bundle_matrix(Job(models=(three_methods(place),), out=place / "runs"), BOTH, (), None, screen=Quiet())[1]
+
+
+def matrix_of_suite(place: Path) -> MatrixReport:
+    models(place / "models")
+    request = Request(str(place / "models"), "onnxruntime", layers=False)
+    return suite_matrix(request, BOTH, out=place / "suite", screen=Quiet())[1]
+
+
+MATRICES = {"run": matrix_of_run, "bundle run": matrix_of_bundle, "suite": matrix_of_suite}
+
+
+def marked(report: MatrixReport) -> dict[str, list[str]]:
+    """Case -> its outcomes by target, with a mark last where they differ."""
+    rows = {row.id[:1]: [cell.word for cell in row.cells] + ["*"] * row.differs for row in report.rows}
+    assert [target.name for target in report.targets] == ["unix__fake_a", "unix__fake_b"]
+    return rows
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_a_matrix_has_a_case_a_row_and_a_target_a_column(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
+    fake_boards.scripts[B] = {("run", "b"): RunFailed("no")}
+    report = MATRICES[kind](tmp_path)
+    assert marked(report) == {"a": ["PASS", "PASS"], "b": ["PASS", "RUN_ERROR", "*"], "c": ["PASS", "PASS"]}
+    assert report.exit_code == EXIT_STAGE
+    assert all(board.closed for board in fake_boards.opened)
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_a_target_that_is_not_reached_is_no_end_of_the_others(
+    fake_boards: FakeBoards, kind: str, tmp_path: Path
+) -> None:
+    fake_boards.refuse[A] = [BoardUnreachable("no answer")]
+    report = MATRICES[kind](tmp_path)
+    assert marked(report) == {key: ["BOARD_UNREACHABLE", "PASS", "*"] for key in "abc"}
+    assert report.exit_code == EXIT_BOARD and report.notes == ["unix__fake_a: no answer"]
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_nothing_is_kept_of_a_matrix_that_came_to_no_target(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
+    fake_boards.refuse |= {board: [BoardUnreachable(f"{board} is off")] for board in (A, B)}
+    with pytest.raises(BoardUnreachable, match="a is off"):
+        MATRICES[kind](tmp_path)
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "suite").exists()
+
+
+@pytest.mark.parametrize("kind", ["run", "suite"])
+def test_a_matrix_goes_on_where_ctrl_c_ended_it(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
+    fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        MATRICES[kind](tmp_path)
+    (folder,) = (path.parent for path in tmp_path.rglob("matrix.json"))
+    assert load_matrix(folder).exit_code == EXIT_INTERRUPTED
+    resume = {"run": resume_job_matrix, "suite": resume_suite_matrix}[kind]
+    assert marked(resume(folder, screen=Quiet())[1]) == {key: ["PASS", "PASS"] for key in "abc"}
+    assert fake_boards.did.count("run a") == 2

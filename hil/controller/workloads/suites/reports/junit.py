@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from hil.controller.storage.texts import line, plain, seconds, shortened
@@ -23,7 +24,13 @@ def junit_xml(run: SuiteResults) -> str:
     Wrong answers and unexpected passes are failures; expected failures and cases that were not run are skipped, with
     the reason; all else that did not pass is an error. A case's time is the sum of its stages on the host.
     """
-    suite = ElementTree.Element("testsuite", name=plain(f"{run.suite} {run.flow}"))
+    return junit_document([junit_suite(run, f"{run.suite} {run.flow}")])
+
+
+def junit_suite(run: SuiteResults, name: str, target: str = "") -> ElementTree.Element:
+    """Return the run as an element of a document; a target's name takes the flow's place in the cases' classes."""
+    target = target or run.flow
+    suite = ElementTree.Element("testsuite", name=plain(name))
     if run.started is not None:
         suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(run.started)))
     properties = ElementTree.SubElement(suite, "properties")
@@ -32,31 +39,39 @@ def junit_xml(run: SuiteResults) -> str:
     for name, value in facts.items():
         ElementTree.SubElement(properties, "property", name=plain(name), value=plain(value))
     for record in run.records:
-        _add(suite, record)
+        _add(suite, record, target)
     for name in run.missing:
-        about = {"classname": _class(run.suite, run.flow), "name": plain(name), "time": "0"}
+        about = {"classname": _class(run.suite, target), "name": plain(name), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", about)
         ElementTree.SubElement(case, "skipped", message="not run: the run was cut off before it")
-    counts = {
-        "tests": len(suite.findall("testcase")),
-        "failures": len(suite.findall("testcase/failure")),
-        "errors": len(suite.findall("testcase/error")),
-        "skipped": len(suite.findall("testcase/skipped")),
-        "time": f"{sum(host_seconds(record) for record in run.records):.3f}",
-    }
+    return suite
+
+
+# Attribute -> the elements that it counts. Jenkins' schema has the last one for suites only.
+_COUNTS = {
+    "tests": "testcase",
+    "failures": "testcase/failure",
+    "errors": "testcase/error",
+    "skipped": "testcase/skipped",
+}
+
+
+def junit_document(suites: Sequence[ElementTree.Element]) -> str:
+    """Return suites as one document, with what their cases amount to."""
     root = ElementTree.Element("testsuites", name="hil")
-    for element in (root, suite):
-        for name, count in counts.items():
-            # Jenkins' schema has this attribute for suites only.
-            if name != "skipped" or element is suite:
-                element.set(name, str(count))
-    root.append(suite)
+    for element, of in [(root, suites), *((suite, [suite]) for suite in suites)]:
+        for name, path in _COUNTS.items():
+            if name != "skipped" or element is not root:
+                element.set(name, str(sum(len(suite.findall(path)) for suite in of)))
+        times = [float(case.get("time", 0)) for suite in of for case in suite.findall("testcase")]
+        element.set("time", f"{sum(times):.3f}")
+    root.extend(suites)
     ElementTree.indent(root, " ")
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add(suite: ElementTree.Element, record: CaseRecord) -> None:
-    about = {"classname": _class(record.suite, record.flow, record.model), "name": plain(record.id)}
+def _add(suite: ElementTree.Element, record: CaseRecord, target: str) -> None:
+    about = {"classname": _class(record.suite, target, record.model), "name": plain(record.id)}
     case = ElementTree.SubElement(suite, "testcase", {**about, "time": f"{host_seconds(record):.3f}"})
     kind = kind_of(record.outcome)
     if kind == "quiet":

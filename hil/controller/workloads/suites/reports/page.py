@@ -51,7 +51,7 @@ def report_html(run: SuiteResults) -> str:
     The page fetches nothing and its policy allows no script but its own: texts of models, tools and boards are data.
     """
     style, script = _part("page.css"), "\n".join(map(_part, _SCRIPTS))
-    sources = f"img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
+    sources = f"img-src data:; style-src {page_digest(style)}; script-src {page_digest(script)}"
     policy = f"default-src 'none'; {sources}; base-uri 'none'"
     return Template(_part("page.html")).substitute(
         title=html.escape(plain(run.title)), policy=policy, style=style, script=script, data=_embedded(_data(run))
@@ -62,7 +62,8 @@ def _part(name: str) -> str:
     return resources.files(__package__).joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
+def page_digest(text: str) -> str:
+    """Return a style or script as a page's policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

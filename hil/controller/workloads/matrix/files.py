@@ -1,0 +1,291 @@
+"""A matrix on the terminal, and as CSV, Markdown, HTML and JUnit."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from hil.controller.storage.runs import write_file
+from hil.controller.storage.texts import counted, line, plain, seconds, table
+from hil.controller.workloads.matrix.report import ABSENT, NOT_RUN, STATISTICS, Cell, MatrixReport, Row, TargetResults
+from hil.controller.workloads.suites.reports.junit import junit_document, junit_suite
+from hil.controller.workloads.suites.reports.page import page_digest
+from hil.controller.workloads.suites.reports.results import kind_of
+from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table
+from hil.controller.workloads.suites.reports.tables import csv_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DIFFERS = "differs"
+_SHOWN = 40  # rows of the terminal
+_REASONS = 20
+_ROWS = 2000  # of Markdown: GitHub accepts 1 MiB for the summary of a step
+_MARK = "*"
+
+
+def write_matrix(report: MatrixReport, folder: Path) -> None:
+    """Write matrix.csv, matrix.md, matrix.html and junit.xml, each atomically. Raises StorageError: it cannot be."""
+    files = {
+        "matrix.csv": matrix_csv(report),
+        "matrix.md": matrix_markdown(report),
+        "matrix.html": matrix_html(report, folder),
+        "junit.xml": matrix_junit(report),
+    }
+    for name, text in files.items():
+        write_file(folder / name, text, make_folder=True)
+
+
+def matrix_csv(report: MatrixReport) -> str:
+    """A row a case: whether it differs, and of each target the outcome and the statistics, a column each."""
+    several = [f"{target.name} {name}" for target in report.targets for name in STATISTICS]
+    header = ["id", "model", "layer", "op", DIFFERS, *(target.name for target in report.targets), *several]
+    rows = (
+        [
+            *(row.id, row.model, row.layer, row.op, row.differs),
+            *(cell.word for cell in row.cells),
+            *(cell.statistics.get(name) for cell in row.cells for name in STATISTICS),
+        ]
+        for row in report.rows
+    )
+    return csv_text(header, rows)
+
+
+def matrix_markdown(report: MatrixReport) -> str:
+    """The table, with the rows that differ marked and first, and below it why cells failed."""
+    rows = sorted(report.rows, key=lambda row: (not row.differs, not row.fails))
+    shown = [
+        (
+            f"**{as_name(row.id)}** {DIFFERS}" if row.differs else as_name(row.id),
+            *(as_text(_brief(cell)) for cell in row.cells),
+        )
+        for row in rows[:_ROWS]
+    ]
+    totals = ("", *(as_text(totals_text(target)) for target in report.targets))
+    lines = [
+        f"## {as_text(report.title)}: {_differing(report)}\n",
+        *(f"> **{as_text(note)}**\n" for note in report.notes),
+        *markdown_table(["case", *(as_text(target.name) for target in report.targets)], [totals, *shown]),
+        "",
+    ]
+    if len(rows) > _ROWS:
+        lines.append(f"... and {counted(len(rows) - _ROWS, 'case')} more: matrix.csv has them all.\n")
+    if reasons := list(_reasons(report, rows[:_ROWS])):
+        lines += ["### Why\n"]
+        lines += [
+            f"- {as_name(row.id)}, {as_text(target.name)}: {as_text(_why(cell))}" for row, target, cell in reasons
+        ]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def matrix_junit(report: MatrixReport) -> str:
+    """A suite a target; a target on which nothing could run is an error of its own, and a case that differs says so."""
+    differing = {plain(row.id): _side_by_side(report, row) for row in report.differing}
+    suites = []
+    for target in report.targets:
+        suite = junit_suite(target.run, f"{report.title} {target.name}", target.name)
+        for case in suite.findall("testcase"):
+            if text := differing.get(case.get("name", "")):
+                out = case.find("system-out")
+                out = ElementTree.SubElement(case, "system-out") if out is None else out
+                out.text = "\n".join(filter(None, (out.text, f"{DIFFERS}: {text}")))
+        if target.error is not None:
+            case = ElementTree.SubElement(suite, "testcase", classname="hil.matrix", name=plain(target.name), time="0")
+            message = line(target.error["message"])
+            ElementTree.SubElement(case, "error", message=message, type=plain(str(target.error["outcome"] or "error")))
+        suites.append(suite)
+    return junit_document(suites)
+
+
+def _side_by_side(report: MatrixReport, row: Row) -> str:
+    """``sim PASS, sim-f16 FAIL``."""
+    pairs = zip(report.targets, row.cells, strict=True)
+    return ", ".join(f"{target.name} {cell.word}" for target, cell in pairs)
+
+
+def print_matrix(console: Console, report: MatrixReport, *, where: Path | None = None) -> None:
+    """Print the table (what differs or fails first, at most 40 rows) and below it why cells failed."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Text(f"{report.title}: {_differing(report)}", style="bold"))
+    for note in report.notes:
+        console.print(Text(f"  {note}", style="yellow"))
+    rows = sorted(report.rows, key=lambda row: (not row.differs, not row.fails))
+    heads = ["", "case", *(target.name for target in report.targets)]
+    lines = [
+        (
+            Text(_MARK if row.differs else " ", "bold yellow"),
+            Text(row.id, overflow="fold"),
+            *(Text(_brief(cell), COLOURS[_kind(cell)]) for cell in row.cells),
+        )
+        for row in rows[:_SHOWN]
+    ]
+    totals = ["", "", *(Text(totals_text(target), "dim") for target in report.targets)]
+    console.print(table(heads, [*lines, totals]))
+    if len(rows) > _SHOWN:
+        console.print(Text(f"and {counted(len(rows) - _SHOWN, 'case')} more", style="dim"))
+    reasons = list(_reasons(report, rows))
+    for row, target, cell in reasons[:_REASONS]:
+        console.print(Text.assemble((cell.word, COLOURS[_kind(cell)]), f"  {row.id}  ", (target.name, "bold")))
+        console.print(Padding(Text(_why(cell)), (0, 0, 0, 2), expand=False))
+        if cell.record is not None and cell.record.repeat:
+            console.print(Text(f"  {cell.record.repeat}", style="cyan"), soft_wrap=True)
+    if len(reasons) > _REASONS:
+        console.print(Text(f"and {len(reasons) - _REASONS} more", style="dim"))
+    if where is not None:
+        console.print(Text(f"stored in {where}; open {where / 'matrix.html'}"), soft_wrap=True)
+
+
+def totals_text(target: TargetResults) -> str:
+    """``7 PASS, 2 FAIL``."""
+    counts = Counter(record.outcome for record in target.run.records)
+    if target.run.missing:
+        counts[NOT_RUN] = len(target.run.missing)
+    if target.error is not None:
+        counts[target.error["outcome"] or "error"] += 0
+    return ", ".join(f"{count} {word}" if count else word for word, count in sorted(counts.items())) or "nothing ran"
+
+
+def _differing(report: MatrixReport) -> str:
+    cases, targets = counted(len(report.rows), "case"), counted(len(report.targets), "target")
+    count = len(report.differing)
+    how = f"{count} {'differs' if count == 1 else 'differ'}" if count else "none differs"
+    return f"{cases} on {targets}, {how}"
+
+
+def _kind(cell: Cell) -> str:
+    return "quiet" if cell.word in (NOT_RUN, ABSENT) else kind_of(cell.word)
+
+
+def _brief(cell: Cell) -> str:
+    """A cell's outcome, and how long it took on the device."""
+    record = cell.record
+    if record is None or record.device_p50_ns is None:
+        return cell.word
+    return f"{cell.word} {seconds(record.device_p50_ns / 1e9)}{' cold' if record.cold else ''}"
+
+
+def _why(cell: Cell) -> str:
+    hint = line(cell.record.hint) if cell.record is not None else ""
+    return cell.message + (f" (hint: {hint})" if hint else "")
+
+
+def _reasons(report: MatrixReport, rows: Iterable[Row]) -> Iterator[tuple[Row, TargetResults, Cell]]:
+    """The cells that need attention and say why; what ended a whole target is said once, among the notes."""
+    for row in rows:
+        for target, cell in zip(report.targets, row.cells, strict=True):
+            if cell.record is not None and _kind(cell) in ("fail", "error", "board") and cell.message:
+                yield row, target, cell
+
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8886; --pass: #137343; --fail: #bd2036; --error: #7b35a8; --board: #8f5300;
+  --quiet: #5d6673; --mark: #e8b53a33; }
+@media (prefers-color-scheme: dark) { :root { --pass: #58c793; --fail: #ff8490; --error: #cf9df0; --board: #f0b865;
+  --quiet: #a0aab8; } }
+body { margin: 0 auto; padding: 20px; max-width: 1560px; font: 14px/1.45 system-ui, sans-serif; }
+h1 { font-size: 22px; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; }
+th, td { padding: 4px 10px; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
+thead th { position: sticky; top: 0; background: Canvas; }
+tbody th { font: 12.5px ui-monospace, monospace; overflow-wrap: anywhere; min-width: 180px; }
+tr.differs > * { background: var(--mark); }
+.pass { color: var(--pass); } .fail { color: var(--fail); } .error { color: var(--error); }
+.board { color: var(--board); } .quiet { color: var(--quiet); }
+small { display: block; color: var(--quiet); font-weight: 400; }
+details > p, details > pre { margin: 4px 0; max-width: 60ch; overflow-wrap: anywhere; white-space: pre-wrap;
+  color: CanvasText; }
+summary { cursor: pointer; }
+#only:checked ~ .scroll tr.same { display: none; }
+"""
+
+
+def matrix_html(report: MatrixReport, folder: Path) -> str:
+    """One page that fetches nothing and runs nothing: texts of models, tools and boards are data.
+
+    Args:
+        folder: where it is going to lie: links to the targets' own reports are relative to it.
+    """
+    heads = "".join(f"<th scope=col>{_head(target, folder)}</th>" for target in report.targets)
+    body = "\n".join(_html_row(row) for row in report.rows)
+    notes = "".join(f"<p class=board>{_text(note)}</p>" for note in report.notes)
+    policy = f"default-src 'none'; img-src data:; style-src {page_digest(_STYLE)}; base-uri 'none'"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_text(report.title)}</title>
+<link rel="icon" href="data:,">
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>{_text(report.title)}</h1>
+<p>{_text(_differing(report))}</p>
+{notes}
+<input type="checkbox" id="only"> <label for="only">only what differs</label>
+<div class="scroll"><table>
+<thead><tr><th scope=col>case</th>{heads}</tr></thead>
+<tbody>
+{body}
+</tbody>
+</table></div>
+</body>
+</html>
+"""
+
+
+def _text(text: str) -> str:
+    return html.escape(plain(text))
+
+
+def _head(target: TargetResults, folder: Path) -> str:
+    name, page = _text(target.name), target.run.folder / "report.html"
+    if page.exists():
+        name = f'<a href="{html.escape(quote(os.path.relpath(page, folder)))}">{name}</a>'
+    run = target.run
+    facts = ", ".join(filter(None, (run.flow, run.runtime if run.runtime != run.flow else "", ", ".join(run.boards))))
+    return f"{name}<small>{_text(facts)}</small><small>{_text(totals_text(target))}</small>"
+
+
+def _html_row(row: Row) -> str:
+    mark = f"<small>{DIFFERS}</small>" if row.differs else ""
+    cells = "".join(f"<td class={_kind(cell)}>{_html_cell(cell)}</td>" for cell in row.cells)
+    return f"<tr class={DIFFERS if row.differs else 'same'}><th scope=row>{_text(row.id)}{mark}</th>{cells}</tr>"
+
+
+def _html_cell(cell: Cell) -> str:
+    numbers = _text(_numbers(cell))
+    word = f"{_text(cell.word)}<small>{numbers}</small>" if numbers else _text(cell.word)
+    parts = [f"<p>{_text(part)}</p>" for part in (cell.message, cell.record.hint if cell.record else "") if part]
+    if cell.record is not None and cell.record.repeat and parts:
+        parts.append(f"<pre>{_text(cell.record.repeat)}</pre>")
+    return f"<details><summary>{word}</summary>{''.join(parts)}</details>" if parts else word
+
+
+def _numbers(cell: Cell) -> str:
+    """``max abs 2.9e-06, SQNR 138 dB, 59 us (20)``."""
+    found = cell.statistics
+    parts = [
+        f"{name} {_number(found[key])}{unit}"
+        for key, name, unit in (("max_abs", "max abs", ""), ("sqnr_db", "SQNR", " dB"))
+        if key in found
+    ]
+    if "device_p50_ms" in found:
+        how = "cold" if found.get("cold") else counted(int(found["iterations"]), "iteration")
+        parts.append(f"{seconds(found['device_p50_ms'] / 1e3)} ({how})")
+    return ", ".join(parts)
+
+
+def _number(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,162 @@
+"""A matrix run: a folder with an ordinary stored run for each target below it, and the report of all."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.runs import GO_ON, MATRIX, Run, check_seal, seal, storing, write_json
+from hil.controller.workloads.matrix.files import write_matrix
+from hil.controller.workloads.matrix.report import SCHEMA, MatrixReport, load_matrix
+from hil.controller.workloads.matrix.targets import Target
+from hil.core.files import read_file
+from hil.core.results import Outcome
+from hil.core.text import TextSink
+from hil.errors import EXIT_INTERRUPTED, HilError, StorageError, UsageError
+
+# Runs a target, or goes on with it where its folder has a run: called with the target and its folder.
+RunTarget = Callable[[Target, Path], object]
+
+
+class Matrix:
+    """A matrix in its folder. ``head`` is what matrix.json holds."""
+
+    def __init__(self, folder: Path, head: dict[str, Any], *, made_root: bool = False) -> None:
+        self.folder = folder
+        self.head = head
+        self._made_root = made_root
+
+    @classmethod
+    def create(
+        cls, folder: Path, kind: str, title: str, request: Mapping[str, Any], targets: Sequence[Target], command: str
+    ) -> Matrix:
+        """A new matrix.
+
+        Args:
+            kind: what it is made over: ``run``, ``bundle``, ``suite``.
+            request: what was asked for, as JSON; a target's options replace its fields of the same names.
+            command: goes on with it; "" where that cannot be.
+
+        Raises:
+            UsageError: the folder holds one already.
+            StorageError: it cannot be written.
+        """
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty", hint="name another --out; --resume goes on with a matrix")
+        asked = {"kind": kind, "request": request, "targets": [[one.name, dict(one.options)] for one in targets]}
+        made_root = not folder.parent.exists()
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            seal(folder, asked)
+        head: dict[str, Any] = {
+            "schema": SCHEMA,
+            "id": folder.name,
+            "kind": kind,
+            "title": title,
+            "created": time.time(),
+            "request": request,
+            "targets": [{"name": one.name, "options": dict(one.options), "error": None} for one in targets],
+            "command": command,
+            "board": {"name": ", ".join(one.name for one in targets)},
+            "cases": [],
+            "outcome": None,
+            "exit_code": None,
+            "finished": False,
+        }
+        made = cls(folder, head, made_root=made_root)
+        made.save()
+        return made
+
+    @classmethod
+    def open(cls, folder: Path, kind: str) -> Matrix:
+        """A stored matrix, to go on with.
+
+        Raises:
+            UsageError: there is none of this kind, or the user did not begin it.
+        """
+        try:
+            head = json.loads(read_file(folder / MATRIX))
+            if head["schema"] > SCHEMA:
+                raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
+            named = [[one["name"], one["options"]] for one in head["targets"]]
+            asked = {"kind": head["kind"], "request": head["request"], "targets": named}
+            other = head["kind"] != kind
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UsageError(f"{folder / MATRIX} cannot be read: {error}") from error
+        check_seal(folder, asked)
+        if other:
+            raise UsageError(f"{folder} is a matrix of another command", hint=f"go on with it: {head['command']}")
+        return cls(folder, head)
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Its targets, in order."""
+        return tuple(Target(one["name"], one["options"]) for one in self.head["targets"])
+
+    def save(self) -> None:
+        """Write matrix.json, atomically."""
+        write_json(self.folder / MATRIX, self.head)
+
+    def run(self, run_target: RunTarget, *, say: TextSink) -> MatrixReport:
+        """Run every target, one after another, and write the report after each.
+
+        A target that cannot be run at all (its board is not reached, say) has its error in its column, and the others
+        run.
+
+        Raises:
+            HilError: none could be run: the first one's error; nothing is kept then.
+            StorageError: the folder cannot be written.
+            KeyboardInterrupt: Ctrl-C; what there was is stored, reports included.
+        """
+        self.head |= {"finished": False, "exit_code": None, "outcome": None}
+        errors: list[HilError] = []
+        entries, targets = self.head["targets"], self.targets
+        for number, (entry, target) in enumerate(zip(entries, targets, strict=True), 1):
+            say(f"target {number} of {len(targets)}: {target.name}")
+            entry["error"] = None
+            try:
+                run_target(target, self.folder / target.name)
+            except StorageError:
+                raise
+            except HilError as error:
+                errors.append(error)
+                say(f"{target.name}: {error.message}")
+                names = ("outcome", "message", "hint", "exit_code")
+                entry["error"] = {name: getattr(error, name) or "" for name in names}
+            except KeyboardInterrupt:
+                self._report(EXIT_INTERRUPTED)
+                if self.head["command"]:
+                    say(f"{GO_ON}{self.head['command']}")
+                raise
+            self._report(None)
+        if len(errors) == len(targets) and not any(self._is_stored(target) for target in targets):
+            Run(self.folder, {}, made_root=self._made_root).discard()
+            raise errors[0]
+        report = load_matrix(self.folder)
+        self.head["finished"] = True
+        self._report(report.exit_code)
+        return report
+
+    def _is_stored(self, target: Target) -> bool:
+        folder = self.folder / target.name
+        return any((folder / file).exists() for file in ("run.json", "suite.json"))
+
+    def _report(self, exit_code: int | None) -> None:
+        """Store how it stands, in the fields of run.json, and write the report."""
+        report = load_matrix(self.folder)
+        words = [cell.word for row in report.rows for cell in row.cells if cell.record is not None]
+        gravest = max(words, key=_gravity, default=None)
+        self.head |= {
+            "cases": [{"name": row.id, "outcome": "/".join(cell.word for cell in row.cells)} for row in report.rows],
+            "outcome": gravest if exit_code is not None else None,
+            "exit_code": exit_code,
+        }
+        self.save()
+        write_matrix(report, self.folder)
+
+
+def _gravity(word: str) -> int:
+    return Outcome(word).exit_code if word in Outcome.__members__ else 0

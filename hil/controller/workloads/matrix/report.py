@@ -1,0 +1,287 @@
+"""What a matrix came to: a row for each case, a column for each target, and the rows that differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.runs import MATRIX, Run, RunStore, safe_name
+from hil.controller.storage.texts import line
+from hil.controller.workloads.suites.reports.results import SuiteResults, is_failing, load_run, worst_output
+from hil.controller.workloads.suites.store import HEAD as SUITE_HEAD
+from hil.controller.workloads.suites.store import CaseRecord
+from hil.core.files import read_file
+from hil.core.results import Outcome, exit_code_of, gravest
+from hil.core.text import jsonable, numbered
+from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, UsageError
+
+SCHEMA = 1
+NOT_RUN, ABSENT = "not run", "absent"
+
+
+@dataclass(frozen=True)
+class TargetResults:
+    """A column: what the cases came to on one target."""
+
+    name: str
+    run: SuiteResults
+    error: Mapping[str, Any] | None = None  # why nothing ran there: ``outcome``, ``message``, ``hint``, ``exit_code``
+
+    @property
+    def exit_code(self) -> int:
+        """What ended the run, or what its cases come to so far."""
+        if self.run.interrupted:
+            return EXIT_INTERRUPTED
+        code = exit_code_of(Outcome(one.outcome) for one in self.run.records if one.outcome in Outcome.__members__)
+        return code if self.error is None else gravest([int(self.error["exit_code"]), code])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A case on a target."""
+
+    word: str  # its outcome; or ``not run``, or ``absent`` where the target has no such case
+    record: CaseRecord | None = None
+    message: str = ""
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What reports have of it beside the outcome; nothing of a case that did not run."""
+        if (record := self.record) is None:
+            return {}
+        worst = worst_output(record.outputs)
+        found = {
+            "stage": record.stage if is_failing(record.outcome) else "",
+            "message": self.message,
+            **{name: worst.get(name) for name in ("mismatches", "max_abs", "sqnr_db")},
+            "device_p50_ms": None if record.device_p50_ns is None else record.device_p50_ns / 1e6,
+            "iterations": record.iterations or None,
+            "cold": record.cold if record.iterations else None,
+        }
+        return {key: value for key, value in found.items() if value not in (None, "")}
+
+
+STATISTICS = ("stage", "message", "mismatches", "max_abs", "sqnr_db", "device_p50_ms", "iterations", "cold")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case on every target."""
+
+    id: str
+    model: str
+    layer: str
+    op: str
+    cells: tuple[Cell, ...]  # in the order of the targets
+
+    @property
+    def differs(self) -> bool:
+        """Whether it did not come to the same everywhere."""
+        return len({cell.word for cell in self.cells}) > 1
+
+    @property
+    def fails(self) -> bool:
+        """Whether it needs attention on any target."""
+        return any(is_failing(cell.word) for cell in self.cells if cell.word not in (NOT_RUN, ABSENT))
+
+
+class MatrixReport:
+    """Targets side by side."""
+
+    def __init__(self, title: str, targets: Sequence[TargetResults]) -> None:
+        self.title = title
+        self.targets = tuple(targets)
+        self.rows = tuple(_rows(self.targets))
+        self.differing = tuple(row for row in self.rows if row.differs)
+
+    @property
+    def exit_code(self) -> int:
+        """The gravest of the targets'."""
+        codes = [target.exit_code for target in self.targets]
+        return gravest([code for code in codes if code != EXIT_NOTHING_RAN] or codes)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the table must know."""
+        found = [f"{one.name}: {line(one.error['message'])}" for one in self.targets if one.error is not None]
+        return found + [f"{one.name}: {note}" for one in self.targets for note in one.run.notes]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as a JSON document."""
+        targets = [
+            {
+                "name": one.name,
+                "folder": str(one.run.folder) if one.error is None else "",
+                **{name: getattr(one.run, name) for name in ("flow", "runtime", "boards")},
+                "error": one.error,
+                "exit_code": one.exit_code,
+            }
+            for one in self.targets
+        ]
+        rows = [
+            {
+                **{name: getattr(row, name) for name in ("id", "model", "layer", "op", "differs")},
+                "cells": {
+                    target.name: {"outcome": cell.word, **cell.statistics}
+                    for target, cell in zip(self.targets, row.cells, strict=True)
+                },
+            }
+            for row in self.rows
+        ]
+        document = {"title": self.title, "targets": targets, "rows": rows, "differing": len(self.differing)}
+        return {**{key: jsonable(value) for key, value in document.items()}, "exit_code": self.exit_code}
+
+
+def _rows(targets: Sequence[TargetResults]) -> Iterable[Row]:
+    known = [{record.id: record for record in target.run.records} for target in targets]
+    missing = [set(target.run.missing) for target in targets]
+    ids = dict.fromkeys(
+        case_id for target in targets for case_id in (*(one.id for one in target.run.records), *target.run.missing)
+    )
+    for case_id in ids:
+        about = next((records[case_id] for records in known if case_id in records), None)
+        cells = []
+        for target, records, left in zip(targets, known, missing, strict=True):
+            if (record := records.get(case_id)) is not None:
+                cells.append(Cell(record.outcome, record, line(record.message)))
+            elif target.error is not None:
+                cells.append(Cell(target.error["outcome"] or NOT_RUN, None, line(target.error["message"])))
+            else:
+                cells.append(Cell(NOT_RUN if case_id in left else ABSENT))
+        found = {name: getattr(about, name) if about else "" for name in ("model", "layer", "op")}
+        yield Row(case_id, **found, cells=tuple(cells))
+
+
+def load_results(folder: Path) -> SuiteResults:
+    """A stored run of a suite, of models or of a bundle. Raises UsageError: there is none to be read."""
+    if (folder / SUITE_HEAD).exists() or not (folder / "run.json").exists():
+        return load_run(folder)
+    run = RunStore(folder.parent).open(str(folder))
+    try:
+        return results_of_run(run)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UsageError(f"the run in {folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def results_of_run(run: Run) -> SuiteResults:
+    """What `hil run` and `hil bundle run` store, as a suite's run has it."""
+    record = run.record
+    board, cases = record["board"], record["cases"]
+    records = [record_of_case(case, board) for case in cases if case["outcome"]]
+    runtimes = dict.fromkeys(one.runtime for one in records if one.runtime)
+    return SuiteResults(
+        folder=run.folder,
+        id=str(record.get("id") or run.folder.name),
+        source="",
+        suite=", ".join(dict.fromkeys(one.model for one in records)),
+        flow="",
+        runtime=", ".join(runtimes),
+        boards=(str(board["name"]),) if board.get("name") else (),
+        started=record["created"],
+        finished=None,
+        exit_code=record["exit_code"],
+        command=f"hil run --resume {run.id}",
+        versions={},
+        interrupted=record["exit_code"] == EXIT_INTERRUPTED,
+        records=tuple(records),
+        missing=tuple(str(case["name"]) for case in cases if not case["outcome"]),
+    )
+
+
+def record_of_case(case: Mapping[str, Any], board: Mapping[str, Any]) -> CaseRecord:
+    """A case of run.json as a suite's run has it."""
+    artifact, error, device = case["artifact"] or {}, case["error"] or {}, case["device"] or {}
+    verdict: Mapping[str, Any] = next(iter(case["verdicts"]), {})
+    return CaseRecord(
+        id=str(case["name"]),
+        model=Path(str(case["path"])).stem,
+        suite="",
+        flow="",
+        runtime=str(artifact.get("runtime", "")),
+        outcome=str(case["outcome"]),
+        ended=str(case["outcome"]),
+        board=str(case["provenance"].get("board") or error.get("board") or board.get("name", "")),
+        hw_type=str(board.get("hw_type", "")),
+        stage=str(case["stage"] or ""),
+        message=str(case["reason"] or ""),
+        hint=str(error.get("hint", "")),
+        detail=str(error.get("detail", "")),
+        timings=dict(case["timings"]),
+        device_p50_ns=device.get("p50_ns"),
+        device_p90_ns=device.get("p90_ns"),
+        iterations=int(device.get("iterations", 0)),
+        cold=device.get("iterations") == 1 and device.get("cold_ns") is not None,
+        artifact_bytes=artifact.get("bytes"),
+        outputs=tuple(verdict.get("outputs", ())),
+        against=str(verdict.get("against", "")),
+        folder=str(case["name"]),
+    )
+
+
+def load_matrix(folder: Path) -> MatrixReport:
+    """The report of a stored matrix, whole or as far as it came. Raises UsageError: there is none to be read."""
+    try:
+        head = json.loads(read_file(folder / MATRIX))
+        if head["schema"] > SCHEMA:
+            raise UsageError(f"{folder} was written by a newer hil (schema {head['schema']})")
+        title, targets = str(head["title"]), [(str(one["name"]), one.get("error")) for one in head["targets"]]
+        if wrong := next((name for name, _ in targets if safe_name(name) != name), None):
+            raise UsageError(f"{folder / MATRIX} names a target {wrong!r}, which is no folder of its own")
+        found = []
+        for name, error in targets:
+            stored = any((folder / name / file).exists() for file in (SUITE_HEAD, "run.json"))
+            run = load_results(folder / name) if stored else nothing_of(folder / name)
+            known = error and {key: error[key] for key in ("outcome", "message", "hint", "exit_code")}
+            found.append(TargetResults(name, run, known))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"the matrix in {folder} cannot be read: {type(error).__name__}: {error}") from error
+    return MatrixReport(title, found)
+
+
+def nothing_of(folder: Path) -> SuiteResults:
+    """The results of a target on which nothing was run."""
+    known: dict[str, Any] = dict.fromkeys(("source", "suite", "flow", "runtime", "command"), "")
+    known |= dict.fromkeys(("started", "finished", "exit_code"))
+    return SuiteResults(folder, folder.name, **known, boards=(), versions={}, interrupted=False, records=())
+
+
+def matrix_of(folders: Sequence[Path]) -> MatrixReport:
+    """Stored runs side by side, each called after what it has to itself; a matrix among them is all of its targets.
+
+    Raises:
+        UsageError: one cannot be read, or one is named twice.
+    """
+    found: list[TargetResults] = []
+    for folder in folders:
+        if (folder / MATRIX).exists():
+            found += load_matrix(folder).targets
+        else:
+            found.append(TargetResults("", load_results(folder)))
+    seen = [target.run.folder.resolve() for target in found]
+    if twice := next((place for place in seen if seen.count(place) > 1), None):
+        raise UsageError(f"{twice} is named twice", hint="each run once")
+    names = numbered([one.name or other for one, other in zip(found, _own_names(found), strict=True)])
+    targets = [replace(target, name=name) for target, name in zip(found, names, strict=True)]
+    suites = dict.fromkeys(target.run.suite for target in targets if target.run.suite)
+    return MatrixReport(", ".join(suites), targets)
+
+
+# What tells stored runs apart.
+_FACTS: tuple[Callable[[SuiteResults], str], ...] = (
+    lambda run: run.flow,
+    lambda run: run.runtime if not run.flow else "",
+    lambda run: "+".join(run.boards),
+)
+
+
+def _own_names(targets: Sequence[TargetResults]) -> list[str]:
+    """A name for each run: of flow, runtime and boards what the runs differ in; of runs alike, their folders."""
+    facts = [[fact(target.run) for target in targets] for fact in _FACTS]
+    telling = [values for values in facts if len(set(values)) > 1]
+    names = ["-".join(filter(None, values)) for values in zip(*telling, strict=True)] if telling else []
+    if len(set(names)) < len(targets):
+        names = [target.run.folder.name for target in targets]
+    return [safe_name(name) for name in names]

@@ -1,0 +1,146 @@
+"""Stored runs side by side: a case a row, a target a column, what differs marked; in every form, for every reader."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+from support.suite_runs import case, comparison, suite_run
+
+from hil.controller.workloads.matrix import files
+from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, load_matrix, matrix_of, nothing_of
+from hil.controller.workloads.suites.reports.results import load_run
+from hil.controller.workloads.suites.store import CaseRecord
+from hil.errors import UsageError
+
+UNREACHED = {"outcome": "BOARD_UNREACHABLE", "message": "no answer from it", "hint": "", "exit_code": 4}
+
+
+def report_of(place: Path, **targets: list[CaseRecord]) -> MatrixReport:
+    """A matrix of stored runs, a folder each."""
+    found = [TargetResults(name, load_run(suite_run(place / name, cases))) for name, cases in targets.items()]
+    return MatrixReport("nets", found)
+
+
+def printed(report: MatrixReport) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    files.print_matrix(console, report)
+    return console.file.getvalue()
+
+
+def test_a_row_differs_where_its_outcomes_do(tmp_path: Path):
+    report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a"), case("b", "FAIL")])
+    assert [(row.id, row.differs, [cell.word for cell in row.cells]) for row in report.rows] == [
+        ("a", False, ["PASS", "PASS"]),
+        ("b", True, ["PASS", "FAIL"]),
+    ]
+    assert report.exit_code == 1
+
+
+def test_a_case_that_one_target_lacks_or_has_not_run_differs(tmp_path: Path):
+    report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a")])
+    assert [cell.word for cell in report.rows[1].cells] == ["PASS", "absent"] and report.rows[1].differs
+    whole, cut = (load_run(suite_run(tmp_path / name, [case("a")], missing=("b",))) for name in ("whole", "cut"))
+    assert cut.missing == ("b",)
+    report = MatrixReport("nets", [TargetResults("x", whole), TargetResults("y", cut)])
+    assert [[cell.word for cell in row.cells] for row in report.rows] == [["PASS"] * 2, ["not run"] * 2]
+
+
+def test_the_gravest_target_decides_and_one_that_was_not_reached_is_a_column_of_its_error(tmp_path: Path):
+    passed = TargetResults("sim", load_run(suite_run(tmp_path / "sim", [case("a")])))
+    report = MatrixReport("nets", [passed, TargetResults("rpi", nothing_of(tmp_path / "rpi"), UNREACHED)])
+    assert report.exit_code == 4
+    assert [cell.word for cell in report.rows[0].cells] == ["PASS", "BOARD_UNREACHABLE"]
+    assert report.notes == ["rpi: no answer from it"]
+    suite = ElementTree.fromstring(files.matrix_junit(report)).findall("testsuite")[1]
+    assert suite.get("errors") == "1" and suite.find("testcase/error").get("type") == "BOARD_UNREACHABLE"
+
+
+def test_csv_has_a_case_a_row_and_a_target_a_column(tmp_path: Path):
+    failed = case("b", "FAIL", outputs=(comparison(passed=False, sqnr_db=7.1),), device_p50_ns=1_500_000.0)
+    report = report_of(tmp_path, sim=[case("b")], rpi=[failed])
+    (row,) = csv.DictReader(io.StringIO(files.matrix_csv(report)))
+    assert (row["id"], row["differs"], row["sim"], row["rpi"]) == ("b", "yes", "PASS", "FAIL")
+    assert (row["rpi sqnr_db"], row["rpi device_p50_ms"], row["rpi max_abs"]) == ("7.1", "1.5", "0.37")
+    assert row["rpi message"].startswith("y: 41 of 1024") and row["sim message"] == ""
+
+
+HOSTILE = "=1+1<script>alert(1)</script>|`*"
+
+
+def test_what_others_wrote_is_data_in_every_form(tmp_path: Path):
+    bad = case("b", "FAIL", model=HOSTILE, message=HOSTILE, hint=HOSTILE, repeat=HOSTILE)
+    good = suite_run(tmp_path / "good", [case("b", model=HOSTILE)])
+    targets = [TargetResults(HOSTILE, load_run(good)), TargetResults("x", load_run(suite_run(tmp_path / "x", [bad])))]
+    report = MatrixReport(HOSTILE, targets)
+    header, row = csv.reader(io.StringIO(files.matrix_csv(report)))
+    assert (
+        not any(text.startswith("=") for text in (*header, *row)) and f"'{HOSTILE}" in header and f"'{HOSTILE}" in row
+    )
+    page = files.matrix_html(report, tmp_path)
+    tags: list[str] = []
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            tags.append(tag)
+
+    Tags().feed(page)
+    assert "script" not in tags and "script-src" not in page and "default-src 'none'" in page
+    assert "<script" not in files.matrix_markdown(report).replace("\\<script", "")
+    assert ElementTree.fromstring(files.matrix_junit(report)).find(".//script") is None
+
+
+def test_junit_tells_targets_apart_and_says_how_a_case_differs(tmp_path: Path):
+    report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a"), case("b", "FAIL")])
+    root = ElementTree.fromstring(files.matrix_junit(report))
+    assert [suite.get("name") for suite in root] == ["nets sim", "nets rpi"]
+    assert (root.get("tests"), root.get("failures")) == ("4", "1")
+    assert len({(one.get("classname"), one.get("name")) for one in root.iter("testcase")}) == 4
+    told = [
+        one.get("name")
+        for one in root.iter("testcase")
+        if "differs: sim PASS, rpi FAIL" in str(one.findtext("system-out"))
+    ]
+    assert told == ["b", "b"]
+
+
+def test_the_terminal_and_markdown_show_what_differs_first(tmp_path: Path):
+    report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a"), case("b", "FAIL")])
+    text = printed(report)
+    assert "2 cases on 2 targets, 1 differs" in text and text.index("*  b") < text.index(" a ")
+    assert "FAIL  b  rpi" in text and "41 of 1024" in text
+    markdown = files.matrix_markdown(report)
+    assert markdown.index("**`b`** differs") < markdown.index("`a`")
+
+
+def test_the_page_links_the_reports_of_targets(tmp_path: Path):
+    report = report_of(tmp_path, sim=[case("a")], rpi=[case("a")])
+    (tmp_path / "sim" / "report.html").touch()
+    page = files.matrix_html(report, tmp_path / "elsewhere")
+    assert 'href="../sim/report.html"' in page and "rpi/report.html" not in page
+
+
+def test_stored_runs_are_called_after_what_they_differ_in(tmp_path: Path):
+    one, two = (suite_run(tmp_path / name, [case("a")]) for name in ("monday", "tuesday"))
+    assert [target.name for target in matrix_of([one, two]).targets] == ["monday", "tuesday"]
+    head = json.loads((two / "suite.json").read_text())
+    (two / "suite.json").write_text(json.dumps({**head, "flow": "onnxruntime"}))
+    assert [target.name for target in matrix_of([one, two]).targets] == ["iree", "onnxruntime"]
+    with pytest.raises(UsageError, match="is named twice"):
+        matrix_of([one, one])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", '{"schema": 99}', '{"schema": 1, "title": "x", "targets": [{"name": "../../etc"}]}'],
+)
+def test_a_matrix_that_cannot_be_read_is_bad_usage(tmp_path: Path, text: str):
+    (tmp_path / "matrix.json").write_text(text)
+    with pytest.raises(UsageError):
+        load_matrix(tmp_path)
