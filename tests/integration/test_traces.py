@@ -136,7 +136,7 @@ def test_a_wrong_board_is_told_apart_from_a_right_one_and_every_trace_is_kept(pl
 
 
 def test_a_trace_is_made_again_on_another_board_after_its_folder_was_moved(hil, place, module):
-    [result] = compare_backends(split, module, target_backends="iree_llvmcpu")
+    compare_backends(split, module, target_backends="iree_llvmcpu")
     (place / "hil-traces").rename(place / "elsewhere")
     trace = place / "elsewhere" / "Module" / "iree_llvmcpu" / "traces" / "split"
     again = hil("trace", "run", trace, "--runtime-hw-type", "sim", "--json")
