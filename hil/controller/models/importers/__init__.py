@@ -22,6 +22,7 @@ from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, check_names
 from hil.errors import ImportFailed, LoadFailed, UsageError
+from hil.formats.executorch_file import TENSORS_SUFFIX
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
@@ -179,6 +180,9 @@ def _describe(
     """What the importer says of the model, and whether the cache had it."""
     # What a SavedModel consists of is what lies in its folder: the main file does not name it.
     beside = path.parent.rglob("*") if path.name == SAVED_MODEL else ()
+    # A program that keeps tensors outside does not say in which file.
+    tensors = path.parent.glob(f"*{TENSORS_SUFFIX}") if importer.describe is programs.describe_pte else ()
+    more = {"tensors": found} if (found := sorted((file.name, digest_file(file)) for file in tensors)) else {}
     key = Cache.key(
         "import",
         digest=digest,
@@ -188,6 +192,7 @@ def _describe(
         function=function,
         dims=dict(dims),
         version=_VERSION,
+        **more,
     )
 
     def ask() -> dict[str, Any]:

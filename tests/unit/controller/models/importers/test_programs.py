@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.models.importers import import_model
+from hil.controller.storage.cache import Cache
 from hil.errors import ImportFailed, UsageError
 
 FILES = Path(__file__).parents[3] / "executorch_files"
@@ -56,3 +57,16 @@ def test_a_method_that_is_not_there_is_bad_usage():
     with pytest.raises(UsageError, match="no method 'backward'") as error:
         import_model(FILES / "linear.pte", function="backward")
     assert error.value.hint == "--function with one of forward"
+
+
+def test_a_program_brings_the_file_of_its_tensors(tmp_path: Path):
+    model = import_model(FILES / "outside.pte")
+    assert sorted(model.files) == ["outside.ptd", "outside.pte"]
+    alone = tmp_path / "alone.pte"
+    alone.write_bytes((FILES / "outside.pte").read_bytes())
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(ImportFailed, match=r"beside the program as alone\.ptd"):
+        import_model(alone, cache=cache)
+    (tmp_path / "alone.ptd").write_bytes((FILES / "outside.ptd").read_bytes())
+    assert sorted(import_model(alone, cache=cache).files) == ["alone.ptd", "alone.pte"]
+    assert import_model(alone, cache=cache).cached
