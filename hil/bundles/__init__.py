@@ -201,14 +201,16 @@ def _no_method(what: str, name: str, known: Iterable[str]) -> UsageError:
 def _own_signatures(program: Artifact) -> dict[str, Signature]:
     if program.methods:
         return {name: Signature(*sides) for name, sides in program.methods.items()}
-    if program.runtime == "executorch" and (found := _of_executorch(program.files[program.main])):
-        return found
+    found = _of_executorch(program.files[program.main]) if program.runtime == "executorch" else {}
     if program.inputs is None or program.outputs is None:
+        if found:
+            return found
         raise UsageError(
             f"only a board can tell what {program.main} takes and gives",
             hint="name one, with --board; or give the signatures",
         )
-    return {program.function or "main": Signature(tuple(program.inputs), tuple(program.outputs))}
+    # The names of its tensors are the model's; the file has none.
+    return found | {program.function or "main": Signature(tuple(program.inputs), tuple(program.outputs))}
 
 
 def _of_executorch(main: Path) -> dict[str, Signature]:
