@@ -26,6 +26,7 @@ from hil.controller.cli.options import (
     run_options,
     split_targets,
     tolerance_options,
+    verbose_option,
     wait_option,
     workshop,
 )
@@ -111,6 +112,7 @@ Examples:
     help="Also compile each case with timing on: passes, operations' estimates and a trace in DIR/CASE.",
 )
 @cache_options
+@verbose_option
 @fault_option
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder (default: hil-suites/...).")
 @click.option("--resume", type=FILE, metavar="DIR", help="Go on with a run that was cut off.")
