@@ -16,11 +16,12 @@ from hil.controller.cli.options import (
     cache_options,
     fault_option,
     flow_option,
-    given_options,
     group_option,
     iteration_options,
     json_option,
     options,
+    profile_options,
+    profiled_counts,
     refuse_beside_resume,
     run_option,
     run_options,
@@ -102,17 +103,9 @@ Examples:
     help="Run a mismatch N more times, on the same board and on another: always wrong, flaky, or one bad board?",
 )
 @click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well.")
-@click.option(
-    "--profile", type=FOLDER, metavar="DIR", help="Also run each case under the runtime's profiler: in DIR/CASE."
-)
-@click.option(
-    "--compile-time-profile",
-    type=FOLDER,
-    metavar="DIR",
-    help="Also compile each case with timing on: passes, operations' estimates and a trace in DIR/CASE.",
-)
 @cache_options
 @verbose_option
+@profile_options
 @fault_option
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder (default: hil-suites/...).")
 @click.option("--resume", type=FILE, metavar="DIR", help="Go on with a run that was cut off.")
@@ -133,6 +126,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         raise UsageError("name a suite, or a run to --resume", hint="hil suite run models, or hil suite run --help")
     if resume is not None:
         refuse_beside_resume("resume", "as_json")
+    settings |= profiled_counts(settings)
     targets = _targets(settings)
     with SuiteScreen(quiet=as_json) as screen:
         if len(targets) > 1:
@@ -170,21 +164,18 @@ def _targets(settings: dict[str, Any]) -> tuple[Target, ...]:
 
 
 def _request(source: str, settings: dict[str, Any]) -> Any:
-    from hil.controller.pipeline.options import PROFILED_COUNTS, CaseSettings
+    from hil.controller.pipeline.options import CaseSettings
     from hil.controller.workloads.suites.request import Request, Settings
 
+    ssh = {name: settings.pop(name) for name in SSH}
     folders = {"run": settings.pop("profile"), "compile": settings.pop("compile_time_profile")}
     profiles = {kind: str(folder.absolute()) for kind, folder in folders.items() if folder}
-    if len(set(profiles.values())) < len(profiles):
+    if len(profiles) > len(set(profiles.values())):
         raise UsageError("--profile and --compile-time-profile each need a folder of their own")
-    if "run" in profiles:
-        settings |= {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
-    ssh = {name: settings.pop(name) for name in SSH}
-    how = Settings(
-        **{name: settings.pop(name) for name in CaseSettings.__dataclass_fields__}, profile="run" in profiles
-    )
+    names = CaseSettings.__dataclass_fields__
+    how = Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles)
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
-    return Request(source, **settings, ssh=given, profiles=profiles, settings=how)
+    return Request(source, **settings, ssh=given, settings=how, profiles=profiles)
 
 
 @suite.command("list", epilog="Example: hil suite list operators --filter 'conv*'")

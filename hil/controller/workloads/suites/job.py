@@ -7,13 +7,13 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import Flow, load_flow
-from hil.controller.pipeline.case import Case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import RunContext
@@ -27,6 +27,7 @@ from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseSpec, Suite
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
+from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
 from hil.errors import (
     EXIT_INTERRUPTED,
@@ -237,11 +238,11 @@ class _SuiteJob:
                 for task in engine.run(list(todo.values())):
                     # What never came to a board was compiled for boards like these.
                     task.hw_type = task.hw_type or engine.hw_type
+                    self._profile(task, run)
                     record = record_of(todo[task.case.name], task, suite.name, flow, request, run)
                     record = self._expectations.judge(record)
                     run.append(record)
                     screen.end(record)
-                    self._write_profiles(task.case, run)
                 if request.on_farm:
                     run.head["boards"] = sorted(engine.boards)
         except KeyboardInterrupt:
@@ -256,16 +257,19 @@ class _SuiteJob:
         write_reports(run.folder)
         return run
 
-    def _write_profiles(self, case: Case, run: SuiteRun) -> None:
-        folders = {kind: Path(folder) / case.name for kind, folder in self._request.profiles.items()}
-        if not folders:
-            return
-        from hil.controller.analysis.profile.collect import write_profiles
+    def _profile(self, task: Task, run: SuiteRun) -> None:
+        """Write the profiles that were asked for of a case that has ended."""
+        case = task.wrong or task.case
+        if folders := {kind: Path(folder) / case.name for kind, folder in self._request.profiles.items()}:
+            from hil.controller.analysis.profile.collect import write_profiles
 
-        *_, profiles = write_profiles(case, folders, run_id=run.folder.name, context=self._context)
-        for profile in profiles:
-            for note in profile["notes"]:
-                self._screen.note(f"{profile['folder']}: {note}")
+            *_, profiles = write_profiles(case, folders, run_id=f"{run.folder.name} {case.name}", context=self._context)
+            for note in [f"{one['folder']}: {note}" for one in profiles for note in one["notes"]]:
+                self._screen.note(note)
+            if task.wrong is None:
+                task.case = replace(case, profiles=profiles)
+            else:
+                task.wrong = replace(case, profiles=profiles)
 
 
 def _resume_command(folder: Path) -> str:

@@ -44,9 +44,9 @@ class Request:
     jobs: int | None = None
     faults: tuple[str, ...] = ()
     wait_s: float = 60.0
-    # ``run`` and ``compile`` -> the folder of these profiles, with one below it for each case.
-    profiles: Mapping[str, str] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
+    # kind of profile (``run``, ``compile``) -> the folder in which each case's has a folder of its own.
+    profiles: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What JSON can say of it."""
