@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.compiling import entering, native_compiler
+from hil.controller.models.conversions.batch_norm import expand_batch_norm_grad
 from hil.controller.models.importers.mlir import function_in
 from hil.controller.models.tensorflow.graphs import converter_text, error_text
 from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
@@ -143,7 +144,8 @@ def _prepared(mlir: str) -> Any:
     context = ir.Context()
     try:
         module = ir.Module.parse(mlir, context=context)
-        if _LOOP.search(mlir) and _is_miscompiled(mlir):
+        expand_batch_norm_grad(module)
+        if _LOOP.search(mlir) and _is_miscompiled(str(module)):
             print("iree-compile cannot take the loops as they are: they are made branches", flush=True)
             with context:
                 passmanager.PassManager.parse(_BRANCHES).run(module.operation)
