@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hil.controller.models.tensorflow.graphs import error_text, is_variable, replace_leaves, restore
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
 from hil.controller.storage.packages import needed_version
@@ -22,12 +20,12 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.texts import first_line
 from hil.controller.workloads.traces.trace import as_numpy
 from hil.core.results import Stage
-from hil.core.tensors import Array, to_bytes
+from hil.core.tensors import Array
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.testing.traces.backends import TF, TFLITE, Backend
 from hil.testing.traces.runners import Answer, Called, Inputs, Runner
 from hil.testing.traces.target import Target
-from hil.testing.traces.tensorflow_programs import Programs, call_key
+from hil.testing.traces.tensorflow_programs import Programs, call_key, same_array
 
 
 class TfSubject:
@@ -174,7 +172,8 @@ class _OnBoard(_ModuleRunner):
         artifact = self._programs.compiled(program, self._target)
         function = live.function
         expected = [*function.outputs, *(state.spec for state in function.assigned)]
-        answer = self._target.run(artifact, method, [*flatten(inputs), *live.values()], expected)
+        state = [value for number, value in enumerate(live.values()) if number not in program.constants]
+        answer = self._target.run(artifact, method, [*flatten(inputs), *state], expected)
         count = len(function.outputs)
         variables = [live.captured[function.state.index(state)] for state in function.assigned]
         for variable, value in zip(variables, answer.returned[count:], strict=True):
@@ -268,7 +267,7 @@ class Variables:
             if not variable.is_initialized():  # a function that creates it was traced and not called
                 continue
             now, before = as_numpy(f"the variable {name}", variable), self._values.get(name)
-            same = before is not None and _same(now, before)
+            same = before is not None and same_array(now, before)
             if before is not None and not same:
                 changed.append(name)
             values[name] = before if before is not None and same else now
@@ -286,10 +285,3 @@ def _unique(name: str, taken: Iterable[str]) -> str:
         number += 1
         unique = f"{name}_{number}"
     return unique
-
-
-def _same(one: Array, other: Array) -> bool:
-    """Return whether two arrays have the same bits: a NaN is itself."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return bool(np.array_equal(np.asarray(to_bytes(one)), np.asarray(to_bytes(other))))
