@@ -140,6 +140,12 @@ class StageTimeout(StageError):
     outcome = "TIMEOUT"
 
 
+class NotRun(StageError):
+    """It was not run, for a reason that is no failure of its own."""
+
+    outcome = "SKIP"
+
+
 class RanElsewhere(StageError):
     """The program ran on another device than it was told to."""
 

@@ -17,6 +17,9 @@ pytest_plugins = [f"support.{name}" for name in ("agents", "boards", "commands",
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Half a second each: the tests of the pictures ask for them.
+os.environ["HIL_PICTURES"] = "0"
+
 # How long one example takes says nothing on a machine that runs other tests beside it.
 settings.register_profile("hil", deadline=None)
 settings.load_profile("hil")

@@ -210,6 +210,9 @@ def test_what_compiling_took_is_shown(hil, tmp_path):
     shown = hil("profile", "show", "compiling", "--top", 3)
     assert shown.code == 0, shown.err
     assert shown.out.startswith("compiling took") and "6 dispatches" in shown.out
+    # Passes by their own time, operations by their estimates, in that order.
+    assert "PipelineAdaptorPass" not in shown.out
+    assert shown.out.index("\npass ") < shown.out.index("estimates: ") < shown.out.index("\nconv2, relu2  54.6%")
     refused = hil("profile", "show", "compiling", "--json")
     assert refused.code == 2
     (tmp_path / "compiling" / "passes.csv").write_text("depth,wall_ms\n0,many\n")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,10 +141,11 @@ def test_an_onnx_model_is_compared_with_onnxruntime():
 def test_a_call_is_run_again_by_the_stock_tools_and_by_hil_on_any_board(hil, module, simulator):
     [result] = compare_backends(split, module)
     for file in (result.folder / "flagfile", result.folder / "flagfile_call_1"):
-        benchmark = [own_tool("iree-benchmark-module"), f"--flagfile={file}", "--benchmark_min_time=2x"]
-        done = subprocess.run(benchmark, capture_output=True, text=True, timeout=120)
+        there: dict[str, Any] = {"cwd": file.parent, "capture_output": True, "text": True, "timeout": 120}
+        benchmark = [own_tool("iree-benchmark-module"), f"--flagfile={file.name}", "--benchmark_min_time=2x"]
+        done = subprocess.run(benchmark, **there)
         assert done.returncode == 0 and "BM_" in done.stdout, done.stderr
-        done = subprocess.run([own_tool("iree-run-module"), f"--flagfile={file}"], capture_output=True, text=True)
+        done = subprocess.run([own_tool("iree-run-module"), f"--flagfile={file.name}"], **there)
         assert done.returncode == 0 and "[SUCCESS]" in done.stdout, done.stdout
     flags = ("--flagfile", result.folder / "flagfile", "--iterations", 5)
     ended = hil("bench", *flags, "--json")

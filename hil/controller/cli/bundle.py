@@ -213,6 +213,34 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
     return answer(as_json, record, show=lambda: print_run(record))
 
 
+@bundle.command(epilog="Example: hil bundle verifier --target aarch64-linux-musl -o verify")
+@click.option(
+    "--target", default="", metavar="T", help="What it is built for, as Zig calls it (default: this machine)."
+)
+@click.option("-o", "--output", type=FILE, default="verify", metavar="FILE", help="Where it goes (default: verify).")
+@click.option(
+    "--runtime",
+    type=FILE,
+    metavar="SOURCE",
+    help="C or C++ that calls a runtime's library, in place of starting its command.",
+)
+@click.option(
+    "--link", "arguments", multiple=True, metavar="ARG", help="For compiler and linker: libruntime.a. Repeats."
+)
+@json_option
+def verifier(target: str, output: Path, runtime: Path | None, arguments: tuple[str, ...], as_json: bool) -> int:
+    """Build the program that verifies bundles on a board without Python.
+
+    `verify BUNDLE`, on the board, runs every case of a .hilb or a .bpte and compares; `verify --help` tells the rest.
+    """
+    from hil.controller.workloads.bundles.verifier import COMMAND_RUNTIME, build_verifier
+
+    target = build_verifier(_free(output), target, runtime=runtime or COMMAND_RUNTIME, arguments=arguments)
+    size = output.stat().st_size
+    document = {"path": str(output), "target": target, "bytes": size, "exit_code": 0}
+    return answer(as_json, document, f"{output}: {size:,} bytes, for {target}")
+
+
 def _free(path: Path) -> Path:
     """Return the bundle's path, checked before the work is done."""
     if path.is_dir():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.pipeline.options import RunSettings, flag_of, parse_seconds, specs_of
+from hil.controller.pipeline.options import PROFILED_COUNTS, RunSettings, flag_of, parse_seconds, specs_of
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
@@ -183,6 +183,18 @@ compile_profile_option = click.option(
     metavar="DIR",
     help="Compile once more with timing on: passes, dispatches, executables and estimates, as CSV and as a trace.",
 )
+# Of every verb that runs models; in a suite, DIR has a folder a case.
+profile_options = options(
+    click.option(
+        "--profile",
+        type=FOLDER,
+        metavar="DIR",
+        help="Also run under the runtime's profiler and write a Perfetto trace and a table of operations here, in a "
+        f"suite a folder a case (then {PROFILED_COUNTS['iterations']} iterations after {PROFILED_COUNTS['warmup']} "
+        "warm-ups by default).",
+    ),
+    compile_profile_option,
+)
 # Options of every verb that compiles one model: first those that determine the program.
 program_options = options(
     run_option("runtime", help=f"{', '.join(RUNTIMES)}, ... (default: the board's)."),
@@ -251,6 +263,13 @@ def given_options() -> dict[str, str]:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             found.setdefault(name, option.opts[0])
     return found
+
+
+def profiled_counts(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return the counts of iterations of a run under the profiler, as far as the command line gives none."""
+    if not settings["profile"]:
+        return {}
+    return {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
 
 
 def refuse_beside_resume(*others: str) -> None:

@@ -10,14 +10,13 @@ import click
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
-    FOLDER,
     cache_options,
-    compile_profile_option,
-    given_options,
     input_options,
     iteration_options,
     json_option,
     limit_options,
+    profile_options,
+    profiled_counts,
     reference_options,
     refuse_beside_resume,
     run_option,
@@ -52,14 +51,7 @@ Examples:
 @tolerance_options
 @iteration_options
 @limit_options
-@click.option(
-    "--profile",
-    type=FOLDER,
-    metavar="DIR",
-    help="Also run under the runtime's profiler and write a Perfetto trace and a table of operations here "
-    "(then 10 iterations after 2 warm-ups by default).",
-)
-@compile_profile_option
+@profile_options
 @click.option("--flagfile", type=FILE, metavar="FILE", help="An iree-run-module flag file.")
 @runs_option
 @click.option("--resume", default="", metavar="ID", help="Go on with a run that was cut off.")
@@ -71,14 +63,13 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
     --board, --runtime-hw-type or --runtime repeat, each combination is a target, and the answer is a table with a model
     a row and a target a column.
     """
-    from hil.controller.pipeline.options import PROFILED_COUNTS, Job
+    from hil.controller.pipeline.options import Job
     from hil.controller.storage.runs import MATRIX, RunStore
     from hil.controller.workloads.run_job import run_job
 
     if resume:
         refuse_beside_resume("models", "resume", "out", "as_json")
-    if settings["profile"]:
-        settings |= {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
+    settings |= profiled_counts(settings)
     targets = split_targets(settings, "runtime", "board", "hw_type")
     job = Job(models=models, **settings)
     stored = RunStore(job.out).folder_of(resume) if resume else None

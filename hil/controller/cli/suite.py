@@ -20,6 +20,8 @@ from hil.controller.cli.options import (
     iteration_options,
     json_option,
     options,
+    profile_options,
+    profiled_counts,
     refuse_beside_resume,
     run_option,
     run_options,
@@ -101,6 +103,7 @@ Examples:
 )
 @click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well.")
 @cache_options
+@profile_options
 @fault_option
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder (default: hil-suites/...).")
 @click.option("--resume", type=FILE, metavar="DIR", help="Go on with a run that was cut off.")
@@ -121,6 +124,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         raise UsageError("name a suite, or a run to --resume", hint="hil suite run models, or hil suite run --help")
     if resume is not None:
         refuse_beside_resume("resume", "as_json")
+    settings |= profiled_counts(settings)
     targets = _targets(settings)
     with SuiteScreen(quiet=as_json) as screen:
         if len(targets) > 1:
@@ -162,9 +166,14 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     from hil.controller.workloads.suites.request import Request, Settings
 
     ssh = {name: settings.pop(name) for name in SSH}
-    how = Settings(**{name: settings.pop(name) for name in CaseSettings.__dataclass_fields__})
+    folders = {"run": settings.pop("profile"), "compile": settings.pop("compile_time_profile")}
+    profiles = {kind: str(folder.absolute()) for kind, folder in folders.items() if folder}
+    if len(profiles) > len(set(profiles.values())):
+        raise UsageError("--profile and --compile-time-profile each need a folder of their own")
+    names = CaseSettings.__dataclass_fields__
+    how = Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles)
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
-    return Request(source, **settings, ssh=given, settings=how)
+    return Request(source, **settings, ssh=given, settings=how, profiles=profiles)
 
 
 @suite.command("list", epilog="Example: hil suite list operators --filter 'conv*'")

@@ -167,7 +167,7 @@ def request_of(options: Mapping[str, Any], folder: Path) -> Request:
         raise UsageError(f"the flow {request.flow!r} did not come with the job")
     _check_flagfiles(folder)
     flow = str(inside(folder, request.flow)) if options.get("flow_is_file") else request.flow
-    return replace(request, source=source, flow=flow, settings=replace(request.settings, **_IR))
+    return replace(request, source=source, flow=flow, settings=replace(request.settings, **_IR), profiles={})
 
 
 def _check_flagfiles(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hil.compare.verdict import Verdict
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.options import Options
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
-from hil.core.tensors import Array
+from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import Span
 
 
@@ -30,6 +30,8 @@ class Case:
     # what the program has to take and give, where it came with a bundle that says so.
     signature: Signature | None = None
     inputs: Mapping[str, Array] | None = None
+    # makes them once the program is loaded, of what it takes: where they depend on what ran before.
+    make_inputs: Callable[[Sequence[TensorSpec]], Mapping[str, Array]] | None = None
     result: RunResult | None = None
     references: tuple[RunResult, ...] = ()
     # the references that could not answer beside those that did, by name, each with its error.

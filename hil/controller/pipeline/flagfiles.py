@@ -1,11 +1,13 @@
 """Flag files of IREE's tools, iree-run-module and iree-benchmark-module: one ``--flag=value`` a line.
 
-What hil writes they run, and hil runs what they do. They take files relative to the folder they are called in, hil
-relative to the flag file: absolute paths mean the same to both.
+What hil writes they run, and hil runs what they do. Files are named relative to the flag file, so that a folder with
+both can be moved. hil takes them so from anywhere, the tools relative to the folder that they are called in:
+``cd FOLDER && iree-run-module --flagfile=flagfile``.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -171,15 +173,15 @@ class FlagFile:
     # dtype -> what an output may be off by; of those that are not here it is the tools' default.
     atols: Mapping[str, float] = field(default_factory=dict)
 
-    def lines(self) -> list[str]:
-        """The flags, one a line; paths are made absolute."""
+    def lines(self, folder: Path) -> list[str]:
+        """The flags, one a line; paths are relative to a folder."""
         flags = [
-            *(("module", str(path.absolute())) for path in self.modules),
-            *(("parameters", f"{PARAMETER_SCOPE}={path.absolute()}") for path in self.parameters),
+            *(("module", _relative(path, folder)) for path in self.modules),
+            *(("parameters", f"{PARAMETER_SCOPE}={_relative(path, folder)}") for path in self.parameters),
             ("function", self.function),
             ("device", self.device),
-            *(("input", text) for text in self.inputs),
-            *(("expected_output", text) for text in self.expected),
+            *(("input", _moved(text, folder)) for text in self.inputs),
+            *(("expected_output", _moved(text, folder)) for text in self.expected),
             ("expected_rtol", "" if self.rtol is None else repr(float(self.rtol))),
             *((THRESHOLDS[dtype], repr(float(atol))) for dtype, atol in self.atols.items()),
         ]
@@ -188,7 +190,7 @@ class FlagFile:
 
 def write_flagfile(path: Path, flags: FlagFile) -> None:
     """Write a flag file (StorageError); UsageError where a value would be more than one line."""
-    lines = flags.lines()
+    lines = flags.lines(path.parent)
     for line in lines:
         if len(line.splitlines()) != 1:
             raise UsageError(f"a flag file cannot hold {line[:60]!r}: it is more than one line")
@@ -239,11 +241,11 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
     elif mode not in ("", "approximate"):
         raise UsageError(f"--equality_mode={mode} is none", hint="one of approximate, exact")
     return FlagFile(
-        tuple(folder / value for value in found.get("module", ())),
+        tuple(_seen_from(folder, value) for value in found.get("module", ())),
         last("function"),
         tuple(_located(value, folder) for value in found.get("input", ())),
         tuple(_located(value, folder) for value in found.get("expected_output", ())),
-        tuple(folder / value.rpartition("=")[2] for value in found.get("parameters", ())),
+        tuple(_seen_from(folder, value.rpartition("=")[2]) for value in found.get("parameters", ())),
         last("device"),
         rtol,
         atols,
@@ -307,4 +309,19 @@ _KNOWN = (
 def _located(value: str, folder: Path) -> str:
     """A tensor with its file, if it names one, seen from here."""
     before, at, name = value.partition("@")
-    return f"{before}@{folder / name}" if at else value
+    return f"{before}@{_seen_from(folder, name)}" if at else value
+
+
+def _seen_from(folder: Path, name: str) -> Path:
+    path = folder / name
+    return path.resolve() if ".." in path.parts else path
+
+
+def _moved(value: str, folder: Path) -> str:
+    """A tensor with its file, if it names one, seen from a folder."""
+    before, at, name = value.partition("@")
+    return f"{before}@{_relative(Path(name), folder)}" if at else value
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return os.path.relpath(path.absolute(), folder.absolute())

@@ -328,6 +328,17 @@ def options_of(given: Mapping[str, Any]) -> Options:
     return Options(**{name: checked(name, value, known[name].kind, known[name].hint) for name, value in given.items()})
 
 
+def case_settings(given: Mapping[str, Any]) -> CaseSettings:
+    """What the library was told of how to run cases; UsageError where there is no such option, or it is wrong."""
+    known = specs_of(CaseSettings)
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"there is no option {name!r}", hint=f"{did_you_mean(name, known)}one of {', '.join(known)}"
+            )
+    return CaseSettings(**{name: checked(name, value, known[name].kind) for name, value in given.items()})
+
+
 def stored_settings(values: Mapping[str, Any], kind: type[T]) -> dict[str, Any]:
     """The fields of a settings class from a stored record: texts are paths again, lists are tuples."""
     fields = {field.name: field for field in dataclasses.fields(kind)}

@@ -348,8 +348,10 @@ def _judged(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
     return [(output.passed, output.blind) for verdict in verdicts for output in verdict.outputs]
 
 
-def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> Mapping[str, Array]:
     """A case's inputs for these specs: what the user gave (UsageError: it does not fit), the rest seeded random."""
+    if case.make_inputs is not None:
+        return case.make_inputs(specs)
     options = case.options
     ranges = case.model.ranges if case.model else {}
     return make_inputs(

@@ -13,6 +13,11 @@ def is_file(path: str | Path) -> bool:
     return os.path.isfile(path)
 
 
+def is_folder(path: str | Path) -> bool:
+    """Whether it names a folder; false for what can be no path."""
+    return os.path.isdir(path)
+
+
 def exists(path: str | Path) -> bool:
     """Whether it names anything; false for what can be no path."""
     return os.path.exists(path)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hil.testing.pytest_plugin.backend_rows import BackendRows
 from hil.testing.pytest_plugin.options import CONFLICTS, MODELS, OPTIONS, add_options
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
 def pytest_configure(config: pytest.Config) -> None:
     """Where models are named, add what turns them into tests."""
     config.addinivalue_line("markers", MARKER)
+    config.pluginmanager.register(BackendRows(config), "hil-backend-rows")
     _let_prompts_through(config)
     if config.getini(MODELS) and not config.option.help:
         from hil.testing.pytest_plugin.hooks import begin

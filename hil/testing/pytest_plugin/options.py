@@ -195,6 +195,23 @@ class LateOptions:
                 )
 
 
+def settings_of(config: pytest.Config) -> dict[str, Any]:
+    """What the options say of any case; UsageError: --hil-timeout is nothing that anybody waits."""
+
+    def setting(name: str, spec: Spec) -> Any:
+        option = flag_of(name, spec).removeprefix("--").replace("-", "_")
+        value = config.getoption(f"hil_{option}")
+        if name in PROFILED_COUNTS and value is None:
+            return PROFILED_COUNTS[name] if config.getoption("hil_runtime_profile") else getattr(CaseSettings(), name)
+        if spec.repeats:
+            return tuple(value or ())
+        if spec.metavar == "DIR":
+            return config.invocation_params.dir / value if value else None
+        return spec.of_text(value, f"--hil-{option}") if spec.of_text else value
+
+    return {name: setting(name, spec) for name, spec in specs_of(CaseSettings).items()}
+
+
 def request_of(config: pytest.Config) -> Request:
     """What the options ask for; its ``source`` is the folder of each suite's own.
 
@@ -219,20 +236,7 @@ def request_of(config: pytest.Config) -> Request:
     def path(name: str) -> Path | None:
         return config.invocation_params.dir / given(name) if given(name) else None
 
-    def setting(name: str, spec: Spec) -> Any:
-        option = flag_of(name, spec).removeprefix("--").replace("-", "_")
-        if name in PROFILED_COUNTS and given(option) is None:
-            return PROFILED_COUNTS[name] if given("runtime_profile") else getattr(Settings(), name)
-        if spec.repeats:
-            return tuple(given(option) or ())
-        if spec.metavar == "DIR":
-            return path(option)
-        return spec.of_text(given(option), f"--hil-{option}") if spec.of_text else given(option)
-
-    settings = Settings(
-        profile=bool(given("runtime_profile")),
-        **{name: setting(name, spec) for name, spec in specs_of(CaseSettings).items()},
-    )
+    settings = Settings(profile=bool(given("runtime_profile")), **settings_of(config))
     return Request(
         "",
         given("flow") or _flow_of_ini(config),

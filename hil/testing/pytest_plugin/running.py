@@ -19,7 +19,7 @@ from hil.compare.verdict import Verdict, compare
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import safe_name, storing
-from hil.controller.workloads.suites.outcome import record_of
+from hil.controller.workloads.suites.outcome import left_by, record_of
 from hil.controller.workloads.suites.preparing import begin_case
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task
@@ -182,7 +182,7 @@ class CaseRun:
         """The test is over: its outcome and times go to whoever reads reports."""
         if self._case is not None and self._case.outcome:
             self._write_profiles(self._case)
-            self.record = self.record or self._recorded(self.case)
+            self.record = replace(self.record or self._recorded(self.case), left=left_by(self.case, self._store))
             self._item.user_properties.extend(failure_text.properties(self.record))
             shutil.rmtree(self._case.folder, ignore_errors=True)
         shutil.rmtree(self._work, ignore_errors=True)
@@ -196,6 +196,7 @@ class CaseRun:
 
         try:
             *_, profiles = write_profiles(case, folders, run_id=name, context=self.plugin.context)
+            self._case = replace(case, profiles=profiles)
             for profile in profiles:
                 for note in profile["notes"]:
                     print(visible(f"hil: {profile['folder']}: {note}"))

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
+from hil.controller.pipeline.options import CaseSettings
 from hil.errors import UsageError, did_you_mean
 
-DEFAULT_TARGETS = "iree_llvmcpu"
+# Every backend of this machine; those that cannot run here are skipped.
+ALL = "all"
 DEFAULT_FOLDER = "hil-traces"
 # Name of the option -> what it is for; pytest has them, and test files that are run by themselves.
 TEXTS = {
     "target_backends": "Backends that traces are compared on, with commas: tf, iree_llvmcpu, iree_vmvx, iree_cuda, "
-    f"iree_vulkan, tflite, board:NAME (default {DEFAULT_TARGETS}).",
+    "iree_vulkan, tflite, board:NAME, or all: those of this machine but tf; what is not here is skipped (default all).",
     "reference_backend": "The backend that they are compared with (default: tf, and for model files their reference).",
     "artifacts_dir": f"Where programs and traces are kept (default {DEFAULT_FOLDER}).",
 }
@@ -29,14 +31,18 @@ PYTEST_DEST = "hil_traces_{}"
 class TraceOptions:
     """What was asked for."""
 
-    target_backends: str = ""  # names with commas; "" is :data:`DEFAULT_TARGETS`
+    target_backends: str = ""  # names with commas; "" is :data:`ALL`
     reference_backend: str = ""  # a name; "" is the module's own
     artifacts_dir: Path = Path(DEFAULT_FOLDER)
+    settings: CaseSettings = field(default_factory=CaseSettings)  # how programs are compiled, run and judged
 
     @classmethod
-    def of(cls, target_backends: Any, reference_backend: Any, artifacts_dir: Any) -> TraceOptions:
+    def of(
+        cls, target_backends: Any, reference_backend: Any, artifacts_dir: Any, settings: CaseSettings | None = None
+    ) -> TraceOptions:
         """Options as a parser gives them, each a text or None."""
-        return cls(target_backends or "", reference_backend or "", Path(artifacts_dir or DEFAULT_FOLDER))
+        folder = Path(artifacts_dir or DEFAULT_FOLDER)
+        return cls(target_backends or "", reference_backend or "", folder, settings or CaseSettings())
 
 
 def backends_text(text: str) -> str:
@@ -116,7 +122,7 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
         return Backend(name, name, TFLITE, _simulated(TFLITE))
     if name.startswith(_BOARD) and name != _BOARD:
         return _board(name)
-    known = tuple(dict.fromkeys((*PLAIN, *references)))
+    known = tuple(dict.fromkeys((ALL, *PLAIN, *references)))
     raise UsageError(
         f"there is no backend {name!r}", hint=f"{did_you_mean(name, known)}one of {', '.join(known)}, board:NAME"
     )
@@ -125,10 +131,13 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
 def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, ...]:
     """Backends by a list of names with commas; one that is named several times is numbered from 0.
 
+    ``all`` stands for every backend of this machine but TensorFlow itself.
+
     Raises:
         UsageError: as :func:`parse_backend`, or the list is empty.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    words = [name.strip() for name in text.split(",") if name.strip()]
+    names = [name for word in words for name in ((*_IREE, TFLITE) if word == ALL else (word,))]
     if not names:
         raise UsageError("--target_backends names none", hint="for example --target_backends=iree_llvmcpu")
     found = []

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.references import references, run_reference
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S
+from hil.controller.pipeline.options import CaseSettings
 from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.runs import storing
+from hil.controller.workloads.traces.trace import CallProgram
 from hil.core.results import Artifact, Model, RunResult
 from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import dtype_name
-from hil.errors import UsageError
+from hil.errors import NotRun, UsageError
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import Answer, Called, Inputs, Runner
 from hil.testing.traces.target import Target
@@ -34,9 +37,13 @@ class FileSubject:
     """A class with :class:`ModelFile` attributes; UsageError where it lacks one of ``exported_names`` (None: all)."""
 
     def __init__(
-        self, module_class: Callable[[], Any], files: dict[str, ModelFile], exported_names: Sequence[str] | None
+        self,
+        module_class: Callable[[], Any],
+        files: dict[str, ModelFile],
+        exported_names: Sequence[str] | None,
+        name: str,
     ) -> None:
-        self.name = module_class.__name__
+        self.name = name
         try:
             self._folder = Path(inspect.getfile(module_class)).absolute().parent
         except (TypeError, OSError):  # typed at a prompt
@@ -66,23 +73,45 @@ class FileSubject:
             )
         return self._models[method]
 
-    def runner(self, backend: Backend, context: RunContext, folder: Path) -> Runner:
+    def kept(self, method: str, folder: Path, context: RunContext) -> Model:
+        """Return a method's model, copied into the module's folder: what is made of it can be made again from there."""
+        model = self.model(method, context)
+        place = folder / "models" / method
+        if not model.path.is_relative_to(place):
+            copies = {name: place / name for name in model.files}
+            with storing(place):
+                for name, path in model.files.items():
+                    copies[name].parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, copies[name])
+            main = next(copies[name] for name, path in model.files.items() if path == model.path)
+            model = self._models[method] = replace(model, path=main, files=copies)
+        return model
+
+    def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> Runner:
         """Return what asks a reference of hil's, or runs programs on a board; UsageError where it can do neither."""
         if backend.choice is None and backend.runtime not in self.references:
             raise UsageError(
                 f"the backend {backend.name} runs TensorFlow modules, and {self.name} consists of files",
                 hint=f"one of {', '.join(self.references)}, iree_llvmcpu, board:NAME",
             )
-        return _FileRunner(self, backend, context, folder / backend.id)
+        return _FileRunner(self, backend, context, folder / backend.id, settings)
 
 
 class _FileRunner(Runner):
-    def __init__(self, subject: FileSubject, backend: Backend, context: RunContext, folder: Path) -> None:
+    def __init__(
+        self, subject: FileSubject, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings
+    ) -> None:
         self._subject = subject
         self._context = context
+        self._settings = settings
         self._reference = backend.runtime
-        self._target = Target(backend, context, folder) if backend.choice is not None else None
+        self._target = Target(backend, context, folder, settings) if backend.choice is not None else None
         self._artifacts: dict[str, Artifact] = {}
+
+    def begin(self) -> None:
+        """Take the board."""
+        if self._target is not None:
+            self._target.open()
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
         """One tensor for each input of the model."""
@@ -100,18 +129,19 @@ class _FileRunner(Runner):
 
     def call(self, method: str, inputs: Inputs) -> Called:
         """Ask the reference, or run the method's program."""
-        model = self._subject.model(method, self._context)
         if self._target is None:
+            model = self._subject.model(method, self._context)
             result = self._run_reference(model, inputs)
             arrays = [array.copy() for array in result.outputs.values()]
             return Called(_returned(list(result.outputs), arrays), result.source)
+        model = self._subject.kept(method, self._target.folder.parent, self._context)
         answer = self._run(self._target, method, model, inputs)
         names = [spec.name for spec in model.outputs or ()]
-        return Called(
-            _returned(names, answer.returned), answer.source, answer if answer.artifact.runtime == "iree" else None
-        )
+        return Called(_returned(names, answer.returned), answer.source, answer)
 
     def _run_reference(self, model: Model, inputs: Inputs) -> RunResult:
+        if model.format not in references()[self._reference].formats:
+            raise NotRun(f"{self._reference} runs no {model.format} models")
         given = dict(zip([spec.name for spec in model.inputs or ()], inputs, strict=True))
         with temporary_folder("hil-trace-") as scratch:
             return run_reference(
@@ -120,8 +150,8 @@ class _FileRunner(Runner):
                 given,
                 cache=self._context.cache,
                 isolated=self._context.isolated,
-                recompute=False,
-                timeout=DEFAULT_TIMEOUT_S,
+                recompute=self._settings.recompute,
+                timeout=self._settings.timeout,
                 log=Path(scratch) / "log",
             )
 
@@ -132,7 +162,8 @@ class _FileRunner(Runner):
             place = target.folder / ("compiled.vmfb" if alone else f"{method}/{method}.{suffix}")
             self._artifacts[method] = target.compile(model, place)
         artifact = self._artifacts[method]
-        return target.run(artifact, artifact.function, inputs, model.outputs or ())
+        program = CallProgram(model.path, artifact.function, artifact.runtime)
+        return target.run(artifact, artifact.function, inputs, model.outputs or (), program)
 
     def close(self) -> None:
         """Give the board back."""

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hil.controller.workloads.traces.trace import as_numpy
-from hil.core.results import Artifact
-from hil.core.tensors import Array, dtype_of
+import numpy as np
 
+from hil.controller.workloads.traces.trace import CallProgram, as_numpy
+from hil.core.digest import digest_of
+from hil.core.results import Artifact
+from hil.core.tensors import Array, dtype_of, spec_of, to_bytes
+
+_DIGITS = 24
 # A call's arguments, a structure of arrays each.
 Inputs = tuple[Any, ...]
 
@@ -19,6 +23,7 @@ class Answer:
     """What a program on a board answered."""
 
     artifact: Artifact  # the program; its files are those that are kept, its function is the one that ran
+    program: CallProgram  # the same as a trace keeps it
     device: str  # what it ran on; "" is the runtime's own choice
     given: tuple[Array, ...]  # the arrays that it was given, in the program's order
     # those that it returned, in its order, in the model's dtypes: a call's own first, then new values of variables.
@@ -27,7 +32,13 @@ class Answer:
     source: str  # who computed, with version
     # of each whether iree-run-module calls its integers unsigned, and what it expects has to be called so as well.
     unsigned: tuple[bool, ...] = ()
-    assigned: tuple[str, ...] = ()  # the variables whose new values it returned after its outputs, in that order
+
+    @property
+    def captured(self) -> dict[str, Array]:
+        """What it was given beside the call's own arguments, by name."""
+        names = self.program.captured
+        arrays = map(np.asarray, self.given[len(self.given) - len(names) :])
+        return dict(zip(names, arrays, strict=True))
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class Called:
 
     outputs: Any  # as the method returns them
     source: str  # who computed, with version
-    answer: Answer | None = None  # of the program that ran; None if it was no program of IREE's
+    answer: Answer | None = None  # of the program that ran; None if it was none
     # state, assigned: as :class:`hil.controller.workloads.traces.trace.ModuleCall` has them.
     state: Mapping[str, Array] = field(default_factory=dict)
     assigned: tuple[str, ...] = ()
@@ -62,6 +73,11 @@ class Runner:
 
     def close(self) -> None:
         """Give back what it holds, a board above all; :meth:`begin` starts again."""
+
+
+def content_name(array: Array) -> str:
+    """Return what a tensor is called by what it holds."""
+    return digest_of(f"{spec_of('', array)}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]
 
 
 def same_bits(dtype: str, array: Array) -> Array:

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.backends.references import measure_noise
+from hil.controller.models.importers import import_model
+from hil.controller.models.tensorflow.graphs import new_value
 from hil.controller.pipeline.flagfiles import ATOLS, FlagFile, write_flagfile
+from hil.controller.pipeline.options import case_settings
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.store import CaseRecord
-from hil.controller.workloads.traces.comparing import CallComparison, compare_traces, judged
+from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
 from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in, call_name
-from hil.core.digest import digest_of
-from hil.core.results import Outcome, Stage
-from hil.core.tensors import NUMPY_DTYPES, Array, spec_of, to_bytes
+from hil.core.results import Noise, Outcome, RunResult, Stage
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import NUMPY_DTYPES, Array, spec_of
 from hil.core.text import jsonable
-from hil.errors import UsageError
+from hil.errors import NotRun, UsageError
 from hil.formats.iree_command import give
-from hil.testing.traces.backends import DEFAULT_TARGETS, Backend, TraceOptions, parse_reference, parse_targets
+from hil.testing.traces.backends import ALL, Backend, TraceOptions, parse_reference, parse_targets
+from hil.testing.traces.folders import claim, module_name, owner_of
 from hil.testing.traces.model_files import FileSubject, ModelFile
-from hil.testing.traces.runners import Answer, Runner, same_bits
+from hil.testing.traces.runners import Answer, Runner, content_name, same_bits
 from hil.testing.traces.traced import Traced, TraceFunction, run_trace, trace_name
 
 if TYPE_CHECKING:
@@ -34,7 +41,6 @@ if TYPE_CHECKING:
 
 FLAGFILE = "flagfile"
 TENSORS = "tensors"
-_DIGITS = 24
 # What IREE runs on where nobody says: the agent's own choice.
 DEFAULT_DEVICE = "local-task"
 
@@ -46,6 +52,7 @@ class TargetResult:
     record: CaseRecord  # with the outcome, expected failures taken into account
     comparisons: tuple[CallComparison, ...]  # of every call with the reference's
     folder: Path
+    backend_id: str = ""  # the backend's name, numbered where there are several of it
 
     @property
     def outcome(self) -> Outcome:
@@ -63,7 +70,7 @@ class TargetResult:
         for comparison in self.comparisons:
             if not (comparison and failed_only):
                 lines += [f"  {line}" for line in comparison.lines(failed_only=failed_only)]
-        return [*lines, f"  trace: {self.folder}"]
+        return [*lines, f"  trace: {self.folder}"] if self.folder.is_dir() else lines
 
 
 class ModuleTraces:
@@ -73,8 +80,10 @@ class ModuleTraces:
         module_class: a tf.Module's or Keras model's class (or whatever makes one when called), or a class with
             :class:`hil.testing.ModelFile` attributes.
         exported_names: its methods; None is all.
-        options: backends, and where artifacts go.
+        options: backends, where artifacts go, and how programs are run and judged.
         expected: a file of expected failures; None expects none.
+        name: of the module, instead of its class's; ``ResNet50/cifar10`` is a folder in a folder.
+        owner: whose traces they are, a test case, say: two owners never share a folder. None is the class itself.
 
     Raises:
         UsageError: there is no such backend, or it cannot run such modules.
@@ -87,17 +96,23 @@ class ModuleTraces:
         *,
         options: TraceOptions,
         expected: Path | None = None,
+        name: str = "",
+        owner: Any = None,
     ) -> None:
-        self._subject = subject_of(module_class, exported_names)
+        self._subject = subject_of(module_class, exported_names, name)
         names = self._subject.references
         self.reference: Backend = parse_reference(options.reference_backend or self._subject.reference, names)
-        self.targets: tuple[Backend, ...] = parse_targets(options.target_backends or DEFAULT_TARGETS, names)
-        self.folder = options.artifacts_dir.absolute() / self._subject.name
+        self.targets: tuple[Backend, ...] = parse_targets(options.target_backends or ALL, names)
+        artifacts = options.artifacts_dir.absolute()
+        self.folder = claim(artifacts, self._subject.name, owner_of(owner or module_class, artifacts))
+        self._settings = options.settings
         self._expectations = Expectations.load(expected)
         self._isolated = Isolated()
         self._context = RunContext(Cache(), self._isolated)
         self._runners: dict[str, Runner] = {}
         self._traced: dict[str, str] = {}
+        # The backends that cannot run here, by id, each with the reason: they are asked once.
+        self._absent: dict[str, NotRun] = {}
 
     def compare(self, function: TraceFunction) -> list[TargetResult]:
         """Trace a function on the reference and on every target; keep all traces; compare, then judge.
@@ -118,6 +133,8 @@ class ModuleTraces:
             )
         wanted = self._trace(function, self.reference)
         save_traced(wanted, self._trace_folder(self.reference, name))
+        if isinstance(wanted.error, NotRun):
+            raise UsageError(f"the reference cannot run here: {wanted.error.message}", hint=wanted.error.hint)
         if wanted.error is not None:
             raise wanted.raised or wanted.error
         if not wanted.trace.calls:
@@ -125,7 +142,9 @@ class ModuleTraces:
         traces = []
         for target in self.targets:
             traced = self._trace(function, target)
-            save_traced(traced, self._trace_folder(target, name), wanted=wanted.trace)
+            if not isinstance(traced.error, NotRun):
+                traced.trace.reference = self._trace_folder(self.reference, name)
+                save_traced(traced, self._trace_folder(target, name), wanted=wanted.trace)
             traces.append(traced)
         return [self._judged(target, wanted, traced) for target, traced in zip(self.targets, traces, strict=True)]
 
@@ -143,10 +162,20 @@ class ModuleTraces:
         self.close()
 
     def _trace(self, function: TraceFunction, backend: Backend) -> Traced:
+        if backend.id in self._absent:
+            trace = Trace(self._subject.name, backend.name, trace_name(function))
+            return Traced(trace, error=self._absent[backend.id])
+        start = time.monotonic()
         runner = self._runners.get(backend.id)
         if runner is None:
-            runner = self._runners[backend.id] = self._subject.runner(backend, self._context, self.folder)
-        traced = run_trace(function, runner, self._subject.name, lambda: self._subject.methods, backend.name)
+            runner = self._subject.runner(backend, self._context, self.folder, self._settings)
+            self._runners[backend.id] = runner
+        traced = run_trace(
+            function, runner, self._subject.name, lambda: self._subject.methods, backend.name, self._settings.seed
+        )
+        traced.seconds = time.monotonic() - start
+        if isinstance(traced.error, NotRun):
+            self._absent[backend.id] = traced.error
         if self._is_shared(backend):
             runner.close()  # the next backend wants the same board
         return traced
@@ -161,7 +190,10 @@ class ModuleTraces:
 
     def _judged(self, target: Backend, wanted: Traced, traced: Traced) -> TargetResult:
         folder = self._trace_folder(target, traced.trace.name)
-        comparisons = tuple(compare_traces(wanted.trace, traced.trace))
+        settings = self._settings
+        noise = partial(self._noise, traced)
+        judging = Judging(settings.rtol, settings.atol, settings.allow_blind, noise)
+        comparisons = tuple(compare_traces(wanted.trace, traced.trace, judging))
         if traced.error is not None:
             # Calls that were not made are no news then.
             comparisons = comparisons[: len(traced.trace.calls)]
@@ -169,10 +201,29 @@ class ModuleTraces:
         if record.outcome == Outcome.XPASS.value:
             hints = (f"take it out of {self._expectations.path}", self._expectations.other_versions)
             record = replace(record, hint="; ".join(filter(None, hints)))
-        result = TargetResult(record, comparisons, folder)
+        result = TargetResult(record, comparisons, folder, target.id)
+        if not folder.is_dir():
+            return result
         with (folder / "log.txt").open("a") as log:
             log.write("\n".join(["", f"Compared with {self.reference.name}", *result.lines(failed_only=False), ""]))
         return result
+
+    def _noise(self, traced: Traced, number: int) -> dict[str, Noise]:
+        """Measure the noise of a call's outputs by running the program's model on the host."""
+        answer, call = traced.answers[number], traced.trace.calls[number]
+        if answer is None:
+            return {}
+        work: dict[str, Any] = {"isolated": self._context.isolated, "cache": self._context.cache}
+        model = import_model(answer.program.model, function=answer.program.function, **work)
+        names = [*arrays_in(call.outputs), *map(new_value, answer.program.assigned)]
+        takes, gives = model.inputs or (), model.outputs or ()
+        if len(takes) != len(answer.given) or len(gives) != len(names):
+            return {}
+        given = {spec.name: same_bits(spec.dtype, array) for spec, array in zip(takes, answer.given, strict=True)}
+        with temporary_folder("hil-noise-") as folder:
+            work |= {"recompute": False, "timeout": self._settings.timeout, "log": Path(folder) / "log"}
+            found = measure_noise(model, given, RunResult("", {}), **work)
+        return {name: found[spec.name] for name, spec in zip(names, gives, strict=True) if spec.name in found}
 
     def _record(
         self, target: Backend, wanted: Traced, traced: Traced, comparisons: Sequence[CallComparison]
@@ -184,6 +235,8 @@ class ModuleTraces:
         message = reason
         if error is not None:
             outcome, stage = Outcome(error.outcome or Outcome.RUN_ERROR), error.stage
+            if outcome is Outcome.SKIP:
+                reason = ""
             made = len(traced.trace.calls)
             after = f"after {made} call{'s' if made > 1 else ''}: " if made else ""
             message = "; ".join(filter(None, (f"{after}{error.message}", reason)))
@@ -202,6 +255,7 @@ class ModuleTraces:
             hint=error.hint if error is not None else "",
             detail=error.detail if error is not None else "",
             notes={"text": self._subject.unseen} if self._subject.unseen else {},
+            timings={"run_s": traced.seconds},
             outputs=tuple(jsonable(output.record()) for one in comparisons for output in one.outputs),
             against=wanted.trace.ran_by,
         )
@@ -213,9 +267,11 @@ def compare_backends(
     *,
     exported_names: Sequence[str] | None = None,
     reference_backend: str = "",
-    target_backends: str | Sequence[str] = DEFAULT_TARGETS,
+    target_backends: str | Sequence[str] = "iree_llvmcpu",
     artifacts_dir: str | Path | None = None,
     expected: str | Path | None = None,
+    name: str = "",
+    **settings: Any,
 ) -> list[TargetResult]:
     """Trace a function on a reference and on target backends and compare, outside any test case.
 
@@ -223,8 +279,10 @@ def compare_backends(
         trace_function: is called with a :class:`TracedModule`, once for each backend.
         module_class, exported_names: see :class:`ModuleTraces`.
         reference_backend: name of the source of truth; "" is the module's own: ``tf``.
-        target_backends: names, or one text with commas.
+        target_backends: names, or one text with commas; ``all`` is every one of this machine.
         artifacts_dir: where artifacts go; None is ``hil-traces``.
+        name: of the module, see :class:`ModuleTraces`.
+        settings: how programs are compiled, run and judged, as of :func:`hil.run`: ``no_fallback``, ``rtol``, ...
 
     Returns:
         One result a target. Nothing is raised for those that fail.
@@ -234,9 +292,10 @@ def compare_backends(
         HilError: the reference itself failed.
     """
     names = target_backends if isinstance(target_backends, str) else ",".join(target_backends)
-    options = TraceOptions.of(names, reference_backend, artifacts_dir)
+    options = TraceOptions.of(names, reference_backend, artifacts_dir, case_settings(settings))
     path = Path(expected) if expected is not None else None
-    with contextlib.closing(ModuleTraces(module_class, exported_names, options=options, expected=path)) as traces:
+    opened = ModuleTraces(module_class, exported_names, options=options, expected=path, name=name)
+    with contextlib.closing(opened) as traces:
         return traces.compare(trace_function)
 
 
@@ -262,7 +321,7 @@ def save_traced(traced: Traced, folder: Path, *, wanted: Trace | None = None) ->
     traced.trace.save(folder)
     references = traced.trace.calls if wanted is None else wanted.calls
     for number, (call, answer) in enumerate(zip(traced.trace.calls, traced.answers, strict=True)):
-        if answer is None:
+        if answer is None or answer.artifact.runtime != "iree":
             continue
         expected = _expected(answer, call, references[number]) if number < len(references) else ()
         flags = _flags(answer, expected, call, folder / TENSORS)
@@ -275,9 +334,10 @@ def _expected(answer: Answer, call: ModuleCall, reference: ModuleCall) -> Sequen
     """Return a program's outputs as the reference has them: a call's own, then new values of variables."""
     wanted = arrays_in(reference.outputs)
     alike = reference.method == call.method and wanted.keys() == arrays_in(call.outputs).keys()
-    if not alike or not reference.state.keys() >= set(answer.assigned):
+    assigned = answer.program.assigned
+    if not alike or not reference.state.keys() >= set(assigned):
         return ()
-    expected = [*wanted.values(), *(reference.state[name] for name in answer.assigned)]
+    expected = [*wanted.values(), *(reference.state[name] for name in assigned)]
     return [same_bits(dtype, array) for dtype, array in zip(answer.dtypes, expected, strict=True)]
 
 
@@ -303,21 +363,23 @@ def _flags(answer: Answer, expected: Sequence[Array], call: ModuleCall, folder: 
 def _tensor(array: Array, folder: Path, *, signed: bool = False) -> str:
     """Write a tensor as IREE's tools take it, and tell how they do."""
     spec = spec_of("", array)
-    name = digest_of(f"{spec}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]
     # The tools take integers in .npy for signed ones, which IREE's programs do not have: they would never be equal.
     kind = "npy" if array.dtype.kind in "fc" and spec.dtype in NUMPY_DTYPES else "bin"
-    return give(spec, array, name, folder, str(folder.absolute()), tensors=kind, signed=signed).value
+    return give(spec, array, content_name(array), folder, str(folder.absolute()), tensors=kind, signed=signed).value
 
 
-def subject_of(module_class: Callable[[], Any], exported_names: Sequence[str] | None = None) -> FileSubject | TfSubject:
+def subject_of(
+    module_class: Callable[[], Any], exported_names: Sequence[str] | None = None, name: str = ""
+) -> FileSubject | TfSubject:
     """Return the module class as something that can be traced.
 
     Raises:
-        UsageError: TensorFlow is not installed, or no method is exported.
+        UsageError: TensorFlow is not installed, no method is exported, or it is called nothing.
     """
+    name = module_name(module_class, name)
     members = vars(module_class) if inspect.isclass(module_class) else {}
     if files := {name: value for name, value in members.items() if isinstance(value, ModelFile)}:
-        return FileSubject(module_class, files, exported_names)
+        return FileSubject(module_class, files, exported_names, name)
     from hil.testing.traces.tensorflow_module import TfSubject
 
-    return TfSubject(module_class, exported_names)
+    return TfSubject(module_class, exported_names, name)

@@ -7,16 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.targets import explain
-from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board import Board
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, CaseSettings, Options
+from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing, write_file
+from hil.controller.workloads.traces.trace import CallProgram
 from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
-from hil.errors import BoardError, HilError, RunFailed, StageError, UsageError
+from hil.errors import BoardError, HilError, NotRun, RunFailed, StageError, StorageError, UsageError
 from hil.formats.iree_command import shows_sign
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import Answer, same_bits
@@ -30,9 +32,12 @@ class Target:
 
     Args:
         folder: where what compiling leaves behind goes.
+        settings: how programs are compiled and run.
     """
 
-    def __init__(self, backend: Backend, context: RunContext, folder: Path) -> None:
+    def __init__(
+        self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings | None = None
+    ) -> None:
         assert backend.choice is not None
         self.backend = backend
         self.folder = folder
@@ -40,6 +45,8 @@ class Target:
         self._choice = backend.choice
         self._device = backend.choice.config.devices.get(backend.runtime, "")  # "" is the runtime's own choice
         self._pool = BoardPool(f"traces on {backend.name}", opened=self._take, most_loaded=_MOST_LOADED)
+        self._runner = Runner(context, logs=False)
+        self._options = Options(**vars(settings or CaseSettings()), runtime=backend.runtime)
 
     def compile(self, model: Model, place: Path) -> Artifact:
         """Compile a model for the board and keep the program: its files are the copies.
@@ -50,59 +57,81 @@ class Target:
         Raises:
             CompileFailed, CompileCrashed, StageTimeout: it cannot be compiled; what shows that lies beside ``place``.
             BoardError: the board alone can say what to compile for, and does not answer.
+            NotRun: the board lacks the runtime or the device, or that runs no such models.
         """
-        runtime = self.backend.runtime
-        compiler = compiler_for(model.format, runtime)
-        flags = self._session().board.config.compile_flags.get(compiler, ())
+        config = self._session().board.config
         with storing(place):
             place.parent.mkdir(parents=True, exist_ok=True)
-        artifact = compile_model(
-            model,
-            compiler=compiler,
-            runtime=runtime,
-            flags=flags,
-            cache=self._context.cache,
-            isolated=self._context.isolated,
-            recompute=False,
-            debug_ir=None,
-            timeout=COMPILE_TIMEOUT_S,
-            log=self.folder / "compile.log",
-            failure=place.parent,
-        )
+        settings, runtime = self._options, self.backend.runtime
+        # A folder for each program: a module has several, and every backend its own.
+        ir = settings.debug_ir and settings.debug_ir / self.folder.parent.name / self.folder.name / place.stem
+        compiler = compiler_for(model.format, runtime)
+        try:
+            artifact = compile_model(
+                model,
+                compiler=compiler,
+                runtime=runtime,
+                flags=config.compile_flags.get(compiler, ()),
+                cache=self._context.cache,
+                isolated=self._context.isolated,
+                recompute=settings.recompute,
+                debug_ir=ir,
+                debug_ir_passes=settings.debug_ir_passes,
+                timeout=COMPILE_TIMEOUT_S,
+                log=self.folder / "compile.log",
+                failure=place.parent,
+            )
+        except StorageError:
+            raise
+        except UsageError as error:
+            raise NotRun(f"{self.backend.name}: {error.message}", stage=Stage.COMPILE.value, hint=error.hint) from error
         kept = {name: place if name == artifact.main else place.parent / name for name in artifact.files}
         for name, path in artifact.files.items():
             write_file(kept[name], path.read_bytes(), option="")
         return replace(artifact, files=kept)
 
-    def run(self, artifact: Artifact, function: str, arrays: Sequence[Array], outputs: Sequence[TensorSpec]) -> Answer:
+    def run(
+        self,
+        artifact: Artifact,
+        function: str,
+        arrays: Sequence[Array],
+        outputs: Sequence[TensorSpec],
+        program: CallProgram | None = None,
+    ) -> Answer:
         """Run a function of a program, which stays loaded; one that failed is loaded anew for the next call.
 
         Args:
             function: which of its functions; "" is the only one.
             arrays: the inputs, in order.
             outputs: what the model itself says it returns; a program may know no unsigned integers.
+            program: what a trace keeps of the program; None is what there is without a model.
 
         Raises:
             StageError, BoardError: as it ends.
-            UsageError: the board has no such runtime or device.
+            NotRun: the board lacks the runtime or the device.
         """
-        artifact = replace(artifact, function=function)
-        try:
-            program = self._load(artifact)
-            specs = program.loaded.inputs
+        artifact = replace(artifact, function=function, inputs=None, outputs=None)
+        given: dict[str, Array] = {}
+
+        def bind(specs: Sequence[TensorSpec]) -> dict[str, Array]:
             if len(specs) != len(arrays):
                 raise RunFailed(f"the program takes {len(specs)} inputs, not {len(arrays)}", stage=Stage.RUN.value)
-            given = {spec.name: same_bits(spec.dtype, array) for spec, array in zip(specs, arrays, strict=True)}
-            result, _ = program.run(given, timeout=DEFAULT_TIMEOUT_S)
-        except HilError as error:
-            error.located(stage=Stage.RUN.value, board=self.backend.board)
-            if artifact.runtime == "iree" and self._pool.is_open(self._choice):
-                explain(error, artifact.flags, self._session().board.info)
-            if isinstance(error, BoardError):
+            given.update({spec.name: same_bits(spec.dtype, one) for spec, one in zip(specs, arrays, strict=True)})
+            return given
+
+        path = artifact.files.get(artifact.main, self.folder)
+        case = Case(function, path, self._options, self.folder, artifact=artifact, make_inputs=bind)
+        session = self._session()
+        case = self._runner.execute(case, session)
+        if case.error is not None:
+            case.error.located(board=self.backend.board)
+            if isinstance(case.error, BoardError):
                 self.close()
-            elif isinstance(error, StageError) and self._pool.is_open(self._choice):
-                self._session().after_run(artifact, broken=True)
-            raise
+            elif isinstance(case.error, StageError):
+                session.after_run(artifact, broken=True)
+            raise case.error
+        result = case.result
+        assert result is not None
         returned = list(result.outputs.values())
         if not outputs:  # a program in a file may keep that to itself
             outputs = [spec_of(name, array) for name, array in result.outputs.items()]
@@ -113,41 +142,39 @@ class Target:
         parts = result.provenance.get("placement") or ()
         where = f" ({placement_text(parts)})" if len(parts) > 1 else ""
         dtypes = tuple(dtype_name(array.dtype) for array in returned)
-        unsigned = tuple(
-            shows_sign(one.dtype, dtype) for one, dtype in zip(program.loaded.outputs, dtypes, strict=True)
-        )
-        return Answer(artifact, self._device, tuple(given.values()), own, dtypes, result.source + where, unsigned)
+        loaded, _ = session.load(artifact, timeout=self._options.timeout)
+        shown = zip(loaded.loaded.outputs, dtypes, strict=True)
+        unsigned = tuple(shows_sign(one.dtype, dtype) for one, dtype in shown)
+        kept = program or CallProgram(path, function, artifact.runtime)
+        source = result.source + where
+        return Answer(artifact, kept, self._device, tuple(given.values()), own, dtypes, source, unsigned)
+
+    def open(self) -> None:
+        """Take the board. Raises NotRun, BoardError: as :meth:`compile`."""
+        self._session()
 
     def close(self) -> None:
         """Give the board back."""
         self._pool.give_back(self._choice)
 
     def _session(self) -> BoardSession:
-        return self._pool.session(self._choice, runtimes=(self.backend.runtime,))
-
-    def _load(self, artifact: Artifact) -> LoadedProgram:
-        session = self._session()
         try:
-            if not session.has(artifact):
-                session.board.push(artifact)
-            program, _ = session.load(artifact, timeout=DEFAULT_TIMEOUT_S)
+            return self._pool.session(self._choice, runtimes=(self.backend.runtime,))
         except HilError as error:
-            error.located(stage=Stage.LOAD.value)
-            raise
-        return program
+            raise error.located(stage=Stage.LOAD.value, board=self.backend.board) from error.__cause__
 
     def _take(self, board: Board) -> None:
         """Refuse a board that lacks the runtime or the driver, and have it for ourselves."""
         runtime, device = self.backend.runtime, self._device.split("://")[0]
         there = {one["name"]: one for one in board.info.get("runtimes", ())}
         if runtime not in there:
-            raise UsageError(
+            raise NotRun(
                 f"{self.backend.name}: {board.name} has no runtime {runtime!r}",
                 hint=f"it has {', '.join(there) or 'none'}; is hil[{runtime}] installed there?",
             )
         devices = there[runtime].get("devices", ())
         if runtime == "iree" and device and devices and device not in [one.split("://")[0] for one in devices]:
-            raise UsageError(
+            raise NotRun(
                 f"{self.backend.name}: IREE has no {device} device on {board.name}",
                 hint=f"it has {', '.join(devices)}: leave {self.backend.name} out, or install the driver",
             )

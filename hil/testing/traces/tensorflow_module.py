@@ -15,15 +15,16 @@ from typing import Any
 
 from hil.controller.models.tensorflow.graphs import error_text, is_variable, replace_leaves, restore
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
+from hil.controller.pipeline.options import CaseSettings
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.texts import first_line
-from hil.controller.workloads.traces.trace import as_numpy
+from hil.controller.workloads.traces.trace import CallProgram, as_numpy
 from hil.core.results import Stage
 from hil.core.tensors import Array
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.testing.traces.backends import TF, TFLITE, Backend
-from hil.testing.traces.runners import Answer, Called, Inputs, Runner
+from hil.testing.traces.runners import Answer, Called, Inputs, Runner, content_name
 from hil.testing.traces.target import Target
 from hil.testing.traces.tensorflow_programs import Programs, call_key, same_array
 
@@ -39,9 +40,9 @@ class TfSubject:
     references: tuple[str, ...] = ()
     unseen = ""
 
-    def __init__(self, module_class: Callable[[], Any], exported_names: Sequence[str] | None) -> None:
+    def __init__(self, module_class: Callable[[], Any], exported_names: Sequence[str] | None, name: str) -> None:
         self.version = needed_version("tensorflow", "tensorflow")
-        self.name: str = getattr(module_class, "__name__", type(module_class).__name__)
+        self.name = name
         self._class = module_class
         self._exported = None if exported_names is None else tuple(exported_names)
         self._methods: tuple[str, ...] | None = self._exported
@@ -74,11 +75,12 @@ class TfSubject:
                 )
         return module
 
-    def runner(self, backend: Backend, context: RunContext, folder: Path) -> Runner:
+    def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> Runner:
         """TensorFlow itself, or programs on a board."""
         if backend.runtime == TF:
             return _Eager(self)
-        return _OnBoard(self, Target(backend, context, folder / backend.id), Programs(self.name, context, folder))
+        target = Target(backend, context, folder / backend.id, settings)
+        return _OnBoard(self, target, Programs(self.name, context, folder))
 
 
 class _ModuleRunner(Runner):
@@ -101,7 +103,7 @@ class _ModuleRunner(Runner):
         with self._variables.watched():
             called = self._call(method, inputs)
         state, changed = self._variables.read()
-        returned = called.answer.assigned if called.answer is not None else ()
+        returned = called.answer.program.assigned if called.answer is not None else ()
         return replace(called, state=state, assigned=tuple(dict.fromkeys((*returned, *changed))))
 
     def _call(self, method: str, inputs: Inputs) -> Called:
@@ -152,7 +154,8 @@ class _OnBoard(_ModuleRunner):
         self._live: dict[str, Live] = {}
 
     def begin(self) -> None:
-        """Make the module; its functions are lowered anew."""
+        """Take the board and make the module; its functions are lowered anew."""
+        self._target.open()
         super().begin()
         self._live.clear()
 
@@ -160,7 +163,7 @@ class _OnBoard(_ModuleRunner):
         on_tflite = self._target.backend.runtime == TFLITE
         outputs, answer = (self._run_tflite if on_tflite else self._run_iree)(method, inputs)
         found = as_numpy(f"what {method} returned", outputs)
-        return Called(found, answer.source, None if on_tflite else answer)
+        return Called(found, answer.source, answer)
 
     def _run_iree(self, method: str, inputs: Inputs) -> tuple[Any, Answer]:
         key = call_key(method, inputs)
@@ -172,18 +175,26 @@ class _OnBoard(_ModuleRunner):
         artifact = self._programs.compiled(program, self._target)
         function = live.function
         expected = [*function.outputs, *(state.spec for state in function.assigned)]
-        state = [value for number, value in enumerate(live.values()) if number not in program.constants]
-        answer = self._target.run(artifact, method, [*flatten(inputs), *state], expected)
-        count = len(function.outputs)
+        state = [number for number in range(len(live.captured)) if number not in program.constants]
         variables = [live.captured[function.state.index(state)] for state in function.assigned]
+        kept = CallProgram(
+            program.model.path,
+            method,
+            artifact.runtime,
+            captured=tuple(self._variables.name_of(live.captured[number]) for number in state),
+            assigned=tuple(map(self._variables.name, variables)),
+        )
+        given = [*flatten(inputs), *(live.captured[number].numpy() for number in state)]
+        answer = self._target.run(artifact, method, given, expected, kept)
+        count = len(function.outputs)
         for variable, value in zip(variables, answer.returned[count:], strict=True):
             variable.assign(value)
-        names = tuple(map(self._variables.name, variables))
-        return function.returned(list(answer.returned[:count])), replace(answer, assigned=names)
+        return function.returned(list(answer.returned[:count])), answer
 
     def _run_tflite(self, method: str, inputs: Inputs) -> tuple[Any, Answer]:
         program = self._programs.tflite(method, inputs, self.module, self._target)
-        answer = self._target.run(program.artifact, "", flatten(inputs), program.outputs)
+        kept = CallProgram(program.artifact.files[program.artifact.main], "", TFLITE)
+        answer = self._target.run(program.artifact, "", flatten(inputs), program.outputs, kept)
         return restore(program.structure, answer.returned), answer
 
     def close(self) -> None:
@@ -257,6 +268,12 @@ class Variables:
     def name(self, variable: Any) -> str:
         """Return what a variable that was found is called."""
         return next(name for name, known in self._found.items() if known is variable)
+
+    def name_of(self, item: Any) -> str:
+        """Return what a captured variable is called, or a constant: by what it holds."""
+        if is_variable(item):
+            return self.name(item)
+        return f"constant {content_name(as_numpy('a constant', item))}"
 
     def read(self) -> tuple[Mapping[str, Array], tuple[str, ...]]:
         """Return what every variable holds now, the same array where nothing changed, and the names of those that

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from hil.controller.pipeline.options import CaseSettings, case_settings, flag_of, specs_of
 from hil.core.results import Outcome
 from hil.errors import UsageError
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text
@@ -19,6 +20,8 @@ from hil.testing.traces.traced import TraceFunction
 
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
 EXPECTED = "expected.toml"
+# A trace calls a method as often as its function does, and has a reference backend.
+_NOT_OF_TRACES = ("iterations", "warmup", "references")
 # What a test file that is run by itself was asked for.
 _typed = TraceOptions()
 
@@ -29,6 +32,7 @@ def compile_module(
     *,
     target_backends: str = "",
     reference_backend: str = "",
+    name: str = "",
 ) -> Callable[[Case], Case]:
     """Say which module a :class:`TracedModuleTestCase` is about. It is compiled when a test first needs it.
 
@@ -37,11 +41,13 @@ def compile_module(
             :class:`hil.testing.ModelFile` attributes.
         exported_names: its methods; None is every public tf.function. What a backend cannot compile is left out here.
         target_backends, reference_backend: backends where no option names others.
+        name: of the module, instead of its class's; ``ResNet50/cifar10`` is a folder in a folder.
     """
 
     def decorate(case: Case) -> Case:
         case.module_class = staticmethod(module_class)
         case.exported_names = exported_names
+        case.module_name = name
         case.own_options = TraceOptions(target_backends, reference_backend)
         return case
 
@@ -53,19 +59,21 @@ class TracedModuleTestCase(unittest.TestCase):
 
     Under pytest the options ``--target_backends``, ``--reference_backend`` and ``--artifacts_dir`` choose; a test file
     that ends in ``hil.testing.main()`` takes them as well. Failures that ``expected.toml`` beside the test file
-    foresees are xfail under pytest and skipped under unittest.
+    foresees are xfail under pytest and skipped under unittest. A backend that cannot run here is skipped; the others
+    are not.
     """
 
-    # module_class, exported_names, own_options: what :func:`compile_module` said.
+    # module_class, exported_names, module_name, own_options: what :func:`compile_module` said.
     module_class: ClassVar[Callable[[], Any] | None] = None
     exported_names: ClassVar[Sequence[str] | None] = None
+    module_name: ClassVar[str] = ""
     own_options: ClassVar[TraceOptions] = TraceOptions()
     _traces: ClassVar[ModuleTraces | None] = None
-    _config: Any = None
+    _item: Any = None
 
     def run(self, result: Any = None) -> Any:
         """Run the test. Under pytest the result is its item, which knows the options."""
-        self._config = getattr(result, "config", None)
+        self._item = result if hasattr(result, "config") else None
         return super().run(result)
 
     def compare_backends(self, trace_function: TraceFunction) -> None:
@@ -78,14 +86,24 @@ class TracedModuleTestCase(unittest.TestCase):
         traces = self._opened()
         results = traces.compare(trace_function)
         text = summary(results, traces.reference.name)
+        if self._item is not None:
+            from hil.testing.pytest_plugin.backend_rows import add_rows
+
+            add_rows(self._item, results)
         if any(result.outcome.exit_code for result in results):
             raise self.failureException(text)
         if any(result.outcome is Outcome.XFAIL for result in results):
             # Said at the end of the test: whatever else it compares is compared as well.
             self.addCleanup(self._say_expected, text)
+        missing = [result for result in results if result.outcome is Outcome.SKIP]
+        if len(missing) == len(results):
+            self.skipTest("; ".join(result.record.message for result in missing))
+        for result in missing if self._item is None else ():
+            with self.subTest(backend=result.record.flow):
+                self.skipTest(result.record.message)
 
     def _say_expected(self, text: str) -> None:
-        if self._config is not None:
+        if self._item is not None:
             import pytest
 
             pytest.xfail(text)
@@ -101,17 +119,28 @@ class TracedModuleTestCase(unittest.TestCase):
                     hint="decorate it with @hil.testing.compile_module(ModuleClass)",
                 )
             options, expected = self._options(), Path(inspect.getfile(case)).with_name(EXPECTED)
-            case._traces = ModuleTraces(case.module_class, case.exported_names, options=options, expected=expected)
+            case._traces = ModuleTraces(
+                case.module_class,
+                case.exported_names,
+                options=options,
+                expected=expected,
+                name=case.module_name,
+                owner=case,
+            )
         assert case._traces is not None
         return case._traces
 
     def _options(self) -> TraceOptions:
         """Return what was typed, then what the class itself says."""
         typed = _typed
-        if self._config is not None:
-            given = (self._config.getoption(PYTEST_DEST.format(name), None) for name in TEXTS)
-            typed = TraceOptions.of(*given)
-            typed = replace(typed, artifacts_dir=self._config.invocation_params.dir / typed.artifacts_dir)
+        if self._item is not None:
+            from hil.testing.pytest_plugin.options import settings_of
+
+            config = self._item.config
+            given = {name: config.getoption(PYTEST_DEST.format(name), None) for name in TEXTS}
+            of_cases = {name: one for name, one in settings_of(config).items() if name not in _NOT_OF_TRACES}
+            typed = TraceOptions.of(**given, settings=CaseSettings(**of_cases))
+            typed = replace(typed, artifacts_dir=config.invocation_params.dir / typed.artifacts_dir)
         return replace(
             typed,
             target_backends=typed.target_backends or self.own_options.target_backends,
@@ -138,8 +167,19 @@ def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     for name, text in TEXTS.items():
         parser.add_argument(f"--{name}", help=text, type=str if name == "artifacts_dir" else backends_text)
+    specs = {name: spec for name, spec in specs_of(CaseSettings).items() if name not in _NOT_OF_TRACES}
+    for name, spec in specs.items():
+        default = getattr(CaseSettings(), name)
+        how: dict[str, Any] = {"action": "store_true"} if isinstance(default, bool) else {"metavar": spec.metavar}
+        if spec.repeats:
+            how |= {"action": "append", "default": []}
+        elif not isinstance(default, bool):
+            how |= {"default": default, "type": Path if spec.metavar == "DIR" else type(default or 0.0)}
+        parser.add_argument(flag_of(name, spec), dest=name, help=spec.help, **how)
     options, rest = parser.parse_known_args(words)
     if {"-h", "--help"} & set(rest):
         parser.print_help()
-    _typed = TraceOptions.of(*(getattr(options, name) for name in TEXTS))
+    given = {name: getattr(options, name) for name in specs}
+    chosen = case_settings({name: tuple(one) if isinstance(one, list) else one for name, one in given.items()})
+    _typed = TraceOptions.of(**{name: getattr(options, name) for name in TEXTS}, settings=chosen)
     unittest.main(argv=[sys.argv[0], *rest], **settings)

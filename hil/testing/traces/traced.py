@@ -58,8 +58,12 @@ class TracedModule:
         called = self._runner.call(method, inputs)
         outputs = called.outputs if isinstance(called.outputs, tuple) else (called.outputs,)
         trace = self._traced.trace
-        trace.calls.append(ModuleCall(method, inputs, outputs, rtol, atol, called.state, called.assigned))
+        program = called.answer.program if called.answer is not None else None
+        trace.calls.append(ModuleCall(method, inputs, outputs, rtol, atol, called.state, called.assigned, program))
         trace.ran_by = trace.ran_by or called.source
+        if called.answer is not None:
+            # What a variable held before a later call, an earlier one says.
+            trace.initial = {**called.answer.captured, **trace.initial}
         self._traced.answers.append(called.answer)
         return called.outputs
 
@@ -72,10 +76,16 @@ class Traced:
     answers: list[Answer | None] = field(default_factory=list)  # of each call its program's, None if it had none
     error: HilError | None = None  # what ended it early, or None
     raised: Exception | None = None  # that, where it was the trace function's own
+    seconds: float = 0.0  # how long it took on the host
 
 
 def run_trace(
-    function: TraceFunction, runner: Runner, module_name: str, methods: Callable[[], tuple[str, ...]], backend: str
+    function: TraceFunction,
+    runner: Runner,
+    module_name: str,
+    methods: Callable[[], tuple[str, ...]],
+    backend: str,
+    seed: int = 0,
 ) -> Traced:
     """Call a trace function with a newly made module, random numbers seeded before either; return what there is of the
     trace where a stage failed, or the function itself raised something.
@@ -84,9 +94,9 @@ def run_trace(
     """
     traced = Traced(Trace(module_name, backend, trace_name(function), _source(function)))
     try:
-        set_random_seed()
+        set_random_seed(seed)
         runner.begin()
-        set_random_seed()
+        set_random_seed(seed)
         function(TracedModule(runner, methods(), traced))
     except UsageError:
         raise

@@ -33,6 +33,9 @@ IREE_FILE, ONNXRUNTIME_FILE = "profile.ireeprof", "onnxruntime.json"
 RAW = "raw"
 COMPUTE, RUNTIME = "compute", "runtime"
 
+# The track of a compilation's trace whose slices are as long as the operations' shares of the estimated time.
+_ESTIMATED = "operations by estimated time"
+
 Made = TypeVar("Made")
 
 # Kind of profile -> the files of which its folder has at least one, even if it was interrupted.
@@ -214,7 +217,8 @@ def _compile(case: Case, folder: Path, run_id: str, context: RunContext) -> list
     how: CachedCall = {"cache": context.cache, "isolated": context.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
     artifact = case.artifact
     made = profile_compile(case.model, runtime=artifact.runtime, flags=artifact.flags, folder=folder, **how)
-    write_trace([], folder / TRACE, compilations={folder.name: made.spans})
+    tracks = {folder.name: made.spans, _ESTIMATED: made.operations}
+    write_trace([], folder / TRACE, compilations={name: spans for name, spans in tracks.items() if spans})
     return list(made.notes)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _COLUMNS = {
     PASSES: "phase depth pass wall_ms cpu_ms share_of_phase",
     DISPATCHES: "region loop dispatch onnx_nodes op_types shapes source_bytes flops_estimate bytes_estimate "
-    "flops_per_byte_estimate bound_estimate",
+    "flops_per_byte_estimate bound_estimate time_us_estimate share_estimate",
     EXECUTABLES: "executable bytes share_of_program",
 }
 # Lines of the report that are no passes: the rest between passes, and the sum.
@@ -46,7 +46,23 @@ class CompileProfile:
     # on the host's clock, enclosing ones first: the whole, its phases, and their passes. A phase's times are measured;
     # passes are laid end to end within it, since the compiler reports only their durations.
     spans: Sequence[Span]
+    # the program's operations, end to end over the time of the compilation: the length of each is its share of the
+    # estimated time.
+    operations: Sequence[Span] = ()
     notes: Sequence[str] = ()  # on what is not available, a line each
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """A call of a dispatch, or a node of a runtime that has a kernel for each."""
+
+    region: int
+    loop: str
+    name: str
+    nodes: Sequence[str]
+    types: Sequence[str]
+    work: Estimate
+    source_bytes: int | None = None
 
 
 def profile_compile(
@@ -77,16 +93,16 @@ def profile_compile(
             recipe = {"format": built.format, "dims": dict(built.dims), "flags": recipe_of(built, taken.flags).flags}
             found = call_isolated(compile_iree, {"model": str(built.path.absolute()), **recipe}, how)
         sites = sites_of(model, flags, **how)
-        dispatches, notes = _dispatch_rows(sites, found["sources"]), sites.notes
+        operations, notes = list(_dispatches(sites, found["sources"])), sites.notes
     else:
         built = as_onnx(model, cache=how["cache"], isolated=how["isolated"], log=how["log"])
         with compiling():
             found = call_isolated(load_onnxruntime, {"model": str(built.path.absolute())}, how)
-        dispatches = _node_rows(estimate(built, **how))
+        operations = list(_nodes(estimate(built, **how)))
         notes = [f"{runtime} compiles nothing: its phases are those of creating a session on this machine"]
     tables = {
         PASSES: _pass_rows(found["phases"]),
-        DISPATCHES: dispatches,
+        DISPATCHES: _operation_rows(operations),
         EXECUTABLES: _executable_rows(found["binaries"], found["program"]),
     }
     try:
@@ -96,7 +112,8 @@ def profile_compile(
                 csv.writer(file).writerows([_COLUMNS[name].split(), *rows])
     except OSError as error:
         raise StorageError(f"the compile-time profile cannot be written to {folder}: {error.strerror}") from error
-    return CompileProfile(folder, tuple(_spans(model.name, found["phases"])), tuple(notes))
+    spans = tuple(_spans(model.name, found["phases"]))
+    return CompileProfile(folder, spans, tuple(_operation_spans(operations, spans)), tuple(notes))
 
 
 def _pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
@@ -111,7 +128,7 @@ def _pass_rows(phases: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
             pending += [(depth + 1, one) for one in reversed(within)]
 
 
-def _dispatch_rows(sites: Sites, sources: Mapping[str, int]) -> Iterator[Sequence[Any]]:
+def _dispatches(sites: Sites, sources: Mapping[str, int]) -> Iterator[_Operation]:
     """Yield each call of a dispatch, in the program's order."""
     # `module_main$async_dispatch_3.mlir` is the source of the call `main$async_dispatch_3_matmul_..`.
     sizes = {name.partition("_")[2].removesuffix(".mlir"): size for name, size in sources.items()}
@@ -120,18 +137,54 @@ def _dispatch_rows(sites: Sites, sources: Mapping[str, int]) -> Iterator[Sequenc
             own = max((name for name in sizes if f"{site.key}_".startswith(f"{name}_")), key=len, default="")
             work = Estimate(site.flops, site.bytes, site.shapes)
             types = tuple(sites.op_types.get(node, "") for node in site.nodes)
-            yield number, region.loop, site.key, join_list(site.nodes), join_list(types), *_cells(work, sizes.get(own))
+            yield _Operation(number, region.loop, site.key, site.nodes, types, work, sizes.get(own))
 
 
-def _node_rows(estimates: Estimates) -> Iterator[Sequence[Any]]:
+def _nodes(estimates: Estimates) -> Iterator[_Operation]:
     """Yield the model's nodes, for a runtime with a kernel per node (except those that it fuses)."""
     for name, node in estimates.nodes.items():
-        yield 0, "", name, join_list((name,)), join_list((node.op_type,)), *_cells(estimates.of([name]), None)
+        yield _Operation(0, "", name, (name,), (node.op_type,), estimates.of([name]))
 
 
-def _cells(work: Estimate, size: int | None) -> Sequence[Any]:
-    intensity = None if work.intensity is None else f"{work.intensity:.3f}"
-    return work.shapes, size, work.flops, work.bytes, intensity, work.bound
+def _operation_rows(operations: Sequence[_Operation]) -> Iterator[Sequence[Any]]:
+    whole = sum(one.work.nominal_ns or 0 for one in operations)
+    for one in operations:
+        work, time = one.work, one.work.nominal_ns
+        yield (
+            *(one.region, one.loop, one.name, join_list(tuple(one.nodes)), join_list(tuple(one.types))),
+            *(work.shapes, one.source_bytes, work.flops, work.bytes),
+            None if work.intensity is None else f"{work.intensity:.3f}",
+            work.bound,
+            None if time is None else f"{time / 1e3:.3f}",
+            None if time is None or not whole else f"{time / whole:.4f}",
+        )
+
+
+def _operation_spans(operations: Sequence[_Operation], compilation: Sequence[Span]) -> Iterator[Span]:
+    """Yield the operations whose work is known, over the time of the compilation."""
+    whole = sum(one.work.nominal_ns or 0 for one in operations)
+    if not (whole and compilation):
+        return
+    begin = at = compilation[0].start_ns
+    scale = (compilation[0].end_ns - begin) / whole
+    done = 0.0
+    for one in operations:
+        time = one.work.nominal_ns or 0
+        done += time
+        until = begin + int(done * scale)
+        if until > at:
+            args: dict[str, str | int | float] = {
+                "operation": one.name,
+                "types": ", ".join(one.types),
+                "shapes": one.work.shapes,
+                "operations": one.work.flops or 0,
+                "bytes": one.work.bytes or 0,
+                "bound by": one.work.bound,
+                "estimated us": time / 1e3,
+                "share of the estimated time": time / whole,
+            }
+            yield Span(", ".join(one.nodes) or one.name, at, until, args)
+        at = until
 
 
 def _executable_rows(binaries: Mapping[str, int], program: int) -> Iterator[Sequence[Any]]:

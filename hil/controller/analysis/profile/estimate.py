@@ -89,6 +89,16 @@ class Estimate:
         return self.flops / self.bytes if self.flops is not None and self.bytes else None
 
     @property
+    def nominal_ns(self) -> float | None:
+        """Time on a nominal core, which moves a byte a nanosecond and computes :data:`RIDGE` operations meanwhile.
+
+        It ranks operations, and is no board's time.
+        """
+        if self.flops is None or self.bytes is None:
+            return None
+        return max(self.bytes, self.flops / RIDGE)
+
+    @property
     def bound(self) -> str:
         """The expected bottleneck: ``compute`` or ``memory``; "" if unknown."""
         if self.intensity is None:

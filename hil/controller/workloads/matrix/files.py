@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from hil.controller.storage.runs import write_file
 from hil.controller.storage.texts import counted, line, plain, seconds, table
 from hil.controller.workloads.matrix.report import ABSENT, NOT_RUN, STATISTICS, Cell, MatrixReport, Row, TargetResults
 from hil.controller.workloads.suites.reports.junit import junit_document, junit_suite
+from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.page import page_digest
 from hil.controller.workloads.suites.reports.results import kind_of
 from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table
@@ -36,7 +37,7 @@ def write_matrix(report: MatrixReport, folder: Path) -> None:
         "matrix.csv": matrix_csv(report),
         "matrix.md": matrix_markdown(report),
         "matrix.html": matrix_html(report, folder),
-        "junit.xml": matrix_junit(report),
+        "junit.xml": matrix_junit(report, folder),
     }
     for name, text in files.items():
         write_file(folder / name, text, make_folder=True)
@@ -85,12 +86,12 @@ def matrix_markdown(report: MatrixReport) -> str:
     return "\n".join(lines)
 
 
-def matrix_junit(report: MatrixReport) -> str:
+def matrix_junit(report: MatrixReport, folder: Path) -> str:
     """A suite a target; a target on which nothing could run is an error of its own, and a case that differs says so."""
     differing = {plain(row.id): _side_by_side(report, row) for row in report.differing}
     suites = []
     for target in report.targets:
-        suite = junit_suite(target.run, f"{report.title} {target.name}", target.name)
+        suite = junit_suite(target.run, f"{report.title} {target.name}", target.name, folder)
         for case in suite.findall("testcase"):
             if text := differing.get(case.get("name", "")):
                 out = case.find("system-out")
@@ -216,7 +217,7 @@ def matrix_html(report: MatrixReport, folder: Path) -> str:
         folder: where it is going to lie: links to the targets' own reports are relative to it.
     """
     heads = "".join(f"<th scope=col>{_head(target, folder)}</th>" for target in report.targets)
-    body = "\n".join(_html_row(row) for row in report.rows)
+    body = "\n".join(_html_row(row, report.targets, folder) for row in report.rows)
     notes = "".join(f"<p class=board>{_text(note)}</p>" for note in report.notes)
     policy = f"default-src 'none'; img-src data:; style-src {page_digest(_STYLE)}; base-uri 'none'"
     return f"""<!DOCTYPE html>
@@ -258,18 +259,24 @@ def _head(target: TargetResults, folder: Path) -> str:
     return f"{name}<small>{_text(facts)}</small><small>{_text(totals_text(target))}</small>"
 
 
-def _html_row(row: Row) -> str:
+def _html_row(row: Row, targets: Sequence[TargetResults], folder: Path) -> str:
     mark = f"<small>{DIFFERS}</small>" if row.differs else ""
-    cells = "".join(f"<td class={_kind(cell)}>{_html_cell(cell)}</td>" for cell in row.cells)
+    cells = "".join(
+        f"<td class={_kind(cell)}>{_html_cell(cell, target, folder)}</td>"
+        for target, cell in zip(targets, row.cells, strict=True)
+    )
     return f"<tr class={DIFFERS if row.differs else 'same'}><th scope=row>{_text(row.id)}{mark}</th>{cells}</tr>"
 
 
-def _html_cell(cell: Cell) -> str:
+def _html_cell(cell: Cell, target: TargetResults, folder: Path) -> str:
     numbers = _text(_numbers(cell))
     word = f"{_text(cell.word)}<small>{numbers}</small>" if numbers else _text(cell.word)
     parts = [f"<p>{_text(part)}</p>" for part in (cell.message, cell.record.hint if cell.record else "") if part]
     if cell.record is not None and cell.record.repeat and parts:
         parts.append(f"<pre>{_text(cell.record.repeat)}</pre>")
+    if cell.record is not None and parts:
+        links = links_of(target.run, cell.record, folder)
+        parts += [f'<a href="{html.escape(quote(where))}">{_text(what)}</a> ' for what, where in links]
     return f"<details><summary>{word}</summary>{''.join(parts)}</details>" if parts else word
 
 

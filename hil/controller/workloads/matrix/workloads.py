@@ -80,7 +80,8 @@ def _request_of(request: Request, target: Target) -> Request:
     settings = request.settings
     if settings.debug_ir is not None:
         settings = replace(settings, debug_ir=settings.debug_ir / target.name)
-    return replace(request, **options, settings=settings)
+    profiles = {kind: str(Path(folder, target.name)) for kind, folder in request.profiles.items()}
+    return replace(request, **options, settings=settings, profiles=profiles)
 
 
 def job_matrix(job: Job, targets: Sequence[Target], *, screen: run_context.Progress) -> Done:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseSpec, Suite
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
+from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
 from hil.errors import (
     EXIT_INTERRUPTED,
@@ -157,6 +159,11 @@ class _SuiteJob:
                 hint="name it: --runtime-hw-type TYPE",
             )
         check_settings(request.settings, self._flow, self._choices)
+        for kind, folder in request.profiles.items():
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"{folder} cannot hold {kind} profiles: {error.strerror or error}") from error
         self._suite = open_suite(request, self._flow, context)
         self._expectations = Expectations.load(self._suite.expected)
 
@@ -231,6 +238,7 @@ class _SuiteJob:
                 for task in engine.run(list(todo.values())):
                     # What never came to a board was compiled for boards like these.
                     task.hw_type = task.hw_type or engine.hw_type
+                    self._profile(task, run)
                     record = record_of(todo[task.case.name], task, suite.name, flow, request, run)
                     record = self._expectations.judge(record)
                     run.append(record)
@@ -248,6 +256,20 @@ class _SuiteJob:
         run.save()
         write_reports(run.folder)
         return run
+
+    def _profile(self, task: Task, run: SuiteRun) -> None:
+        """Write the profiles that were asked for of a case that has ended."""
+        case = task.wrong or task.case
+        if folders := {kind: Path(folder) / case.name for kind, folder in self._request.profiles.items()}:
+            from hil.controller.analysis.profile.collect import write_profiles
+
+            *_, profiles = write_profiles(case, folders, run_id=f"{run.folder.name} {case.name}", context=self._context)
+            for note in [f"{one['folder']}: {note}" for one in profiles for note in one["notes"]]:
+                self._screen.note(note)
+            if task.wrong is None:
+                task.case = replace(case, profiles=profiles)
+            else:
+                task.wrong = replace(case, profiles=profiles)
 
 
 def _resume_command(folder: Path) -> str:

@@ -93,9 +93,18 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         repeat=request.command(spec.id),
         diff=_diff(case, kept),
         folder=f"cases/{spec.id}" if run.case_folder(spec.id).exists() else "",
+        left=left_by(case, run),
         started=task.started,
         content=spec.content,
     )
+
+
+def left_by(case: Case, run: SuiteRun) -> dict[str, str]:
+    """Where else a case left something, by what it is."""
+    folders = {f"{one['kind']} profile": Path(one["folder"]) for one in case.profiles}
+    if (ir := case.options.debug_ir) is not None and ir.is_dir() and any(ir.iterdir()):
+        folders = {"ir": ir, **folders}
+    return {what: run.to(folder) for what, folder in folders.items()}
 
 
 def _hint(hint: str) -> str:

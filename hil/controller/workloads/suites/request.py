@@ -45,6 +45,8 @@ class Request:
     faults: tuple[str, ...] = ()
     wait_s: float = 60.0
     settings: Settings = field(default_factory=Settings)
+    # kind of profile (``run``, ``compile``) -> the folder in which each case's has a folder of its own.
+    profiles: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What JSON can say of it."""

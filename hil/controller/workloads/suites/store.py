@@ -82,6 +82,9 @@ class CaseRecord:
     repeat: str = ""  # the command that repeats it
     diff: str = ""  # the command that shows the difference of its worst output; "" where there is none
     folder: str = ""  # where its tensors and logs are, relative to the run's folder; "" where nothing was kept
+    # where else it left something, relative to the run's folder: ``ir`` (of the compiler), ``run profile``, ``compile
+    # profile`` -> a folder.
+    left: Mapping[str, str] = field(default_factory=dict)
     started: float = 0.0  # seconds since the epoch
     content: str = ""  # of the :class:`~hil.controller.workloads.suites.spec.CaseSpec`
 
@@ -236,6 +239,10 @@ class SuiteRun:
     def case_folder(self, case_id: str) -> Path:
         """Where a case keeps its files."""
         return self.folder / "cases" / case_id
+
+    def to(self, folder: Path) -> str:
+        """A folder as links in the run's reports name it: relative, so that both may be moved together."""
+        return Path(os.path.relpath(folder.absolute(), self.folder.absolute())).as_posix()
 
     def save_tensors(self, case_id: str, kind: str, tensors: Mapping[str, Array]) -> list[Path]:
         """Write tensors of a case as .npy below ``cases/<id>/<kind>``; returns their files, in order."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hil.compare.stats import STATISTICS
-from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output
+from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output, depends_on_noise
 from hil.controller.models.tensorflow.graphs import leaves, new_value
 from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in
-from hil.core.results import Outcome, RunResult
+from hil.core.results import Noise, Outcome, RunResult
 from hil.core.tensors import Array, type_text
 from hil.errors import VacuousTolerance
 
@@ -59,7 +59,19 @@ class CallComparison:
         return lines
 
 
-def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
+@dataclass(frozen=True)
+class Judging:
+    """How calls are judged."""
+
+    # rtol, atol: go before the calls' own; None is the call's own, or the dtype's default.
+    rtol: float | None = None
+    atol: float | None = None
+    allow_blind: Sequence[str] = ()  # patterns of names of outputs that may pass though nobody can judge them
+    # the noise of a call's outputs, by name; asked with the call's number where a verdict may depend on it.
+    noise: Callable[[int], Mapping[str, Noise]] = lambda number: {}
+
+
+def compare_traces(reference: Trace, target: Trace, judging: Judging | None = None) -> list[CallComparison]:
     """Compare every call of a trace with the reference's, within the tolerances that the calls themselves name.
 
     There is one comparison for each call of the longer of the two: nothing is left out after a call that is wrong.
@@ -70,7 +82,7 @@ def compare_traces(reference: Trace, target: Trace) -> list[CallComparison]:
     found = []
     for number, (wanted, made) in enumerate(itertools.zip_longest(reference.calls, target.calls)):
         if wanted is not None and made is not None:
-            found.append(_compare(number, reference, target))
+            found.append(_compare(number, reference, target, judging or Judging()))
         else:
             lacking = target if made is None else reference
             found.append(CallComparison(number, (wanted or made).method, f"{lacking.backend} did not make this call"))
@@ -89,7 +101,7 @@ def judged(comparisons: Sequence[CallComparison]) -> tuple[Outcome, str]:
     return first.outcome, f"call {first.number} ({first.method}): {why}{more}"
 
 
-def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
+def _compare(number: int, trace: Trace, other: Trace, judging: Judging) -> CallComparison:
     reference, target = trace.calls[number], other.calls[number]
     if reference.method != target.method:
         return CallComparison(number, target.method, f"{trace.backend} called {reference.method} here")
@@ -109,12 +121,30 @@ def _compare(number: int, trace: Trace, other: Trace) -> CallComparison:
         wanted[new_value(name)], got[new_value(name)] = reference.state[name], target.state[name]
     if not wanted:
         return CallComparison(number, target.method)
-    verdict = _verdict(wanted, got, reference, trace.backend)
+    rtol = reference.rtol if judging.rtol is None else judging.rtol
+    atol = reference.atol if judging.atol is None else judging.atol
+    call = replace(reference, rtol=rtol, atol=atol)
+    verdict = _verdict(wanted, got, call, trace.backend, judging.allow_blind)
+    if depends_on_noise(verdict) and (noise := judging.noise(number)):
+        within = _verdict(wanted, got, call, trace.backend, judging.allow_blind, noise)
+        # Where noise changes nothing, the verdict stays as it is.
+        verdict = within if _judged(within) != _judged(verdict) else verdict
     why = _other_inputs(reference, target, trace) if verdict.outcome is Outcome.FAIL else ""
     return CallComparison(number, target.method, why, verdict)
 
 
-def _verdict(wanted: dict[str, Array], got: dict[str, Array], call: ModuleCall, backend: str) -> Verdict:
+def _judged(verdict: Verdict) -> list[tuple[bool, bool]]:
+    return [(output.passed, output.blind) for output in verdict.outputs]
+
+
+def _verdict(
+    wanted: dict[str, Array],
+    got: dict[str, Array],
+    call: ModuleCall,
+    backend: str,
+    allow_blind: Sequence[str],
+    noise: Mapping[str, Noise] | None = None,
+) -> Verdict:
     """Compare within the tolerances of the call; variables that those cannot judge have their dtype's own."""
     groups: dict[tuple[float | None, float | None], list[str]] = {}
     for name in wanted:
@@ -123,7 +153,8 @@ def _verdict(wanted: dict[str, Array], got: dict[str, Array], call: ModuleCall, 
     parts = []
     for (rtol, atol), names in groups.items():
         one, other = ({name: arrays[name] for name in names} for arrays in (got, wanted))
-        parts.append(compare(RunResult("", one), RunResult(backend, other), rtol=rtol, atol=atol))
+        expected = RunResult(backend, other, noise=noise or {})
+        parts.append(compare(RunResult("", one), expected, rtol=rtol, atol=atol, allow_blind=allow_blind))
     gravest = (part for outcome in (Outcome.FAIL, Outcome.BLIND) for part in parts if part.outcome is outcome)
     return replace(next(gravest, parts[0]), outputs=tuple(output for part in parts for output in part.outputs))
 

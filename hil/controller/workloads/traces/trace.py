@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ _TEXTS = ("module_name", "backend", "name", "source", "ran_by", "error")
 _CALL = "call.json"
 LOG = "log.txt"
 SCHEMA = 2
+# A call lies in MODULE/BACKEND/traces/TRACE/call_N.
+_DEPTH = 4
 # Of how many values a log shows the first and the last.
 _SHOWN = 16
 
@@ -147,6 +150,37 @@ def _load_npy(saved: Mapping[str, Any], folder: Path) -> Array:
 
 
 @dataclass(frozen=True)
+class CallProgram:
+    """The program that made a call, by which any board can make it again.
+
+    It takes the call's own tensors and then the captured ones; it returns the call's own and then the new values.
+    """
+
+    model: Path  # the file that it was compiled from; in a stored trace it lies in the module's folder
+    function: str  # which function of the model; "" is the only one
+    runtime: str  # ``iree`` or ``tflite``
+    # captured, assigned: names of variables, and of constants, which are captured only. :attr:`Trace.initial` has the
+    # values that they begin with.
+    captured: tuple[str, ...] = ()
+    assigned: tuple[str, ...] = ()
+
+    def to_json(self, folder: Path) -> dict[str, Any]:
+        """As a call in this folder stores it."""
+        model = os.path.relpath(self.model.absolute(), folder.absolute())
+        return {**vars(self), "model": model}
+
+    @classmethod
+    def of_json(cls, saved: Any, folder: Path) -> CallProgram:
+        """What :meth:`to_json` gave. Raises UsageError: it is none, or its model lies outside the module's folder."""
+        kinds = {"model": str, "function": str, "runtime": str, "captured": list, "assigned": list}
+        if not isinstance(saved, dict) or not all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
+            raise UsageError(f"{folder} holds no call of a trace: {str(saved)[:60]!r} is no program")
+        names = (tuple(map(str, saved[name])) for name in ("captured", "assigned"))
+        module = folder.absolute().joinpath(*[os.pardir] * _DEPTH).resolve()
+        return cls(within(module, folder / saved["model"]).resolve(), saved["function"], saved["runtime"], *names)
+
+
+@dataclass(frozen=True)
 class ModuleCall:
     """One call to a module's method."""
 
@@ -162,6 +196,7 @@ class ModuleCall:
     state: Mapping[str, Array] = field(default_factory=dict)
     # the variables that the call assigned: whose value it changed, or whose new value a program returned.
     assigned: tuple[str, ...] = ()
+    program: CallProgram | None = None  # what ran; None where it was no program, as of TensorFlow itself
 
     def save(self, folder: Path) -> None:
         """Write it into a folder: ``call.json``, ``input_0.npy``, ..., ``output_0.npy``, ..., ``variable_0.npy``, ...
@@ -181,6 +216,7 @@ class ModuleCall:
                     [name, save_structure(self.state[name], folder, f"variable_{n}")]
                     for n, name in enumerate(self.assigned)
                 ],
+                "program": self.program and self.program.to_json(folder),
             }
             (folder / _CALL).write_text(json.dumps(document, indent=2) + "\n")
 
@@ -189,14 +225,16 @@ class ModuleCall:
         """Read one that :meth:`save` wrote. Raises UsageError: there is none, or it is damaged."""
         number = (int, float, type(None))
         kinds = {"method": str, "rtol": number, "atol": number, "inputs": list, "outputs": list, "assigned": list}
-        fields = _read_fields(folder / _CALL, kinds)
+        fields = _read_fields(folder / _CALL, kinds, {"program": (dict, type(None))})
         try:
             for side in ("inputs", "outputs"):
                 fields[side] = tuple(load_structure(item, folder) for item in fields[side])
             state = {str(name): value for name, value in load_pairs(fields.pop("assigned"), folder).items()}
         except RecursionError as error:
             raise UsageError(f"{folder / _CALL} is nested too deeply") from error
-        return cls(**fields, state=state, assigned=tuple(state))
+        saved = fields.pop("program", None)
+        program = CallProgram.of_json(saved, folder) if saved else None
+        return cls(**fields, state=state, assigned=tuple(state), program=program)
 
     def __str__(self) -> str:
         lines = [f"Method: {self.method}"]
@@ -222,6 +260,9 @@ class Trace:
     ran_by: str = ""  # who computed, with versions
     calls: list[ModuleCall] = field(default_factory=list)
     error: str = ""  # what ended the trace early; "" if nothing did
+    # what the variables and constants that programs capture hold before the first call that does.
+    initial: dict[str, Array] = field(default_factory=dict)
+    reference: Path | None = None  # the trace that it was compared with
 
     def __iter__(self) -> Iterator[ModuleCall]:
         return iter(self.calls)
@@ -240,7 +281,13 @@ class Trace:
                     raise UsageError(f"{folder} holds no trace that could be replaced", hint="name another folder")
                 shutil.rmtree(folder)
             folder.mkdir(parents=True)
-            document = {"schema": SCHEMA, **vars(self), "calls": len(self.calls)}
+            initial = [
+                [name, save_structure(value, folder, f"initial_{n}")]
+                for n, (name, value) in enumerate(self.initial.items())
+            ]
+            reference = self.reference and os.path.relpath(self.reference.absolute(), folder.absolute())
+            known = {"calls": len(self.calls), "initial": initial, "reference": reference}
+            document = {"schema": SCHEMA, **vars(self), **known}
             (folder / _FILE).write_text(json.dumps(document, indent=2) + "\n")
             (folder / LOG).write_text(f"{self}\n")
         for number, call in enumerate(self.calls):
@@ -251,10 +298,19 @@ class Trace:
     def load(cls, trace_dir: str | Path) -> Trace:
         """Read one that :meth:`save` wrote. Raises UsageError: there is none, or it is damaged."""
         folder = Path(trace_dir)
-        fields = _read_fields(folder / _FILE, {**dict.fromkeys(_TEXTS, str), "calls": int}, schema=SCHEMA)
+        kinds = {**dict.fromkeys(_TEXTS, str), "calls": int}
+        later = {"initial": list, "reference": (str, type(None))}
+        fields = _read_fields(folder / _FILE, kinds, later, schema=SCHEMA)
         count = fields.pop("calls")
         if count < 0:
             raise UsageError(f"{folder / _FILE} is no trace of hil: it has {count} calls")
+        try:
+            initial = load_pairs(fields.get("initial", ()), folder)
+        except RecursionError as error:
+            raise UsageError(f"{folder / _FILE} is nested too deeply") from error
+        fields["initial"] = {str(name): value for name, value in initial.items()}
+        reference = fields.get("reference")
+        fields["reference"] = (folder / reference).resolve() if reference else None
         return cls(**fields, calls=[ModuleCall.load(folder / call_name(number)) for number in range(count)])
 
     def __str__(self) -> str:
@@ -269,8 +325,10 @@ def call_name(number: int) -> str:
     return f"call_{number}"
 
 
-def _read_fields(path: Path, kinds: Mapping[str, Any], *, schema: int | None = None) -> dict[str, Any]:
-    """Read fields of a JSON object, each of its type."""
+def _read_fields(
+    path: Path, kinds: Mapping[str, Any], later: Mapping[str, Any], *, schema: int | None = None
+) -> dict[str, Any]:
+    """Read fields of a JSON object, each of its type; those that came ``later`` old traces lack."""
     try:
         found = json.loads(read_text(within(path.parent, path)))
     except FileNotFoundError as error:
@@ -281,6 +339,7 @@ def _read_fields(path: Path, kinds: Mapping[str, Any], *, schema: int | None = N
         raise UsageError(f"{path} is no part of a trace")
     if schema is not None and found.get("schema") != schema:
         raise UsageError(f"{path} is no trace of this version of hil")
+    kinds = {**kinds, **{name: kind for name, kind in later.items() if name in found}}
     for name, kind in kinds.items():
         value = found.get(name)
         if name not in found or not isinstance(value, kind) or isinstance(value, bool):

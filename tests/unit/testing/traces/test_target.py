@@ -24,8 +24,8 @@ class Program:
         )
         self._weight = np.frombuffer(weights.read_bytes(), np.float32)
 
-    def run(self, given: dict[str, Any], timeout: float) -> tuple[RunResult, None]:
-        return RunResult("fake", {"y": given["x"] * self._weight}), None
+    def run(self, given: dict[str, Any], **_: Any) -> tuple[RunResult, SimpleNamespace]:
+        return RunResult("fake", {"y": given["x"] * self._weight}), SimpleNamespace(warmup_ns=0, fetch_s=0.0)
 
     def unload(self) -> None:
         """Nothing is loaded."""
@@ -37,13 +37,15 @@ class Board:
     name = "fake"
 
     def __init__(self) -> None:
+        self.config = SimpleNamespace(compile_flags={})
         self.info = {"runtimes": [{"name": "iree", "devices": []}]}
 
     def take(self) -> None:
         """It is nobody else's."""
 
-    def push(self, artifact: Artifact) -> None:
+    def push(self, artifact: Artifact, progress: Any) -> int:
         """All files are there."""
+        return 0
 
     def load(self, artifact: Artifact, timeout: float, no_fallback: bool) -> Program:
         return Program(artifact.files["params.irpa"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hil.controller.storage.runs import write_file
 from hil.controller.workloads.suites.reports.junit import junit_xml
+from hil.controller.workloads.suites.reports.links import draw_pictures
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import load_run
 from hil.controller.workloads.suites.reports.summary import summary_markdown
@@ -24,7 +25,7 @@ _FILES = {
 
 
 def write_reports(folder: Path) -> None:
-    """Write results.csv, outputs.csv, junit.xml, summary.md and report.html of a run, each atomically.
+    """Write results.csv, outputs.csv, junit.xml, summary.md and report.html of a run, each atomically, and pictures.
 
     Args:
         folder: the run's; it may still be going on, or have been cut off: then the reports say what is missing.
@@ -34,5 +35,7 @@ def write_reports(folder: Path) -> None:
         StorageError: it cannot be written.
     """
     run = load_run(folder)
+    if not run.interrupted:
+        draw_pictures(run)
     for name, make in _FILES.items():
         write_file(folder / name, make(run))

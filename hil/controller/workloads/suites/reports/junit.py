@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 
 from hil.controller.storage.texts import line, plain, seconds, shortened
+from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
     EXPECTED,
     SuiteResults,
@@ -27,8 +29,13 @@ def junit_xml(run: SuiteResults) -> str:
     return junit_document([junit_suite(run, f"{run.suite} {run.flow}")])
 
 
-def junit_suite(run: SuiteResults, name: str, target: str = "") -> ElementTree.Element:
-    """Return the run as an element of a document; a target's name takes the flow's place in the cases' classes."""
+def junit_suite(run: SuiteResults, name: str, target: str = "", base: Path | None = None) -> ElementTree.Element:
+    """Return the run as an element of a document.
+
+    Args:
+        target: takes the flow's place in the cases' classes.
+        base: the folder of the document, where that is not the run's.
+    """
     target = target or run.flow
     suite = ElementTree.Element("testsuite", name=plain(name))
     if run.started is not None:
@@ -39,7 +46,7 @@ def junit_suite(run: SuiteResults, name: str, target: str = "") -> ElementTree.E
     for name, value in facts.items():
         ElementTree.SubElement(properties, "property", name=plain(name), value=plain(value))
     for record in run.records:
-        _add(suite, record, target)
+        _add(suite, record, target, list(links_of(run, record, base)))
     for name in run.missing:
         about = {"classname": _class(run.suite, target), "name": plain(name), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", about)
@@ -70,7 +77,7 @@ def junit_document(suites: Sequence[ElementTree.Element]) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add(suite: ElementTree.Element, record: CaseRecord, target: str) -> None:
+def _add(suite: ElementTree.Element, record: CaseRecord, target: str, links: Sequence[tuple[str, str]]) -> None:
     about = {"classname": _class(record.suite, target, record.model), "name": plain(record.id)}
     case = ElementTree.SubElement(suite, "testcase", {**about, "time": f"{host_seconds(record):.3f}"})
     kind = kind_of(record.outcome)
@@ -87,6 +94,7 @@ def _add(suite: ElementTree.Element, record: CaseRecord, target: str) -> None:
         out.append(f"{tried} {line(one.get('message') or '')}".strip())
     if kind in ("fail", "error", "board"):
         out += [f"repeat: {record.repeat}" if record.repeat else "", f"diff: {record.diff}" if record.diff else ""]
+        out += [f"{what}: {where}" for what, where in links]
     if text := plain("\n".join(filter(None, out))):
         ElementTree.SubElement(case, "system-out").text = text
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from hil.compare.stats import STATISTICS
 from hil.controller.storage.texts import plain, shortened
+from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
     WHOLE_MODEL,
     Delegation,
@@ -104,12 +105,12 @@ def _data(run: SuiteResults) -> Any:
         "stages": [one.value for one in Stage],
         "columns": [{"name": one.name, "title": one.title, "unit": one.unit} for one in columns],
         "statistics": [{name: getattr(one, name) for name in _OF_STATISTICS} for one in _STATISTICS],
-        "cases": [_case(record, columns) for record in run.records],
+        "cases": [_case(run, record, columns) for record in run.records],
     }
     return _clean(jsonable(whole))
 
 
-def _case(record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
+def _case(run: SuiteResults, record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
     delegation = Delegation.of(record)
     found: dict[str, Any] = {
         **{name: getattr(record, name) for name in _COPIED},
@@ -127,6 +128,7 @@ def _case(record: CaseRecord, columns: Sequence[Column]) -> dict[str, Any]:
             {**one, "outputs": [_output(output) for output in one["outputs"]]} for one in record.other_references
         ],
         "plainOutputs": [_output(one) for one in record.plain_outputs],
+        "links": list(links_of(run, record)),
         "worst": worst(record.outputs),
         "plainWorst": worst(record.plain_outputs),
         "cells": {one.name: value for one in columns if (value := one.value(record)) not in (None, "")},

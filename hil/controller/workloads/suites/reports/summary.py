@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from hil.controller.storage.texts import counted, line, seconds
+from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
     SuiteResults,
     Totals,
@@ -72,12 +75,25 @@ def print_summary(console: Console, folder: Path) -> None:
         if record.repeat:
             # Not wrapped, so that it can be copied.
             console.print(Text(f"  {record.repeat}", style="cyan"), soft_wrap=True)
+        if links := list(links_of(run, record)):
+            console.print(Text(f"  look at {_look_at(run, record, links)}", style="dim"), soft_wrap=True)
         if others:
             console.print(Text(f"  and {counted(others, 'case')} more for the same reason", style="dim"))
     if more := sum(1 + others for _, others in groups[_FAILING:]):
         console.print(Text(f"and {counted(more, 'failing case')} more", style="dim"))
     where, page = (shlex.quote(str(path)) for path in (folder, folder / "report.html"))
     console.print(Text(f"stored in {where}; open {page}"), soft_wrap=True)
+
+
+def _look_at(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[str, str]]) -> str:
+    """``FOLDER (difference.png, inputs, ...), DIR/ID (ir)``: the paths as one types them."""
+    inside = f"{record.folder}/"
+    own = ", ".join(where.removeprefix(inside) for _, where in links if where.startswith(inside))
+    places = [f"{shlex.quote(str(run.folder / record.folder))} ({own})"] if own else []
+    for what, where in links:
+        if what in record.left:
+            places.append(f"{shlex.quote(os.path.normpath(run.folder / where))} ({what})")
+    return ", ".join(places)
 
 
 def _alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
@@ -109,7 +125,10 @@ def summary_markdown(run: SuiteResults) -> str:
     if not failing:
         return text
     room = (_LARGEST_BYTES - len(text.encode(errors="replace"))) // 2
-    heads, *rows = markdown_table(["case", "outcome", "stage", "message"], [_row(one) for one in failing])
+    columns, cells = ["case", "outcome", "stage", "message"], [_row(one) for one in failing]
+    if any(links := [_links(run, one) for one in failing]):
+        columns, cells = [*columns, "look at"], [[*row, link] for row, link in zip(cells, links, strict=True)]
+    heads, *rows = markdown_table(columns, cells)
     rows = _within(room, rows)
     commands = _within(room, [line(one.repeat, 2000) for one in failing if one.repeat])
     parts = [text, "### What failed\n", heads, *rows, ""]
@@ -126,6 +145,10 @@ def summary_markdown(run: SuiteResults) -> str:
 def _row(record: CaseRecord) -> list[str]:
     message = record.message + (f" ({record.confirmed})" if record.confirmed else "")
     return [as_name(record.id), as_text(record.outcome), as_text(record.stage), as_text(line(message))]
+
+
+def _links(run: SuiteResults, record: CaseRecord) -> str:
+    return " ".join(f"[{as_text(what)}]({quote(where)})" for what, where in links_of(run, record))
 
 
 def _within(room: int, lines: list[str]) -> list[str]:

@@ -77,6 +77,15 @@ def test_a_compilation_is_told_by_phase_pass_dispatch_and_executable(settings: d
         int(conv["flops_estimate"]) / int(conv["bytes_estimate"]), abs=1e-3
     )
 
+    # The time of a nominal core, and the share of all operations' together.
+    assert float(conv["time_us_estimate"]) == pytest.approx(int(conv["bytes_estimate"]) / 1e3)
+    assert sum(float(row["share_estimate"]) for row in dispatches) == pytest.approx(1, abs=1e-3)
+    assert [span.name for span in told.operations] == ["conv1", "conv1, relu1", "pool1", "conv2, relu2", "pool2", "fc1"]
+    assert (told.operations[0].start_ns, told.operations[-1].end_ns) == (whole.start_ns, pytest.approx(whole.end_ns))
+    longest = max(told.operations, key=lambda span: span.end_ns - span.start_ns)
+    share = (longest.end_ns - longest.start_ns) / (whole.end_ns - whole.start_ns)
+    assert longest.name == "conv2, relu2" and share == pytest.approx(float(conv["share_estimate"]), abs=1e-3)
+
     executables = table(told.folder / EXECUTABLES)
     assert executables[0]["executable"].endswith(".so")
     assert sum(float(row["share_of_program"]) for row in executables) == pytest.approx(1, abs=1e-3)

@@ -58,7 +58,7 @@ def test_the_gravest_target_decides_and_one_that_was_not_reached_is_a_column_of_
     assert report.exit_code == 4
     assert [cell.word for cell in report.rows[0].cells] == ["PASS", "BOARD_UNREACHABLE"]
     assert report.notes == ["rpi: no answer from it"]
-    suite = ElementTree.fromstring(files.matrix_junit(report)).findall("testsuite")[1]
+    suite = ElementTree.fromstring(files.matrix_junit(report, tmp_path)).findall("testsuite")[1]
     assert suite.get("errors") == "1" and suite.find("testcase/error").get("type") == "BOARD_UNREACHABLE"
 
 
@@ -93,12 +93,12 @@ def test_what_others_wrote_is_data_in_every_form(tmp_path: Path):
     Tags().feed(page)
     assert "script" not in tags and "script-src" not in page and "default-src 'none'" in page
     assert "<script" not in files.matrix_markdown(report).replace("\\<script", "")
-    assert ElementTree.fromstring(files.matrix_junit(report)).find(".//script") is None
+    assert ElementTree.fromstring(files.matrix_junit(report, tmp_path)).find(".//script") is None
 
 
 def test_junit_tells_targets_apart_and_says_how_a_case_differs(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a"), case("b", "FAIL")])
-    root = ElementTree.fromstring(files.matrix_junit(report))
+    root = ElementTree.fromstring(files.matrix_junit(report, tmp_path))
     assert [suite.get("name") for suite in root] == ["nets sim", "nets rpi"]
     assert (root.get("tests"), root.get("failures")) == ("4", "1")
     assert len({(one.get("classname"), one.get("name")) for one in root.iter("testcase")}) == 4

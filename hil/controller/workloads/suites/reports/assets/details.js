@@ -62,7 +62,9 @@ function issue(text) {
 
 function facts(one) {
   const timings = Object.entries(one.timings || {}).map(([stage, value]) => `${stage} ${duration(value)}`).join(", ");
-  const folder = one.folder && el("a", { href: `./${one.folder.split("/").map(encodeURIComponent).join("/")}` }, one.folder);
+  const link = (where, text) => el("a", { href: `./${where.split("/").map(encodeURIComponent).join("/")}` }, text);
+  const folder = one.folder && link(one.folder, one.folder);
+  const left = (one.links || []).map(([what, where]) => [link(where, what), " "]).flat();
   const rows = [
     ["ended", [one.outcome, one.ended && ` (by itself ${one.ended})`, one.stage && `, stage ${one.stage}`]],
     ["what", [one.model, one.layer && `, layer ${one.layer}`, one.op && `, ${one.op}`]],
@@ -76,6 +78,7 @@ function facts(one) {
     ["delegated", [one.delegated, one.delegated && one.lowering && `; ${one.lowering}`]],
     ["parameters", [Object.entries(one.params || {}).map(([name, value]) => `${name} ${value}`).join(", ")]],
     ["kept in", [folder]],
+    ["look at", left],
   ];
   return el("section", {}, el("dl", {}, rows.filter(([, words]) => words.some(Boolean))
     .map(([name, words]) => [el("dt", {}, name), el("dd", {}, words.filter(Boolean))]).flat()));

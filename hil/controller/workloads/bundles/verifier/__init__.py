@@ -1,0 +1,75 @@
+"""The verifier of bundles for boards without Python: a small C program, which Zig builds for any target."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from hil.controller.storage.packages import needed_version
+from hil.core import own_version
+from hil.core.files import replacing
+from hil.core.processes import module_command
+from hil.errors import StorageError, UsageError
+
+EXTRA = "verifier"
+SOURCES = Path(__file__).parent
+COMMAND_RUNTIME = SOURCES / "command.c"
+# What a fused multiply and add rounds differently is a different verdict.
+FLAGS = ("-std=gnu11", "-ffp-contract=off")
+_BUILD = ("-O2", "-g0", "-s", "-Wno-unused-command-line-argument")
+_ARCH = {"amd64": "x86_64", "arm64": "aarch64"}
+_ERROR = re.compile(r"(?:error: |undefined symbol: )(?P<what>.*)")
+
+
+def own_target() -> str:
+    """The target of this machine, as Zig calls it; linked with musl, a program needs nothing of the system."""
+    machine = platform.machine().lower()
+    return f"{_ARCH.get(machine, machine)}-linux-musl"
+
+
+def build_verifier(
+    output: Path, target: str = "", *, runtime: Path = COMMAND_RUNTIME, arguments: Sequence[str] = ()
+) -> str:
+    """Build the verifier; returns the target that it is for.
+
+    Args:
+        target: as Zig calls it, ``aarch64-linux-musl``; "" is this machine.
+        runtime: the source, C or C++, of what runs programs, with the functions of ``runtime.h``.
+        arguments: for the compiler and the linker: libraries, folders of headers.
+
+    Raises:
+        UsageError: Zig is not installed, knows no such target, or cannot compile or link it.
+        StorageError: the file cannot be written.
+    """
+    needed_version("ziglang", EXTRA)
+    target = target or own_target()
+    if not runtime.is_file():
+        raise UsageError(f"there is no {runtime}", hint="--runtime names a source with the functions of runtime.h")
+    sources = [*sorted(set(SOURCES.glob("*.c")) - {COMMAND_RUNTIME}), runtime.absolute()]
+    try:
+        with replacing(output) as made:
+            what = [f'-DHIL_VERSION="{own_version()}"', f"-I{SOURCES}", *map(str, sources), *arguments]
+            zig_cc([*_BUILD, *FLAGS, *what, "-lm", "-o", str(made.absolute())], target)
+            made.chmod(0o755)
+    except OSError as error:
+        raise StorageError(f"{output} cannot be written: {error.strerror}", hint="name another file") from error
+    return target
+
+
+def zig_cc(arguments: Sequence[str], target: str) -> None:
+    """Compile and link for a target. Raises UsageError: Zig cannot."""
+    command = module_command("ziglang", "cc", "-target", target, *arguments)
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+    if ended.returncode:
+        printed = ended.stderr + ended.stdout
+        errors = list(dict.fromkeys(match["what"].strip() for match in _ERROR.finditer(printed)))
+        raise UsageError(
+            f"Zig cannot build the verifier for {target}: {'; '.join(errors[:3]) or f'exit code {ended.returncode}'}",
+            hint="targets are those of Zig: aarch64-linux-musl, arm-linux-musleabihf, riscv64-linux-musl, ...",
+            detail=printed[-4000:],
+        )

@@ -1,0 +1,456 @@
+/* .hilb files, as hil/bundles/layout.py and hil/bundles/manifest.py have them. */
+#include "blake3.h"
+#include "json.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const BROKEN = "get the file again, or make it again: hil bundle create";
+static const char *const HINT = "the file was not written by hil, or is damaged: get it again";
+enum { HEADER_BYTES = 192, ALIGN = 64, MAX_BLOBS = 1000000, MAX_MANIFEST_BYTES = 16 << 20 };
+
+struct blob {
+    const char *digest;
+    const uint8_t *data;
+    uint64_t size;
+    bool is_used;
+};
+
+struct reader {
+    struct json json;
+    struct blob *blobs;
+    size_t blobs_count;
+    struct bundle *bundle;
+};
+
+/* What a method takes or gives. */
+struct spec {
+    const char *name;
+    const struct dtype *dtype;
+    unsigned rank;
+    uint64_t shape[MAX_RANK];
+    const char *symbol[MAX_RANK]; /* "" where the dimension may have any size; NULL where it is a size */
+};
+
+struct signature {
+    size_t counts[2];
+    struct spec *specs[2];
+};
+
+bool is_hilb(const uint8_t *data, uint64_t size)
+{
+    return size >= 8 && !memcmp(data, "\x89HILB\r\n\x1a", 8);
+}
+
+static uint64_t aligned(uint64_t size)
+{
+    return (size + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static bool are_zeros(const uint8_t *data, uint64_t size)
+{
+    for (uint64_t i = 0; i < size; i++)
+        if (data[i])
+            return false;
+    return true;
+}
+
+uint64_t elements_of(unsigned rank, const uint64_t *shape, const char *where)
+{
+    uint64_t room = 1;
+    bool empty = false;
+    for (unsigned axis = 0; axis < rank; axis++) {
+        empty |= !shape[axis];
+        if (shape[axis] && (__builtin_mul_overflow(room, shape[axis], &room) || room > MAX_ELEMENTS))
+            refuse(HINT, "%s has more elements than any machine holds", where);
+    }
+    return empty ? 0 : room;
+}
+
+static uint32_t limited(const struct json *json, uint32_t list, const char *where, uint32_t most)
+{
+    uint32_t count = json->nodes[list].count;
+    if (count > most)
+        refuse(HINT, "the bundle's manifest: %s has %u entries, %u are allowed", where, count, most);
+    return count;
+}
+
+/* ---- header and blobs */
+
+static int by_digest(const void *one, const void *other)
+{
+    return strcmp(((const struct blob *)one)->digest, ((const struct blob *)other)->digest);
+}
+
+static void read_blobs(struct reader *reader, uint32_t list, const uint8_t *data, uint64_t size, uint64_t at)
+{
+    static const char *const fields[] = {"digest", "size"};
+    const struct json *json = &reader->json;
+    reader->blobs_count = limited(json, list, "blobs", MAX_BLOBS);
+    reader->blobs = allocate(reader->blobs_count, sizeof *reader->blobs);
+    uint32_t item = list + 1;
+    for (size_t i = 0; i < reader->blobs_count; i++, item = json->nodes[item].next) {
+        struct blob *blob = &reader->blobs[i];
+        uint32_t found[2];
+        take(json, item, "blobs", fields, "\"i", found);
+        blob->digest = string_at(json, found[0]);
+        blob->size = size_at(json, found[1], "blobs.size", MAX_ELEMENTS);
+        if (blob->size > size - at || aligned(blob->size) > size - at)
+            refuse(BROKEN, "the bundle is cut off or was added to");
+        blob->data = data + at;
+        char digest[8 + 64];
+        uint8_t bytes[32];
+        blake3(blob->data, blob->size, bytes);
+        for (int b = 0; b < 32; b++)
+            snprintf(digest + 7 + 2 * b, 3, "%02x", bytes[b]);
+        memcpy(digest, "blake3:", 7);
+        if (strcmp(digest, blob->digest) || !are_zeros(blob->data + blob->size, aligned(blob->size) - blob->size))
+            refuse(BROKEN, "blob %zu of the bundle is damaged: its digest is another", i);
+        at += aligned(blob->size);
+    }
+    if (at != size)
+        refuse(BROKEN, "the bundle is cut off or was added to");
+    if (reader->blobs_count)
+        qsort(reader->blobs, reader->blobs_count, sizeof *reader->blobs, by_digest);
+    for (size_t i = 1; i < reader->blobs_count; i++)
+        if (!by_digest(&reader->blobs[i - 1], &reader->blobs[i]))
+            refuse(HINT, "the bundle's manifest: blobs has one blob twice");
+}
+
+static const struct blob *blob_at(struct reader *reader, uint32_t node, const char *where)
+{
+    struct blob wanted = {.digest = string_at(&reader->json, node)}, *found = NULL;
+    if (reader->blobs_count)
+        found = bsearch(&wanted, reader->blobs, reader->blobs_count, sizeof wanted, by_digest);
+    if (!found)
+        refuse(HINT, "the bundle's manifest: %s names a blob that is not there", where);
+    found->is_used = true;
+    return found;
+}
+
+/* ---- the program */
+
+static const char *file_name(const struct json *json, uint32_t node)
+{
+    const char *name = name_at(json, node, "program.files", false);
+    bool fine = strlen(name) <= 255 && *name != '/' && !strpbrk(name, "\\:");
+    for (const char *part = name; fine; part++) {
+        size_t length = strcspn(part, "/");
+        fine = length && !(length == 1 && *part == '.') && !(length == 2 && !memcmp(part, "..", 2));
+        part += length;
+        if (!*part)
+            break;
+    }
+    if (!fine)
+        refuse(HINT, "the bundle's manifest: program.files has a name that is none inside the program's folder");
+    return name;
+}
+
+static void read_program(struct reader *reader, uint32_t program)
+{
+    static const char *const fields[] = {"compiler", "files", "flags", "main", "runtime"};
+    static const char *const of_file[] = {"blob", "name"};
+    const struct json *json = &reader->json;
+    struct bundle *bundle = reader->bundle;
+    uint32_t found[5], file[2];
+    take(json, program, "program", fields, "\"[[\"\"", found);
+    bundle->files_count = limited(json, found[1], "program.files", MAX_FILES);
+    bundle->files = allocate(bundle->files_count, sizeof *bundle->files);
+    uint32_t item = found[1] + 1;
+    for (size_t i = 0; i < bundle->files_count; i++, item = json->nodes[item].next) {
+        take(json, item, "program.files", of_file, "\"\"", file);
+        const struct blob *blob = blob_at(reader, file[0], "program.files");
+        bundle->files[i] = (struct program_file){file_name(json, file[1]), blob->data, blob->size};
+        for (size_t j = 0; j < i; j++)
+            if (!strcmp(bundle->files[j].name, bundle->files[i].name))
+                refuse(HINT, "the bundle's manifest: program.files has one name twice");
+    }
+    bundle->main = name_at(json, found[3], "program.main", false);
+    bundle->runtime = name_at(json, found[4], "program.runtime", false);
+    if (!main_file(bundle))
+        refuse(HINT, "the bundle's manifest: program.main is none of its files");
+}
+
+const struct program_file *main_file(const struct bundle *bundle)
+{
+    for (size_t i = 0; i < bundle->files_count; i++)
+        if (!strcmp(bundle->files[i].name, bundle->main))
+            return &bundle->files[i];
+    return NULL;
+}
+
+/* ---- methods and cases */
+
+static const struct dtype *dtype_at(const struct json *json, uint32_t node, const char *where)
+{
+    const struct dtype *dtype = dtype_named(string_at(json, node));
+    if (!dtype)
+        refuse(HINT, "the bundle's manifest: %s has a dtype that this verifier does not know", where);
+    return dtype;
+}
+
+static void read_spec(struct spec *spec, const struct json *json, uint32_t item, const char *where)
+{
+    static const char *const fields[] = {"dtype", "name", "shape"};
+    uint32_t found[3];
+    take(json, item, where, fields, "\"\"[", found);
+    spec->dtype = dtype_at(json, found[0], where);
+    spec->name = name_at(json, found[1], where, false);
+    spec->rank = limited(json, found[2], where, MAX_RANK);
+    uint32_t dim = found[2] + 1;
+    for (unsigned axis = 0; axis < spec->rank; axis++, dim = json->nodes[dim].next) {
+        char kind = json->nodes[dim].kind;
+        if (kind == '"')
+            spec->symbol[axis] = name_at(json, dim, where, false);
+        else if (kind == 'n')
+            spec->symbol[axis] = "";
+        else
+            spec->shape[axis] = size_at(json, dim, where, MAX_ELEMENTS);
+    }
+}
+
+static void read_tensor(struct tensor *tensor, struct reader *reader, uint32_t item, const char *where)
+{
+    static const char *const fields[] = {"blob", "dtype", "name", "shape"};
+    const struct json *json = &reader->json;
+    uint32_t found[4];
+    take(json, item, where, fields, "\"\"\"[", found);
+    const struct blob *blob = blob_at(reader, found[0], where);
+    tensor->dtype = dtype_at(json, found[1], where);
+    tensor->name = name_at(json, found[2], where, false);
+    tensor->rank = limited(json, found[3], where, MAX_RANK);
+    uint32_t dim = found[3] + 1;
+    for (unsigned axis = 0; axis < tensor->rank; axis++, dim = json->nodes[dim].next) {
+        tensor->shape[axis] = tensor->room[axis] = size_at(json, dim, where, MAX_ELEMENTS);
+        tensor->order[axis] = (uint8_t)axis;
+    }
+    tensor->count = elements_of(tensor->rank, tensor->shape, where);
+    if (tensor->dtype->kind == 's')
+        return; /* no command takes texts: runtime_run says so */
+    if (tensor->count * tensor->dtype->bytes != blob->size)
+        refuse(HINT, "the bundle's manifest: %s does not hold what it says", where);
+    tensor->data = blob->data;
+    for (uint64_t i = 0; tensor->dtype->kind == 'b' && i < tensor->count; i++)
+        if (tensor->data[i] > 1)
+            refuse(HINT, "the bundle's manifest: %s holds bytes that are no bool", where);
+}
+
+/* A dimension with a name has one size in all tensors of a case. */
+struct sizes {
+    size_t count, room;
+    const char **names;
+    uint64_t *found;
+};
+
+static void check_symbol(struct sizes *sizes, const char *name, uint64_t size, const char *where)
+{
+    for (size_t i = 0; i < sizes->count; i++)
+        if (!strcmp(sizes->names[i], name)) {
+            if (sizes->found[i] != size)
+                refuse(HINT, "%s has %llu where dimension '%s' is %llu", where, (unsigned long long)size, name,
+                       (unsigned long long)sizes->found[i]);
+            return;
+        }
+    if (sizes->count == sizes->room) {
+        size_t more = sizes->room + 8;
+        sizes->names = enlarged(sizes->names, sizes->room, more, sizeof *sizes->names);
+        sizes->found = enlarged(sizes->found, sizes->room, more, sizeof *sizes->found);
+        sizes->room += more;
+    }
+    sizes->names[sizes->count] = name;
+    sizes->found[sizes->count++] = size;
+}
+
+static void check_fits(const struct spec *spec, const struct tensor *tensor, struct sizes *sizes, const char *where)
+{
+    bool fits = tensor->dtype == spec->dtype && tensor->rank == spec->rank;
+    for (unsigned axis = 0; fits && axis < spec->rank; axis++)
+        fits = spec->symbol[axis] || spec->shape[axis] == tensor->shape[axis];
+    if (!fits)
+        refuse(HINT, "%s: '%s' has another dtype or shape than the method's", where, spec->name);
+    for (unsigned axis = 0; axis < spec->rank; axis++)
+        if (spec->symbol[axis] && *spec->symbol[axis])
+            check_symbol(sizes, spec->symbol[axis], tensor->shape[axis], where);
+}
+
+/* A case's inputs or outputs, in the method's order. */
+static struct tensor *read_tensors(struct reader *reader, uint32_t list, const struct spec *specs, size_t count,
+                                   struct sizes *sizes, const char *where)
+{
+    const struct json *json = &reader->json;
+    if (limited(json, list, where, MAX_TENSORS) != count)
+        refuse(HINT, "%s: it has %u tensors, the method has %zu", where, json->nodes[list].count, count);
+    struct tensor *tensors = allocate(count, sizeof *tensors);
+    uint32_t item = list + 1;
+    for (size_t i = 0; i < count; i++, item = json->nodes[item].next) {
+        struct tensor tensor = {0};
+        read_tensor(&tensor, reader, item, where);
+        size_t place = i; /* nearly always */
+        if (strcmp(specs[place].name, tensor.name))
+            for (place = 0; place < count && strcmp(specs[place].name, tensor.name);)
+                place++;
+        if (place == count || tensors[place].name)
+            refuse(HINT, "%s: '%s' is no tensor of the method, or is there twice", where, tensor.name);
+        tensors[place] = tensor;
+    }
+    for (size_t i = 0; i < count; i++)
+        check_fits(&specs[i], &tensors[i], sizes, where);
+    return tensors;
+}
+
+static void read_noise(struct test_case *made, const struct json *json, uint32_t object, const char *where)
+{
+    if (json->nodes[object].kind != '{')
+        refuse(HINT, "%s: its noise is of the wrong type", where);
+    uint32_t key = object + 1;
+    for (uint32_t i = 0; i < json->nodes[object].count; i++) {
+        const char *name = string_at(json, key);
+        uint32_t list = key + 1, item = list + 1;
+        struct noise noise = {.known = true};
+        double *numbers[] = {&noise.absolute, &noise.beyond_rtol, &noise.rms};
+        if (json->nodes[list].kind != '[' || json->nodes[list].count != 3)
+            refuse(HINT, "%s: its noise must be three numbers", where);
+        for (int n = 0; n < 3; n++, item = json->nodes[item].next) {
+            *numbers[n] = json->nodes[item].kind ? -1 : number_at(json, item, where);
+            if (*numbers[n] < 0)
+                refuse(HINT, "%s: its noise must be three numbers of 0 or more", where);
+        }
+        size_t place = 0;
+        while (place < made->outputs_count && strcmp(made->outputs[place].name, name))
+            place++;
+        if (place == made->outputs_count)
+            refuse(HINT, "%s: noise of '%s', which is no output", where, name);
+        made->noise[place] = noise;
+        key = json->nodes[list].next;
+    }
+}
+
+static double tolerance_at(const struct json *json, uint32_t node, const char *where)
+{
+    return json->nodes[node].kind == 'n' ? NAN : number_at(json, node, where);
+}
+
+static void read_case(struct test_case *made, struct reader *reader, uint32_t item, const char *method,
+                      const struct signature *signature)
+{
+    static const char *const plain[] = {"atol", "inputs", "name", "outputs", "rtol", "source"};
+    static const char *const noisy[] = {"atol", "inputs", "name", "noise", "outputs", "rtol", "source"};
+    const struct json *json = &reader->json;
+    const char *where = text_of("method '%s', a case", method);
+    uint32_t found[7], noise = 0;
+    if (json->nodes[item].kind == '{' && json->nodes[item].count == 7) {
+        take(json, item, where, noisy, "D[\"{[D\"", found);
+        noise = found[3];
+        memmove(found + 3, found + 4, 3 * sizeof *found);
+    } else
+        take(json, item, where, plain, "D[\"[D\"", found);
+    made->name = name_at(json, found[2], where, false);
+    where = text_of("method '%s', case '%s'", method, made->name);
+    made->atol = tolerance_at(json, found[0], where);
+    made->rtol = tolerance_at(json, found[4], where);
+    struct sizes sizes = {0};
+    made->inputs_count = signature->counts[0];
+    made->outputs_count = signature->counts[1];
+    made->inputs = read_tensors(reader, found[1], signature->specs[0], made->inputs_count, &sizes, where);
+    made->outputs = read_tensors(reader, found[3], signature->specs[1], made->outputs_count, &sizes, where);
+    made->noise = allocate(made->outputs_count, sizeof *made->noise);
+    if (noise)
+        read_noise(made, json, noise, where);
+    check_tolerances(method, made);
+}
+
+static int by_name(const void *one, const void *other)
+{
+    return strcmp(*(const char *const *)one, *(const char *const *)other);
+}
+
+static void refuse_twins(const char **names, size_t count, const char *where)
+{
+    if (count)
+        qsort(names, count, sizeof *names, by_name);
+    for (size_t i = 1; i < count; i++)
+        if (!strcmp(names[i - 1], names[i]))
+            refuse(HINT, "the bundle's manifest: %s has one name twice", where);
+}
+
+static void read_method(struct method *made, struct reader *reader, uint32_t item)
+{
+    static const char *const fields[] = {"cases", "inputs", "name", "outputs"};
+    const struct json *json = &reader->json;
+    struct signature signature;
+    uint32_t found[4];
+    take(json, item, "methods", fields, "[[\"[", found);
+    made->name = name_at(json, found[2], "methods.name", false);
+    for (int side = 0; side < 2; side++) {
+        uint32_t list = found[side ? 3 : 1], spec = list + 1;
+        size_t count = signature.counts[side] = limited(json, list, "methods", MAX_TENSORS);
+        signature.specs[side] = allocate(count, sizeof **signature.specs);
+        const char **names = allocate(count, sizeof *names);
+        for (size_t i = 0; i < count; i++, spec = json->nodes[spec].next) {
+            read_spec(&signature.specs[side][i], json, spec, side ? "methods.outputs" : "methods.inputs");
+            names[i] = signature.specs[side][i].name;
+        }
+        refuse_twins(names, count, side ? "methods.outputs" : "methods.inputs");
+    }
+    made->cases_count = limited(json, found[0], "methods.cases", MAX_CASES);
+    made->cases = allocate(made->cases_count, sizeof *made->cases);
+    const char **names = allocate(made->cases_count, sizeof *names);
+    uint32_t one = found[0] + 1;
+    for (size_t i = 0; i < made->cases_count; i++, one = json->nodes[one].next) {
+        read_case(&made->cases[i], reader, one, made->name, &signature);
+        names[i] = made->cases[i].name;
+    }
+    refuse_twins(names, made->cases_count, "methods.cases");
+}
+
+static uint64_t number_in(const uint8_t *data, unsigned bytes)
+{
+    uint64_t value = 0;
+    memcpy(&value, data, bytes);
+    return value;
+}
+
+void read_hilb(struct bundle *bundle, const uint8_t *data, uint64_t size)
+{
+    static const char *const fields[] = {"blobs", "made", "methods", "program"};
+    struct reader reader = {.bundle = bundle};
+    if (size < HEADER_BYTES)
+        refuse(BROKEN, "the bundle is cut off in its header");
+    uint64_t version = number_in(data + 8, 4), flags = number_in(data + 12, 4), manifest = number_in(data + 24, 8);
+    if (version != 1)
+        refuse("use a verifier of the hil that made it", "the bundle is of version %u, this verifier reads version 1",
+               (unsigned)version);
+    if (number_in(data + 16, 8) != size || manifest > MAX_MANIFEST_BYTES || aligned(HEADER_BYTES + manifest) > size)
+        refuse(BROKEN, "the bundle is cut off or was added to");
+    uint8_t digest[32];
+    blake3(data + HEADER_BYTES, manifest, digest);
+    if (memcmp(digest, data + 32, 32))
+        refuse(BROKEN, "the manifest is damaged: its digest is another");
+    uint64_t start = aligned(HEADER_BYTES + manifest);
+    if (flags > 1 || !are_zeros(data + 160, 32) || (!flags && !are_zeros(data + 64, 96)) ||
+        !are_zeros(data + HEADER_BYTES + manifest, start - HEADER_BYTES - manifest))
+        refuse(BROKEN, "the bundle's header is damaged");
+    bundle->is_signed = flags == 1;
+    parse_json(&reader.json, (const char *)data + HEADER_BYTES, (uint32_t)manifest);
+    uint32_t found[4];
+    take(&reader.json, 0, "it", fields, "[{[{", found);
+    read_blobs(&reader, found[0], data, size, start);
+    read_program(&reader, found[3]);
+    bundle->methods_count = limited(&reader.json, found[2], "methods", MAX_METHODS);
+    bundle->methods = allocate(bundle->methods_count, sizeof *bundle->methods);
+    const char **names = allocate(bundle->methods_count, sizeof *names);
+    uint32_t item = found[2] + 1;
+    for (size_t i = 0; i < bundle->methods_count; i++, item = reader.json.nodes[item].next) {
+        read_method(&bundle->methods[i], &reader, item);
+        names[i] = bundle->methods[i].name;
+    }
+    refuse_twins(names, bundle->methods_count, "methods");
+    if (!bundle->methods_count)
+        refuse(HINT, "the bundle's manifest: methods is empty");
+    for (size_t i = 0; i < reader.blobs_count; i++)
+        if (!reader.blobs[i].is_used)
+            refuse(HINT, "the bundle's manifest: blobs has one that nothing names");
+    if (!strcmp(bundle->runtime, "executorch"))
+        take_layouts(bundle);
+}

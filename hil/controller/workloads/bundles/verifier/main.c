@@ -1,0 +1,407 @@
+/* The verifier's command line: it runs every case of a bundle and compares. */
+#include "verifier.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+
+#ifndef HIL_VERSION
+#define HIL_VERSION "?"
+#endif
+
+volatile sig_atomic_t interrupted;
+
+static const char *const OUTCOMES[] = {"PASS", "FAIL", "BLIND", "LOAD_ERROR", "RUN_ERROR", "RUN_CRASH", "TIMEOUT"};
+
+static struct {
+    const char *path, *method, *which;
+    double rtol, atol;
+    bool json, list;
+    struct settings settings;
+    struct bundle bundle;
+    struct mapping file;
+    size_t ran, passed;
+    int code;
+} job = {.method = "", .which = "", .rtol = NAN, .atol = NAN, .settings = {.device = "", .timeout_s = 60, .data = ""}};
+
+static const char *const USAGE =
+    "Usage: verify [OPTIONS] BUNDLE [COMMAND...]\n"
+    "\n"
+    "Run every case of a BUNDLE (.hilb, or ExecuTorch's .bpte) on this machine, and compare what comes out with what is\n"
+    "expected.\n"
+    "\n"
+    "  --list         show the cases and run none\n"
+    "  --method M     only this entry point\n"
+    "  --case C       only this case: its name or its number, or METHOD/NAME\n"
+    "  --rtol R       relative tolerance, instead of the bundle's\n"
+    "  --atol A       absolute tolerance, instead of the bundle's\n"
+    "  --device D     the runtime's device\n"
+    "  --data FILE    weights beside the program (.ptd, .irpa)\n"
+    "  --timeout S    limit of a case in seconds (default: 60)\n"
+    "  --json         one JSON document on stdout\n"
+    "  --version      say which hil it is of\n"
+    "\n";
+
+static const char *const EXIT_CODES =
+    "\nExit codes: 0 all passed, 1 an answer differs, 2 bad bundle or usage, 3 a case failed to run, 5 there was no case to\n"
+    "run, 130 interrupted.\n"
+    "Example: verify digits.hilb ./iree-run-module\n";
+
+static void put_json(const char *text)
+{
+    putchar('"');
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++)
+        if (*c == '"' || *c == '\\')
+            printf("\\%c", *c);
+        else if (*c < ' ')
+            printf("\\u%04x", *c);
+        else
+            putchar(*c);
+    putchar('"');
+}
+
+static void put_number(const char *key, double value)
+{
+    if (isnan(value))
+        printf(", \"%s\": null", key);
+    else if (isinf(value))
+        printf(", \"%s\": \"inf\"", key);
+    else
+        printf(", \"%s\": %.17g", key, value);
+}
+
+static void put_shape(const char *key, const struct tensor *tensor)
+{
+    printf(", \"%s\": [", key);
+    for (unsigned axis = 0; axis < tensor->rank; axis++)
+        printf(axis ? ", %llu" : "%llu", (unsigned long long)tensor->shape[axis]);
+    printf("]");
+}
+
+static void put_place(const char *what, bool known, uint64_t flat, const struct tensor *actual, const struct tensor *expected)
+{
+    char index[512], a[128], b[128];
+    if (!known) {
+        printf(", \"%s_index\": null, \"%s_values\": null", what, what);
+        return;
+    }
+    show_index(index, sizeof index, actual, flat);
+    show_element(a, sizeof a, actual->dtype, actual->data, flat, true);
+    show_element(b, sizeof b, expected->dtype, expected->data, flat, true);
+    printf(", \"%s_index\": %s, \"%s_values\": [%s, %s]", what, index, what, a, b);
+}
+
+static void put_output(const struct comparison *found, const struct tensor *actual, const struct tensor *expected)
+{
+    printf("{\"name\": ");
+    put_json(expected->name);
+    printf(", \"passed\": %s, \"reason\": ", found->passed ? "true" : "false");
+    put_json(found->reason);
+    printf(", \"dtype\": \"%s\"", actual->dtype->name);
+    put_shape("shape", actual);
+    printf(", \"reference_dtype\": \"%s\"", expected->dtype->name);
+    put_shape("reference_shape", expected);
+    printf(", \"tolerance\": %s, \"blind\": %s", *found->tolerance ? found->tolerance : "null",
+           found->blind ? "true" : "false");
+    if (found->has_stats)
+        printf(", \"elements\": %llu, \"mismatches\": %llu, \"nonfinite\": %llu, \"masked\": %llu",
+               (unsigned long long)found->elements, (unsigned long long)found->mismatches,
+               (unsigned long long)found->nonfinite, (unsigned long long)found->masked);
+    else
+        printf(", \"elements\": null, \"mismatches\": null, \"nonfinite\": null, \"masked\": null");
+    put_number("max_abs", found->max_abs);
+    put_number("max_rel", found->max_rel);
+    put_place("first", found->has_first, found->first, actual, expected);
+    put_place("worst", found->has_worst, found->worst, actual, expected);
+    printf("}");
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+/* What hil's exit code of several outcomes is: the gravest. */
+static void count(enum outcome outcome)
+{
+    int code = outcome == PASS ? EXIT_ALL_PASSED : outcome <= BLIND ? EXIT_DIFFERS : EXIT_STAGE;
+    job.code = job.ran++ && job.code > code ? job.code : code;
+    job.passed += outcome == PASS;
+}
+
+static enum outcome outcome_of(const struct comparison *found, size_t count, const struct test_case *one, char *message,
+                               size_t size)
+{
+    enum outcome outcome = PASS;
+    for (size_t i = 0; i < count; i++) {
+        enum outcome this = found[i].passed ? PASS : found[i].blind ? BLIND : FAIL;
+        if (this != PASS && (outcome == PASS || (outcome == BLIND && this == FAIL))) {
+            outcome = this;
+            snprintf(message, size, "output %s: %s", one->outputs[i].name, found[i].reason);
+        }
+    }
+    return outcome;
+}
+
+static void report(const struct method *method, const struct test_case *one, enum outcome outcome, const char *message,
+                   double seconds, const struct comparison *found, const struct tensor *outputs)
+{
+    if (job.json) {
+        printf(job.ran > 1 ? ",\n  {\"method\": " : "\n  {\"method\": ");
+        put_json(method->name);
+        printf(", \"case\": ");
+        put_json(one->name);
+        printf(", \"outcome\": \"%s\", \"reason\": ", OUTCOMES[outcome]);
+        put_json(message);
+        printf(", \"wall_s\": %.6f, \"outputs\": [", seconds);
+        for (size_t i = 0; found && i < one->outputs_count; i++) {
+            printf(i ? ", " : "");
+            put_output(&found[i], &outputs[i], &one->outputs[i]);
+        }
+        printf("]}");
+        return;
+    }
+    printf("%s  %s/%s", OUTCOMES[outcome], method->name, one->name);
+    if (found) {
+        uint64_t elements = 0, mismatches = 0;
+        double most = 0;
+        for (size_t i = 0; i < one->outputs_count; i++) {
+            elements += found[i].elements;
+            mismatches += found[i].mismatches;
+            most = fmax(most, found[i].max_abs);
+        }
+        printf("  %llu of %llu out of tolerance, max abs %.3g", (unsigned long long)mismatches,
+               (unsigned long long)elements, most);
+    }
+    printf(*message ? "\n      %s\n" : "%s\n", message);
+    fflush(stdout);
+}
+
+static void run_case(const struct method *method, struct test_case *one)
+{
+    char message[1600] = "";
+    void *before = last_allocated();
+    if (!isnan(job.rtol))
+        one->rtol = job.rtol;
+    if (!isnan(job.atol))
+        one->atol = job.atol;
+    check_tolerances(method->name, one);
+    struct tensor *outputs = allocate(one->outputs_count, sizeof *outputs);
+    struct comparison *found = allocate(one->outputs_count, sizeof *found);
+    double begin = now();
+    enum outcome outcome = runtime_run(method, one, outputs, message, sizeof message);
+    double seconds = now() - begin;
+    if (interrupted)
+        return;
+    bool is_compared = outcome == PASS;
+    if (is_compared) {
+        for (size_t i = 0; i < one->outputs_count; i++)
+            compare_output(&found[i], &outputs[i], &one->outputs[i], one->rtol, one->atol, &one->noise[i]);
+        outcome = outcome_of(found, one->outputs_count, one, message, sizeof message);
+    }
+    count(outcome);
+    report(method, one, outcome, message, seconds, is_compared ? found : NULL, outputs);
+    free_after(before);
+}
+
+static bool is_chosen(const struct method *method, size_t number)
+{
+    const char *name = method->cases[number].name;
+    if (!*job.which || !strcmp(job.which, name) || !strcmp(job.which, text_of("%s/%s", method->name, name)))
+        return true;
+    for (size_t i = 0; i < method->cases_count; i++)
+        if (!strcmp(job.which, method->cases[i].name))
+            return false; /* a name comes before a number */
+    return !strcmp(job.which, text_of("%zu", number));
+}
+
+static void list_case(const struct method *method, const struct test_case *one)
+{
+    char shape[768];
+    if (job.json) {
+        printf(job.ran ? ",\n  {\"method\": " : "\n  {\"method\": ");
+        put_json(method->name);
+        printf(", \"case\": ");
+        put_json(one->name);
+        printf("}");
+    } else {
+        printf("%s/%s:", method->name, one->name);
+        for (size_t i = 0; i < one->inputs_count + one->outputs_count; i++) {
+            bool out = i >= one->inputs_count;
+            const struct tensor *tensor = out ? &one->outputs[i - one->inputs_count] : &one->inputs[i];
+            show_shape(shape, sizeof shape, tensor);
+            printf("%s %s: %s %s", i == one->inputs_count ? " ->" : i ? "," : "", tensor->name, shape, tensor->dtype->name);
+        }
+        printf("\n");
+    }
+    job.ran++;
+}
+
+static void each_case(void *unused)
+{
+    (void)unused;
+    bool known = !*job.method, found = !*job.which;
+    for (size_t m = 0; m < job.bundle.methods_count; m++) {
+        const struct method *method = &job.bundle.methods[m];
+        if (*job.method && strcmp(job.method, method->name))
+            continue;
+        known = true;
+        for (size_t c = 0; c < method->cases_count && !interrupted; c++) {
+            if (!is_chosen(method, c))
+                continue;
+            found = true;
+            if (job.list)
+                list_case(method, &method->cases[c]);
+            else
+                run_case(method, &method->cases[c]);
+        }
+    }
+    if (!known)
+        refuse("verify --list shows them", "the bundle has no method '%s'", job.method);
+    if (!found)
+        refuse("verify --list shows them", "the bundle has no case '%s'", job.which);
+}
+
+static void open_bundle(void *unused)
+{
+    (void)unused;
+    job.file = map_file(job.path);
+    if (!job.file.data)
+        refuse("name a .hilb or a .bpte file", "%s cannot be read: %s", job.path,
+               errno == ENODATA ? "it is empty" : errno == EINVAL ? "it is no plain file" : strerror(errno));
+    if (is_hilb(job.file.data, job.file.size))
+        read_hilb(&job.bundle, job.file.data, job.file.size);
+    else if (is_bpte(job.file.data, job.file.size))
+        read_bpte(&job.bundle, job.file.data, job.file.size);
+    else
+        refuse("name a .hilb or a .bpte file", "%s is no bundle", job.path);
+    if (!job.list)
+        runtime_open(&job.bundle, &job.settings);
+}
+
+static double seconds_or_tolerance(const char *option, const char *text)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (!*text || *end || !isfinite(value) || value < 0)
+        refuse("see --help", "%s is '%s', which is no number of 0 or more", option, text);
+    return value;
+}
+
+static void parse(void *context)
+{
+    char **words = context;
+    for (words++; *words && **words == '-' && strcmp(*words, "--"); words++) {
+        const char *option = *words;
+        if (!strcmp(option, "--json") || !strcmp(option, "--list")) {
+            *(option[2] == 'j' ? &job.json : &job.list) = true;
+            continue;
+        }
+        const char *value = words[1];
+        const struct {
+            const char *name, **text;
+            double *number;
+        } known[] = {{"--method", &job.method, NULL},          {"--case", &job.which, NULL},
+                     {"--rtol", NULL, &job.rtol},              {"--atol", NULL, &job.atol},
+                     {"--device", &job.settings.device, NULL}, {"--data", &job.settings.data, NULL},
+                     {"--timeout", NULL, &job.settings.timeout_s}};
+        size_t which = 0;
+        while (which < sizeof known / sizeof *known && strcmp(known[which].name, option))
+            which++;
+        if (which == sizeof known / sizeof *known)
+            refuse("see --help", "there is no option %s", option);
+        if (!value)
+            refuse("see --help", "%s needs a value", option);
+        if (known[which].text)
+            *known[which].text = value;
+        else
+            *known[which].number = seconds_or_tolerance(option, value);
+        words++;
+    }
+    if (*words && !strcmp(*words, "--"))
+        words++;
+    if (!*words)
+        refuse("see --help", "name a bundle");
+    job.path = *words++;
+    if (*words && !strcmp(*words, "--"))
+        words++;
+    job.settings.arguments = words;
+    while (words[job.settings.arguments_count])
+        job.settings.arguments_count++;
+}
+
+static int end_with(int code, const char *message, const char *hint)
+{
+    fflush(stdout);
+    fprintf(stderr, "verify: %s\n", message);
+    if (*hint)
+        fprintf(stderr, "  hint: %s\n", hint);
+    return code;
+}
+
+static void interrupt(int number)
+{
+    (void)number;
+    interrupted = 1;
+}
+
+int main(int count, char **words)
+{
+    char message[1200];
+    const char *hint = "";
+    struct utsname machine = {0};
+    if (count > 1 && (!strcmp(words[1], "--help") || !strcmp(words[1], "-h")))
+        return printf("%s%s%s", USAGE, runtime_help, EXIT_CODES) < 0;
+    if (count > 1 && !strcmp(words[1], "--version"))
+        return printf("hil %s\n", HIL_VERSION) < 0;
+    struct sigaction action = {.sa_handler = interrupt};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    uname(&machine);
+    job.code = EXIT_NOTHING_RAN;
+    bool fine = attempt(parse, words, message, sizeof message, &hint);
+    if (fine && (fine = attempt(open_bundle, NULL, message, sizeof message, &hint))) {
+        if (job.json) {
+            printf("{\"schema\": 1, \"bundle\": ");
+            put_json(job.path);
+            printf(", \"runtime\": ");
+            put_json(job.bundle.runtime);
+            printf(", \"machine\": {\"hostname\": ");
+            put_json(machine.nodename);
+            printf(", \"arch\": ");
+            put_json(machine.machine);
+            printf("}, \"cases\": [");
+        } else if (job.bundle.is_signed && !job.list)
+            printf("the bundle is signed, which is not checked here\n");
+        fine = attempt(each_case, NULL, message, sizeof message, &hint);
+        if (job.list)
+            job.code = EXIT_ALL_PASSED;
+        if (!fine)
+            job.code = EXIT_USAGE;
+        if (interrupted)
+            job.code = EXIT_INTERRUPTED;
+        if (job.json) {
+            printf("], \"error\": ");
+            if (fine)
+                printf("null");
+            else
+                put_json(message);
+            printf(", \"exit_code\": %d}\n", job.code);
+        } else if (fine && !job.list)
+            printf("%zu of %zu cases passed on %s (%s)\n", job.passed, job.ran, machine.nodename, machine.machine);
+    } else
+        job.code = EXIT_USAGE;
+    if (!job.list)
+        runtime_close();
+    free_after(NULL);
+    unmap(job.file);
+    if (!fine)
+        return end_with(EXIT_USAGE, message, hint);
+    return interrupted ? end_with(EXIT_INTERRUPTED, "interrupted", "") : job.code;
+}

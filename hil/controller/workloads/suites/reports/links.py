@@ -1,0 +1,84 @@
+"""What a case left behind, as reports link it: the difference's picture, tensors, logs, IR, profiles.
+
+Links are relative to the run's folder, so that they lead there wherever the folder is moved; to what lies outside it
+(``--debug-ir``, ``--profile``) they lead as long as both are moved together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from hil.compare.verdict import compare_output
+from hil.controller.analysis.profile.store import TRACE
+from hil.controller.storage.paths import exists, is_folder
+from hil.controller.workloads.suites.reports.results import SuiteResults, kind_of
+from hil.controller.workloads.suites.store import CaseRecord
+from hil.core.files import within
+from hil.core.npy import load_npy
+from hil.errors import HilError
+
+PICTURE = "difference.png"
+# A picture takes half a second and 100 KB: so many of a run are drawn, of tensors of at most so many bytes.
+_PICTURES, _LARGEST = 20, 256 << 20
+
+
+def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Yield (what it is, where it is) of all that a case left behind and that is still there.
+
+    Args:
+        base: the folder of the report, which the places are relative to; None is the run's.
+    """
+    if base is not None and base != run.folder:
+        for what, where in links_of(run, record):
+            yield what, Path(os.path.relpath(run.folder / where, base)).as_posix()
+        return
+    if record.folder and is_folder(run.folder / record.folder):
+        folder = run.folder / record.folder
+        # What is a link (of a profile) has a line of its own below.
+        found = [path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        for name in [*([PICTURE] if exists(folder / PICTURE) else []), *sorted(found)]:
+            yield ("difference" if name == PICTURE else name), f"{record.folder}/{name}"
+    for what, where in record.left.items():
+        if exists(run.folder / where / TRACE):
+            yield f"{what}'s trace", f"{where}/{TRACE}"
+        if is_folder(run.folder / where):
+            yield what, where
+
+
+def draw_pictures(run: SuiteResults) -> None:
+    """Draw where the worst output of each failing case differs, as ``hil compare --plot``, where matplotlib is there.
+
+    Of large runs, and of large tensors, that is left to ``hil compare``: the first 20 cases, or as many as the variable
+    HIL_PICTURES of the environment says.
+    """
+    failing = [record for record in run.records if kind_of(record.outcome) == "fail" and record.diff and record.folder]
+    most = os.environ.get("HIL_PICTURES", "")
+    for record in failing[: int(most) if most.isdecimal() else _PICTURES]:
+        if find_spec("matplotlib") is None:
+            return
+        # Values that cannot be read any more, or drawn, have no picture; the numbers are in the report.
+        with contextlib.suppress(HilError, OSError, ValueError):
+            picture = within(run.folder, run.folder / record.folder / PICTURE)
+            if not picture.exists():
+                _draw(picture, record.diff)
+
+
+def _draw(picture: Path, command: str) -> None:
+    """Draw what a command of :attr:`CaseRecord.diff` compares; the tensors lie beside the picture."""
+    from hil.controller.analysis.plot import plot_difference
+
+    _, _, *words = shlex.split(command)
+    files = [picture.parent / Path(word).parent.name / Path(word).name for word in words[:2]]
+    if sum(file.stat().st_size for file in files) > _LARGEST:
+        return
+    given = dict(zip(words[2::2], words[3::2], strict=False))
+    rtol, atol = (float(given[name]) if name in given else None for name in ("--rtol", "--atol"))
+    actual, reference = (load_npy(file, mmap=True) for file in files)
+    name = files[1].stem.partition("-")[2]
+    found = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=("*",))
+    plot_difference(picture, name, actual, reference, found)

@@ -1,0 +1,75 @@
+"""Reports link all that a case left behind; the links work wherever the run's folder is moved."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.suite_runs import case, suite_run
+
+from hil.controller.workloads.suites.reports import write_reports
+from hil.controller.workloads.suites.reports.links import PICTURE, links_of
+from hil.controller.workloads.suites.reports.results import load_run
+from hil.controller.workloads.suites.store import SuiteRun
+
+
+def kept(folder: Path, number: int) -> str:
+    """The tensors of a case that failed; returns the command that shows the difference."""
+    name, run = f"c{number}", SuiteRun(folder / "run", {})
+    (actual,) = run.save_tensors(name, "outputs", {"y": np.float32([[1, 2], [3, 4]])})
+    (wanted,) = run.save_tensors(name, "references", {"y": np.float32([[1, 2], [3, 5]])})
+    return f"hil compare {actual} {wanted} --rtol 1e-3 --atol 1e-4 --plot diff.png"
+
+
+def failed(folder: Path, count: int = 1) -> Path:
+    records = [
+        case(f"c{number}", "FAIL", diff=kept(folder, number), left={"ir": f"../ir/c{number}"})
+        for number in range(count)
+    ]
+    (folder / "ir/c0").mkdir(parents=True)
+    return suite_run(folder / "run", records)
+
+
+def test_every_report_links_what_a_failing_case_left(tmp_path: Path) -> None:
+    folder = failed(tmp_path)
+    write_reports(folder)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    (tmp_path / "run").rename(moved / "run")
+    (tmp_path / "ir").rename(moved / "ir")
+    run = load_run(moved / "run")
+    links = dict(links_of(run, run.records[0]))
+    assert links == {"outputs": "cases/c0/outputs", "references": "cases/c0/references", "ir": "../ir/c0"}
+    texts = {name: (run.folder / name).read_text() for name in ("summary.md", "junit.xml", "report.html")}
+    for what, where in links.items():
+        assert (run.folder / where).is_dir()
+        assert f"[{what}]({where})" in texts["summary.md"]
+        assert f"{what}: {where}" in texts["junit.xml"]
+        assert f'["{what}","{where}"]' in texts["report.html"]
+    assert not re.search(re.escape(str(tmp_path)) + "(?!.*hil compare)", texts["summary.md"])
+
+
+def test_what_is_gone_is_not_linked(tmp_path: Path) -> None:
+    run = load_run(suite_run(tmp_path, [case("a", "FAIL", folder="cases/a", left={"ir": "../gone"})]))
+    assert list(links_of(run, run.records[0])) == []
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_the_first_failing_cases_have_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIL_PICTURES", "1")
+    folder = failed(tmp_path, 2)
+    write_reports(folder)
+    assert (folder / "cases/c0" / PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "cases/c1" / PICTURE).exists()
+    assert f"[difference](cases/c0/{PICTURE})" in (folder / "summary.md").read_text()
+
+
+def test_tensors_that_cannot_be_read_have_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIL_PICTURES", "5")
+    folder = failed(tmp_path)
+    next((folder / "cases/c0/outputs").glob("*.npy")).write_bytes(b"no")
+    write_reports(folder)
+    assert not (folder / "cases/c0" / PICTURE).exists()
