@@ -122,6 +122,17 @@ class LoadFailed(StageError):
     outcome = "LOAD_ERROR"
 
 
+class PartMissing(LoadFailed):
+    """The board's runtime lacks what the program calls: a backend, or operators."""
+
+
+class CannotRunHere(LoadFailed):
+    """The program was compiled for what this board does not have: it was not run."""
+
+    outcome = "SKIP"
+    exit_code = EXIT_NOTHING_RAN
+
+
 class RunFailed(StageError):
     """The runtime on the board reported an error while running the program."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from hil.controller.backends.compilers import Compiler
 from hil.controller.backends.references import Reference
 from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link
+from hil.controller.models.executorch_backends import ExecuTorchBackend
 from hil.controller.models.flows import Flow, Recipe
 from hil.controller.models.importers import Importer
 from hil.controller.storage.cache import Cache
@@ -24,6 +25,7 @@ __all__ = [
     "BoardProvider",
     "Cache",
     "Compiler",
+    "ExecuTorchBackend",
     "Flow",
     "Format",
     "Importer",

@@ -208,6 +208,8 @@ MOST_NAMES = 200
 PORTABLE = "portable"
 BACKEND_FLAG = "--backend="
 BACKENDS = {"xnnpack": "XnnpackBackend", PORTABLE: PORTABLE}
+# Beside a backend that is not of those: what programs call it. The compiler adds it to the flags that it had.
+DELEGATE_FLAG = "--delegate="
 _SHOWN = 8
 
 
@@ -260,7 +262,8 @@ class RequestedDevice:
         # It has one device, the CPU: what is asked for is a backend.
         named = [flag.removeprefix(BACKEND_FLAG) for flag in flags if flag.startswith(BACKEND_FLAG)]
         first, _, rest = named[-1].partition(",") if named else ("", "", "")
-        return cls(BACKENDS.get(first, first), bool(first) and not rest, is_backend=bool(first))
+        called = next((one.removeprefix(DELEGATE_FLAG) for one in flags if one.startswith(DELEGATE_FLAG)), first)
+        return cls(BACKENDS.get(first, called), bool(first) and not rest, is_backend=bool(first))
 
     def mark(self, placement: Placement) -> Placement:
         """The placement with what ran elsewhere marked, where the runtime could not know."""

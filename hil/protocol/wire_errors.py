@@ -34,6 +34,7 @@ AGENT_KINDS: frozenset[type[errors.HilError]] = frozenset(
     {
         errors.UsageError,
         errors.LoadFailed,
+        errors.PartMissing,
         errors.RunFailed,
         errors.RunCrashed,
         errors.StageTimeout,
@@ -46,7 +47,7 @@ AGENT_KINDS: frozenset[type[errors.HilError]] = frozenset(
 )
 """What an agent may say went wrong; other kinds are the controller's and the farm's own findings."""
 
-WORKER_KINDS = frozenset({errors.UsageError, errors.LoadFailed, errors.RunFailed})
+WORKER_KINDS = frozenset({errors.UsageError, errors.LoadFailed, errors.PartMissing, errors.RunFailed})
 """What a worker may say went wrong: neither that the board failed, nor how the worker itself ended."""
 
 

@@ -37,6 +37,7 @@ def hostile_modules(folder: Path, marker: Path) -> None:
         "hil.references",
         "hil.runtimes",
         "hil.recipes",
+        "hil.executorch_backends",
     )
     points = "".join(f"[{group}]\nevil = evil_plugin:thing\n" for group in groups)
     (info / "entry_points.txt").write_text(points)

@@ -5,6 +5,8 @@ The package's library needs PyTorch's, whose import takes seconds: neither is im
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 from collections import Counter
 from importlib.metadata import version
@@ -16,7 +18,7 @@ import numpy as np
 from hil.agent.runtimes import Runtime
 from hil.core.results import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of
-from hil.errors import HilError, LoadFailed, RunFailed
+from hil.errors import HilError, LoadFailed, PartMissing, RunFailed
 from hil.formats.executorch_file import Damaged, Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
 from hil.formats.torch_values import from_torch, to_torch
 
@@ -40,6 +42,8 @@ _ERRORS = {
     0x31: "DelegateMemoryAllocationFailed",
     0x32: "DelegateInvalidHandle",
 }
+# The variable by which ExecuTorch's backend finds OpenVINO's library.
+_OPENVINO = "OPENVINO_LIB_PATH"
 _CODE = re.compile(r"(?:0x:?)([0-9a-f]+)\b", re.IGNORECASE)
 
 
@@ -161,6 +165,7 @@ def _library() -> Any:
 
     ``executorch.extension.pybindings.portable_lib``, which hands it out, would import the exporter as well.
     """
+    _find_openvino()
     try:
         import torch  # noqa: F401 (it loads the libraries that the next one needs)
         from executorch.extension.pybindings import _C
@@ -171,17 +176,25 @@ def _library() -> Any:
     return _C
 
 
+def _find_openvino() -> None:
+    """Tell ExecuTorch's backend for OpenVINO where that is, if it is installed, as ``portable_lib`` does."""
+    spec = None if os.environ.get(_OPENVINO) else importlib.util.find_spec("openvino")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for library in sorted(Path(folder, "libs").glob("libopenvino_c.so*")):
+            os.environ[_OPENVINO] = str(library)
+
+
 def _check_needs(library: Any, main: str, method: Method) -> None:
     """Say what a program needs that is not here, by name; the library itself says a number."""
     if lacking := [name for name in method.backends if not library._is_available(name)]:
         there = [name for name in library._get_registered_backend_names() if library._is_available(name)]
-        raise LoadFailed(
+        raise PartMissing(
             f"{main} delegates to {' and '.join(lacking)}, which this board's ExecuTorch does not have",
             hint=f"it has {', '.join(there) or 'none'}: compile the model for that, or with --backend=portable",
         )
     known = set(library._get_operator_names())
     if lacking := [name for name in method.operators if name not in known]:
-        raise LoadFailed(
+        raise PartMissing(
             f"{main} calls {', '.join(lacking)}: this board's ExecuTorch has no such operator",
             hint="its kernels are those of PyTorch's core operators: export the model with those",
         )

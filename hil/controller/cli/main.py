@@ -30,6 +30,7 @@ VERBS = {
     "suite": "Run suites of models and their layers; expected failures and reports.",
     "study": "Take training steps through several compilers, stage by stage.",
     "flows": "List the flows: compiler, options, quantisation and runtime by name.",
+    "trace": "Make a stored trace's calls again on a board, compare and show traces.",
     "bundle": "Keep a program with its test cases in one file, and check boards against it.",
     "board": "List, check, set up and reset boards.",
     "farm": "Share boards: one queue for many boards and many users.",

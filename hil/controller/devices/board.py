@@ -251,12 +251,20 @@ class Board:
 
         Raises:
             LoadFailed, RunCrashed, StageTimeout: as the board says.
+            CannotRunHere: the board lacks what the program was compiled for.
             BlobDamaged: what was sent again was altered, too.
         """
         device = self.config.devices.get(artifact.runtime, "")
 
         def load() -> Loaded:
-            return self.client.load_program(artifact, device=device, timeout=timeout)
+            try:
+                return self.client.load_program(artifact, device=device, timeout=timeout)
+            except errors.PartMissing as error:
+                if any(need in error.message for need in artifact.notes.get("needs", ())):
+                    raise errors.CannotRunHere(
+                        f"it was compiled, and not run: {error.message}", hint="--board with one that has it"
+                    ) from error
+                raise
 
         try:
             loaded = load()

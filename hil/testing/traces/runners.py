@@ -11,7 +11,7 @@ import numpy as np
 from hil.controller.workloads.traces.trace import CallProgram, as_numpy
 from hil.core.digest import digest_of
 from hil.core.results import Artifact
-from hil.core.tensors import Array, dtype_of, spec_of, to_bytes
+from hil.core.tensors import Array, spec_of, to_bytes
 
 _DIGITS = 24
 # A call's arguments, a structure of arrays each.
@@ -78,10 +78,3 @@ class Runner:
 def content_name(array: Array) -> str:
     """Return what a tensor is called by what it holds."""
     return digest_of(f"{spec_of('', array)}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]
-
-
-def same_bits(dtype: str, array: Array) -> Array:
-    """Return an array as ``dtype`` ("" is any): what a program calls int8 may be a uint8 of its model's."""
-    wanted = dtype_of(dtype) if dtype else array.dtype
-    both_integers = array.dtype.kind in "iu" and wanted.kind in "iu"
-    return array.view(wanted) if both_integers and array.dtype.itemsize == wanted.itemsize else array

@@ -23,7 +23,7 @@ from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
-from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in, call_name
+from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in, call_name, same_bits
 from hil.core.results import Noise, Outcome, RunResult, Stage
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import NUMPY_DTYPES, Array, spec_of
@@ -33,7 +33,7 @@ from hil.formats.iree_command import give
 from hil.testing.traces.backends import ALL, Backend, TraceOptions, parse_reference, parse_targets
 from hil.testing.traces.folders import claim, module_name, owner_of
 from hil.testing.traces.model_files import FileSubject, ModelFile
-from hil.testing.traces.runners import Answer, Runner, content_name, same_bits
+from hil.testing.traces.runners import Answer, Runner, content_name
 from hil.testing.traces.traced import Traced, TraceFunction, run_trace, trace_name
 
 if TYPE_CHECKING:

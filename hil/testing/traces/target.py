@@ -14,14 +14,14 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, CaseSettings, Opt
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing, write_file
-from hil.controller.workloads.traces.trace import CallProgram
+from hil.controller.workloads.traces.trace import CallProgram, same_bits
 from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
 from hil.errors import BoardError, HilError, NotRun, RunFailed, StageError, StorageError, UsageError
 from hil.formats.iree_command import shows_sign
 from hil.testing.traces.backends import Backend
-from hil.testing.traces.runners import Answer, same_bits
+from hil.testing.traces.runners import Answer
 
 # A module's programs stay loaded over its calls, and with them their state.
 _MOST_LOADED = 1 << 20

@@ -20,7 +20,8 @@ from hil.controller.pipeline.case import Case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.errors import ImportFailed
+from hil.core.results import Outcome
+from hil.errors import ImportFailed, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own, there are many
 
@@ -74,7 +75,7 @@ def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[[Flow, P
 @pytest.mark.parametrize(
     ("name", "net"),
     [
-        *((name, "mlp") for name, flow in flows().items() if flow.runtime == "executorch"),
+        *((name, "mlp") for name in flows() if name.startswith(("executorch-", "xnnpack"))),
         (STATIC, "residual"),
         (STATIC, "attention"),
     ],
@@ -92,6 +93,49 @@ def test_a_flow_passes_beside_both_models(take, nets, name: str, net: str):
     assert any("quantize" in name for name in notes["delegation"]["delegated"])
     (beside_plain,) = case.plain_verdict.outputs
     assert flow.min_sqnr_db < beside_plain.sqnr_db < 100  # near to the plain model, and not that model
+
+
+ELSEWHERE = {
+    "vulkan": "VulkanBackend",
+    "vulkan-static-int8-per-channel": "VulkanBackend",
+    "webgpu": "VulkanBackend",
+    "coreml": "CoreMLBackend",
+    "arm-tosa-fp": "TOSABackend",
+    "arm-tosa-int": "TOSABackend",
+    "arm-ethos-u55": "EthosUBackend",
+    "arm-ethos-u85": "EthosUBackend",
+    "cortex-m": "cortex_m::",
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_was_lowered_for_another_machine_is_counted_and_never_passes(take, nets, name: str):
+    if name.startswith(("arm-", "cortex-m")):
+        pytest.importorskip("tosa_serializer")
+    case = take(load_flow(name), nets["mlp"])
+    assert case.outcome is Outcome.SKIP, (case.reason, case.error)
+    assert ELSEWHERE[name] in case.error.message
+    assert "was compiled, and not run" in case.error.message
+    notes = case.artifact.notes
+    assert notes["program_bytes"] > 0
+    assert notes["lower_s"] > 0
+    if name != "cortex-m":  # which has kernels in place of a delegate
+        assert notes["delegation"]["backends"] == [ELSEWHERE[name]]
+        assert sum(notes["delegation"]["delegated"].values()) > sum(notes["delegation"]["undelegated"].values())
+
+
+@pytest.mark.parametrize("name", ["openvino", "openvino-int8"])
+def test_openvino_runs_where_it_is_installed(take, nets, name: str):
+    pytest.importorskip("openvino")
+    case = take(load_flow(name), nets["residual"])
+    assert case, (case.reason, case.error, case.error and case.error.detail)
+    assert case.result.provenance["placement"][0]["device"] == "OpenvinoBackend"
+
+
+def test_a_flow_whose_vendors_sdk_is_not_there_says_what_is_missing(take, nets, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("QNN_SDK_ROOT", raising=False)
+    with pytest.raises(UsageError, match="QNN_SDK_ROOT is not set"):
+        take(load_flow("qnn-8a8w"), nets["mlp"])
 
 
 def test_a_quantised_program_keeps_its_signature_and_open_dimensions(context, tmp_path: Path):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # The compilers whose IR can be seen pass by pass.
-_WITH_PASSES = ("iree",)
+_WITH_PASSES = ("iree", "tfcompile")
 
 
 class Compiler(Protocol):

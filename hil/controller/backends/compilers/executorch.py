@@ -11,29 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers import take_as_it_is
 from hil.controller.models.compiling import CompileOrder, call_isolated, compile_cached, compiling, entering
+from hil.controller.models.executorch_backends import lower, pick_backend
 from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.texts import foreign_errors
-from hil.core.results import BACKEND_FLAG, Artifact, Model
-from hil.errors import CompileFailed, UsageError, did_you_mean
+from hil.core.results import BACKEND_FLAG, BACKENDS, DELEGATE_FLAG, PORTABLE, Artifact, Model
+from hil.errors import CompileFailed, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MAIN = "main.pte"
 NOTES = "notes.json"
-# By the flag's value. A backend alone is where the program is told to run; beside it, the portable kernels may take
-# what it leaves.
-BACKENDS = ("xnnpack,portable", "xnnpack", "portable")
+# A backend alone is where the program is told to run; with this behind it, the portable kernels may take what it
+# leaves.
+_REST = f",{PORTABLE}"
+_DEFAULT = f"xnnpack{_REST}"
 _PACKAGES = ("executorch", "torch", "torchao")
 _TOLD = 8
 # Raise this when what is made of a model changes without those packages: older programs in the cache are then not used.
-_VERSION = 3
+_VERSION = 4
 
 
 def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
-    """Lower a PyTorch program (.pt2) to a .pte. The one flag is ``--backend=`` and one of :data:`BACKENDS`.
+    """Lower a PyTorch program (.pt2) to a .pte.
+
+    Flags are ``--backend=NAME`` or ``--backend=NAME,portable``, a name of
+    :func:`hil.controller.models.executorch_backends.executorch_backends`, and ``--OPTION=VALUE`` for that backend's
+    options.
 
     The artifact's notes say how long lowering took, how large the program is, and which operators were delegated:
     :func:`build`; ``text`` says it to people.
@@ -48,17 +54,21 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
             f"{order['runtime']} of {model.format}",
             hint="torch.export.save(torch.export.export(module, inputs), 'model.pt2')",
         )
-    backend = _backend(order["flags"])
+    chosen, options = _parse(order["flags"])
+    name = chosen.removesuffix(_REST)
+    backend = pick_backend(name)
+    options = backend.given(name, options)
     versions = [needed_version(package, "executorch") for package in _PACKAGES]
-    partitioner = backend.partition(",")[0]
-    by = f"executorch {versions[0]} {partitioner}"
-    key = Cache.key("executorch", model=model.digest, versions=versions, backend=partitioner, version=_VERSION)
+    by = f"executorch {versions[0]} {name}"
+    how_made = {"backend": name, "options": options, **backend.made_by()}
+    key = Cache.key("executorch", model=model.digest, versions=versions, how=how_made, version=_VERSION)
     debug_ir = order["debug_ir"]
 
     def make(folder: Path) -> None:
         arguments = {
             "model": str(model.path.absolute()),
-            "backend": partitioner,
+            "backend": name,
+            "options": options,
             "output": str(folder / MAIN),
             "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
         }
@@ -68,6 +78,9 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     errors = compiling("lowering", died="ExecuTorch's compiler died", failed=failed)
     entry, how = compile_cached(key, {"model": model.name, "compiler": by}, order, debug_ir, make, errors)
     notes = json.loads((entry / NOTES).read_bytes())
+    flags = [f"{BACKEND_FLAG}{chosen}", *(f"--{option}={value}" for option, value in options.items())]
+    if name not in BACKENDS and backend.needs and not backend.needs[0].endswith("::"):
+        flags.append(f"{DELEGATE_FLAG}{backend.needs[0]}")
     return Artifact(
         runtime="executorch",
         main=MAIN,
@@ -75,11 +88,16 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         digests={MAIN: digests_in(entry)[MAIN]},
         function=model.function,
         compiler=f"executorch {versions[0]}",
-        flags=(f"{BACKEND_FLAG}{backend}",),
+        flags=tuple(flags),
         inputs=model.inputs,
         outputs=model.outputs,
         **how,
-        notes={"text": delegation_text(notes["delegation"]), **recipe_notes(model.path), **notes},
+        notes={
+            "text": delegation_text(notes["delegation"]),
+            **recipe_notes(model.path),
+            **notes,
+            "needs": list(backend.needs) if name not in BACKENDS else [],
+        },
     )
 
 
@@ -94,39 +112,39 @@ def delegation_text(delegation: Mapping[str, Any]) -> str:
     return f"{text}; undelegated: {', '.join(shown)}" if shown else text
 
 
-def _backend(flags: Sequence[str]) -> str:
-    chosen = BACKENDS[0]
+def _parse(flags: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The value of ``--backend=`` and the backend's options."""
+    chosen, options = _DEFAULT, {}
     for flag in flags:
-        if not flag.startswith(BACKEND_FLAG):
+        name, is_set, value = flag.removeprefix("--").partition("=")
+        if not flag.startswith("--") or not is_set:
             raise UsageError(
-                f"the executorch compiler has no flag {flag!r}", hint=f"it takes {BACKEND_FLAG}{'|'.join(BACKENDS)}"
+                f"the executorch compiler has no flag {flag!r}",
+                hint=f"it takes {BACKEND_FLAG}NAME, a backend, and --OPTION=VALUE, an option of that",
             )
-        chosen = flag.removeprefix(BACKEND_FLAG)
-        if chosen not in BACKENDS:
-            raise UsageError(
-                f"ExecuTorch's package has no backend {chosen!r}",
-                hint=f"{did_you_mean(chosen, BACKENDS)}one of {' | '.join(BACKENDS)}",
-            )
-    return chosen
+        if flag.startswith(BACKEND_FLAG):
+            chosen = value
+        else:
+            options[name] = value
+    return chosen, options
 
 
 # What only carries values about.
 _NO_WORK = ("executorch_call_delegate", "getitem")
 
 
-def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[str, Any]:
+def build(model: str, backend: str, options: dict[str, str], output: str, debug_ir: str | None) -> dict[str, Any]:
     """Lower a program and write it; called in an isolated process.
 
     Args:
-        backend: ``xnnpack``, which takes what it can, or ``portable``.
+        backend, options: of :mod:`hil.controller.models.executorch_backends`.
         debug_ir: a folder for the graph before and after it was lowered, as text; or None.
 
     Returns:
         ``lower_s``: seconds that lowering took; ``program_bytes``; ``delegation``: ``backends``, ``delegated`` and
         ``undelegated``, each operator -> how many nodes.
     """
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir import ExecutorchBackendConfig
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
     from torch.export.graph_signature import OutputKind
 
@@ -148,12 +166,7 @@ def build(model: str, backend: str, output: str, debug_ir: str | None) -> dict[s
     start = time.monotonic()
     entering("lower: to edge, transform and partition")
     with foreign_errors(CompileFailed, f"ExecuTorch cannot lower {Path(model).name}"):
-        lowered = to_edge_transform_and_lower(
-            program,
-            partitioner=[XnnpackPartitioner()] if backend == "xnnpack" else [],
-            # Operators beyond PyTorch's core ones: the board says by name which of them its kernels lack.
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
+        lowered = lower(backend, program, options)
         seconds = time.monotonic() - start
         edge = lowered.exported_program()
         if debug_ir is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.compiling import entering, native_compiler
+from hil.controller.models.conversions.batch_norm import expand_batch_norm_grad
 from hil.controller.models.importers.mlir import function_in
 from hil.controller.models.tensorflow.graphs import converter_text, error_text
 from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
@@ -109,6 +110,7 @@ def lowered_module(
     context = ir.Context.current if ir.Context.current is not None else ir.Context()
     try:
         module = ir.Module.parse(mlir, context=context)
+        expand_batch_norm_grad(module)
         with context, ir.Location.unknown():
             if constants or results is not None:
                 _bind(module, name, constants or {}, results)

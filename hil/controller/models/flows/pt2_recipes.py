@@ -1,4 +1,4 @@
-"""PyTorch's quantisation of exported programs (pt2e), as XNNPACK computes it; called in a process of its own."""
+"""PyTorch's quantisation of exported programs (pt2e) for ExecuTorch's backends; called in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.executorch_backends import make_quantizer, pick_backend
 from hil.controller.models.importers.pt2 import call_of, is_tensor, user_inputs
 from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.tensor_files import load_tensors
@@ -17,9 +18,15 @@ _NAMESPACE = "quantized_decomposed"
 
 
 def quantize_static(
-    model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool
+    model: str,
+    output: str,
+    external: bool,
+    samples: Sequence[str],
+    per_channel: bool,
+    backend: str,
+    options: dict[str, str],
 ) -> dict[str, Any]:
-    """Weights and activations to int8, the activations' ranges learnt from samples.
+    """Weights and activations to int8 (or what the backend's options say), the activations' ranges learnt from samples.
 
     Returns:
         ``quantise_s``: seconds that it took, without reading and exporting again.
@@ -27,26 +34,28 @@ def quantize_static(
     Raises:
         ImportFailed: there is nothing to quantise, or it is quantised already.
     """
-    return _quantise(model, output, samples, per_channel, is_dynamic=False)
+    return _quantise(model, output, samples, backend, per_channel=per_channel, is_dynamic=False, options=options)
 
 
 def quantize_dynamic(
-    model: str, output: str, external: bool, samples: Sequence[str], per_channel: bool
+    model: str,
+    output: str,
+    external: bool,
+    samples: Sequence[str],
+    per_channel: bool,
+    backend: str,
+    options: dict[str, str],
 ) -> dict[str, Any]:
     """Weights of linear layers to int8; activations when the model runs, each tensor by the range it has then.
 
     The model is exported with the first of the samples.
     """
-    return _quantise(model, output, samples[:1], per_channel, is_dynamic=True)
+    return _quantise(model, output, samples[:1], backend, per_channel=per_channel, is_dynamic=True, options=options)
 
 
-def _quantise(model: str, output: str, samples: Sequence[str], per_channel: bool, is_dynamic: bool) -> dict[str, Any]:
+def _quantise(model: str, output: str, samples: Sequence[str], backend: str, **how: Any) -> dict[str, Any]:
     import torch
     from executorch.backends.transforms.duplicate_dynamic_quant_chain import DuplicateDynamicQuantChainPass
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     program = load_program(model)
@@ -54,13 +63,13 @@ def _quantise(model: str, output: str, samples: Sequence[str], per_channel: bool
         raise ImportFailed(f"it is quantised already: it has {', '.join(_quantised(program))}")
     given = ({name: to_torch(array) for name, array in load_tensors(Path(folder)).items()} for folder in samples)
     calls = [call_of(program, tensors) for tensors in given]
-    config = get_symmetric_quantization_config(is_per_channel=per_channel, is_dynamic=is_dynamic)
+    quantizer = make_quantizer(backend, **how)
     start = time.monotonic()
     with torch.no_grad():
-        prepared = prepare_pt2e(program.module(check_guards=False), XNNPACKQuantizer().set_global(config))
+        prepared = prepare_pt2e(program.module(check_guards=False), quantizer)
         for args, kwargs in calls:
             prepared(*args, **kwargs)
-        converted = convert_pt2e(prepared)
+        converted = convert_pt2e(prepared, fold_quantize=pick_backend(backend).fold_quantize)
     DuplicateDynamicQuantChainPass()(converted)
     seconds = time.monotonic() - start
     args, kwargs = calls[0]

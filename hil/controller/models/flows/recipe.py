@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.models.executorch_backends import recipe_inputs
 from hil.controller.models.flows import onnx_recipes, pt2_recipes
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import calibration_samples, digest_of_samples
@@ -75,6 +76,9 @@ class Recipe:
     packages: tuple[str, ...] = ("onnx", "onnxruntime")
     formats: tuple[str, ...] = ("onnx",)
     version: int = 1  # raise it when the result changes without those
+    # from the settings, what else the result depends on, anything that JSON can say. Raises UsageError for settings
+    # that cannot be meant.
+    depends: Callable[[Mapping[str, Any]], Any] | None = None
 
     @property
     def all_settings(self) -> dict[str, Any]:
@@ -84,7 +88,8 @@ class Recipe:
 
 def _pt2e(apply: IsolatedFunction) -> Recipe:
     packages = ("torch", "torchao", "executorch")
-    return Recipe(apply, {"per_channel": True}, calibrated=True, packages=packages, formats=("pt2",))
+    settings = {"per_channel": True, "backend": "xnnpack", "options": {}}
+    return Recipe(apply, settings, calibrated=True, packages=packages, formats=("pt2",), depends=recipe_inputs)
 
 
 _BUILT_IN = MappingProxyType(
@@ -99,7 +104,7 @@ _BUILT_IN = MappingProxyType(
         "dynamic-int8": Recipe(
             onnx_recipes.quantize_dynamic, {"per_channel": False, "reduce_range": False, "weights": "uint8"}
         ),
-        # PyTorch's own way, for what XNNPACK computes in int8.
+        # PyTorch's own way, for what a backend of ExecuTorch computes in int8.
         "pt2e-static-int8": _pt2e(pt2_recipes.quantize_static),
         "pt2e-dynamic-int8": _pt2e(pt2_recipes.quantize_dynamic),
     }
@@ -187,6 +192,7 @@ def apply_recipe(
         apply=function_name(recipe.apply),
         versions={package: needed_version(package) for package in recipe.packages},
         version=recipe.version,
+        **({"depends": recipe.depends(settings)} if recipe.depends else {}),
     )
 
     def make(folder: Path) -> None:

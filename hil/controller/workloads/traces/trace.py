@@ -16,7 +16,7 @@ from hil.controller.models.tensorflow.graphs import Structure, leaves
 from hil.controller.storage.runs import storing
 from hil.core.files import read_text, within
 from hil.core.npy import load_npy, save_npy
-from hil.core.tensors import Array, dtype_name, type_text
+from hil.core.tensors import Array, dtype_name, dtype_of, type_text
 from hil.errors import UsageError
 
 _PLAIN = (bool, int, float, str)
@@ -80,6 +80,13 @@ def _tensor(what: str, array: Array) -> Array:
     except UsageError as error:
         raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
     return array
+
+
+def same_bits(dtype: str, array: Array) -> Array:
+    """Return an array as ``dtype`` ("" is any): what a program calls int8 may be a uint8 of its model's."""
+    wanted = dtype_of(dtype) if dtype else array.dtype
+    both_integers = array.dtype.kind in "iu" and wanted.kind in "iu"
+    return array.view(wanted) if both_integers and array.dtype.itemsize == wanted.itemsize else array
 
 
 def save_structure(structure: Structure, folder: Path, stem: str) -> Any:

@@ -495,6 +495,15 @@ def matrix_of_suite(place: Path) -> MatrixReport:
     return suite_matrix(request, BOTH, out=place / "suite", screen=Quiet())[1]
 
 
+def matrix_of_pytest(place: Path) -> MatrixReport:
+    pytester = by_pytest.pytester  # type: ignore[attr-defined]
+    models(pytester.path / "models")
+    pytester.makeini("[pytest]\nhil_models = models\n")
+    boards = ("--hil-board", A, "--hil-board", B, "--hil-each-board")
+    pytester.inline_run(*boards, "--hil-flow", "onnxruntime", "--hil-no-layers", f"--hil-out={place / 'out'}")
+    return load_matrix(place / "out" / "models")
+
+
 MATRICES = {"run": matrix_of_run, "bundle run": matrix_of_bundle, "suite": matrix_of_suite}
 
 
@@ -505,10 +514,12 @@ def marked(report: MatrixReport) -> dict[str, list[str]]:
     return rows
 
 
-@pytest.mark.parametrize("kind", MATRICES)
-def test_a_matrix_has_a_case_a_row_and_a_target_a_column(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workload", "make"), [*MATRICES.items(), ("pytest", matrix_of_pytest)], indirect=["workload"])
+def test_a_matrix_has_a_case_a_row_and_a_target_a_column(
+    fake_boards: FakeBoards, workload: Workload, make: Callable[[Path], MatrixReport], tmp_path: Path
+) -> None:
     fake_boards.scripts[B] = {("run", "b"): RunFailed("no")}
-    report = MATRICES[kind](tmp_path)
+    report = make(tmp_path)
     assert marked(report) == {"a": ["PASS", "PASS"], "b": ["PASS", "RUN_ERROR", "*"], "c": ["PASS", "PASS"]}
     assert report.exit_code == EXIT_STAGE
     assert all(board.closed for board in fake_boards.opened)
@@ -542,3 +553,49 @@ def test_a_matrix_goes_on_where_ctrl_c_ended_it(fake_boards: FakeBoards, kind: s
     resume = {"run": resume_job_matrix, "suite": resume_suite_matrix}[kind]
     assert marked(resume(folder, screen=Quiet())[1]) == {key: ["PASS", "PASS"] for key in "abc"}
     assert fake_boards.did.count("run a") == 2
+
+
+FLOWS = ("--hil-flow=onnxruntime", "--hil-flow=iree")
+
+
+@pytest.mark.parametrize(
+    ("ini", "typed", "targets"),
+    [
+        ("", [], ["sim"]),
+        ("", ["--runtime-hw-type=sim", "--runtime-hw-type=sim-f16"], ["sim", "sim-f16"]),
+        ("", FLOWS, ["onnxruntime-sim", "iree-sim"]),
+        (
+            "",
+            [*FLOWS, "--hil-board=sim", "--hil-board=sim-f16"],
+            [f"{f}-{k}" for f in ("onnxruntime", "iree") for k in ("sim", "sim-f16")],
+        ),
+        ("", [f"--hil-board={A}", f"--hil-board={B}"], ["generic"]),
+        ("", [f"--hil-board={A}", f"--hil-board={B}", "--hil-each-board"], ["unix__fake_a", "unix__fake_b"]),
+        # What is typed takes the place of what the ini file says.
+        ("addopts = --hil-flow=iree --runtime-hw-type=sim-f16", ["--hil-flow=onnxruntime"], ["sim-f16"]),
+        ("addopts = --hil-seed=3 --runtime-hw-type=sim", ["--hil-seed=4", "--runtime-hw-type=sim-f16"], ["sim-f16"]),
+    ],
+)
+def test_a_test_is_called_after_its_target(
+    pytester: pytest.Pytester, ini: str, typed: list[str], targets: list[str]
+) -> None:
+    models(pytester.path / "models", "a")
+    pytester.makeini(f"[pytest]\nhil_models = models\n{ini}\n")
+    items, _ = pytester.inline_genitems("--hil-no-layers", *typed)
+    assert [item.name for item in items] == [f"a_full_model-{target}" for target in targets]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--hil-seed=1", "--hil-seed=1"], "--hil-seed is given 2 times, and has one value"),
+        (["--debug-ir=x", "--hil-debug-ir=y"], "--hil-debug-ir is given 2 times, and has one value"),
+        (["--runtime-hw-type=sim", "--hil-runtime-hw-type=sim"], "--runtime-hw-type sim is given twice"),
+    ],
+)
+def test_pytest_is_refused_a_second_value_too(pytester: pytest.Pytester, typed: list[str], said: str) -> None:
+    models(pytester.path / "models", "a")
+    pytester.makeini("[pytest]\nhil_models = models\n")
+    ended = pytester.runpytest_inprocess("--collect-only", *typed)
+    assert ended.ret == pytest.ExitCode.USAGE_ERROR
+    assert said in ended.stderr.str()

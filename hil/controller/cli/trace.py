@@ -1,0 +1,98 @@
+"""`hil trace`: stored traces of a module's calls, made again on boards, compared, shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hil.controller.cli.commands import group
+from hil.controller.cli.options import (
+    FILE,
+    board_options,
+    cache_options,
+    iteration_options,
+    json_option,
+    limit_options,
+    run_options,
+    runs_option,
+    tolerance_options,
+)
+from hil.controller.cli.screen import Screen, answer
+
+_TRACE = click.argument("trace", type=FILE)
+
+
+@group(epilog="Example: hil trace run hil-traces/Module/iree_llvmcpu/traces/predict --board root@10.0.0.7")
+def trace() -> None:
+    """Make the calls of a stored trace again on any board, and compare traces call by call.
+
+    Tests of modules store traces (docs/traces.md). A TRACE is its folder, with trace.json.
+    """
+
+
+@trace.command(epilog="Example: hil trace run hil-traces/Module/iree_llvmcpu/traces/predict --board root@10.0.0.7")
+@_TRACE
+@board_options
+@click.option(
+    "--against",
+    type=FILE,
+    metavar="TRACE",
+    help="The trace whose outputs are expected (default: the reference that TRACE was compared with).",
+)
+@run_options("compile_flags")
+@cache_options
+@tolerance_options
+@iteration_options
+@limit_options
+@runs_option
+@json_option
+def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> int:
+    """Compile what a TRACE called for a board, and make all its calls there, in order, with their state.
+
+    What a call assigns goes into the calls after it, and is compared like what it returns. Everything is stored as it
+    comes, as `hil run` does; the folder `trace` of the run is a trace of this board.
+    """
+    from hil.controller.pipeline.options import Job
+    from hil.controller.workloads.bundles.show import print_run
+    from hil.controller.workloads.traces.run import run_trace
+
+    job = Job(models=(trace,), **settings)
+    with Screen(quiet=as_json) as screen:
+        record = run_trace(job, against, screen=screen)
+    return answer(as_json, record, show=lambda: print_run(record))
+
+
+@trace.command(epilog="Example: hil trace compare hil-traces/Module/iree_vmvx hil-traces/Module/tf_ref --rtol 1e-4")
+@click.argument("a", type=FILE)
+@click.argument("b", type=FILE)
+@tolerance_options
+@runs_option
+@json_option
+def compare(a: Path, b: Path, as_json: bool, out: Path | None, **tolerance: Any) -> int:
+    """Compare the calls of A with those of B, the reference: traces of any backends, boards and machines.
+
+    Each is a trace's folder, the ID of a run of `hil trace run`, or a folder of traces, of which those are compared
+    that lie alike in both.
+    """
+    from hil.compare.tolerance import check_tolerance
+    from hil.controller.workloads.traces.comparing import Judging
+    from hil.controller.workloads.traces.stored import compare_stored, exit_code
+
+    check_tolerance(tolerance["rtol"], tolerance["atol"])
+    found = compare_stored(a, b, Judging(**tolerance), out)
+    document = {"traces": [one.to_json() for one in found], "exit_code": exit_code(found)}
+    return answer(as_json, document, *(line for one in found for line in one.lines()))
+
+
+@trace.command(epilog="Example: hil trace show hil-traces/Module/iree_llvmcpu/traces/predict")
+@_TRACE
+@runs_option
+@json_option
+def show(trace: Path, out: Path | None, as_json: bool) -> int:
+    """Show a TRACE: the calls with their tensors, what they assigned, and who computed."""
+    from hil.controller.workloads.traces.stored import describe, load_one
+
+    found, folder = load_one(trace, out)
+    return answer(as_json, {**describe(found, folder), "exit_code": 0}, str(found))

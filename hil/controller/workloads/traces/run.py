@@ -1,0 +1,192 @@
+"""A stored trace made again on any board: every call in order, with the state that this board's own calls make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.models.tensorflow.graphs import leaves, new_value, replace_leaves
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.stages import choice_of
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.run_context import Progress, RunContext
+from hil.controller.storage.runs import RunStore, safe_name
+from hil.controller.workloads.run_job import run_cases
+from hil.controller.workloads.traces.stored import OF_RUN, load_one
+from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in, same_bits
+from hil.core.results import RunResult, Stage
+from hil.core.tensors import Array, TensorSpec, dtype_name
+from hil.core.text import jsonable
+from hil.errors import NotRun, RunFailed, UsageError
+
+# Programs stay loaded over the calls, and with them what they keep to themselves.
+_MOST_LOADED = 1 << 20
+
+
+def run_trace(
+    job: Job,
+    against: Path | None = None,
+    *,
+    screen: Progress,
+    isolated: Isolated | None = None,
+    choice: BoardChoice | None = None,
+) -> dict[str, Any]:
+    """Make a trace's calls again, storing everything as it comes; the trace that this makes is stored too.
+
+    Args:
+        job: the board and how to run; its one model is the trace's folder. Tolerances go before the calls' own.
+        against: the trace whose outputs are expected; None is the one that the trace was compared with, or its own.
+        isolated, choice: as :func:`hil.controller.workloads.run_job.run_job` takes them.
+
+    Returns:
+        The run's record (the schema of docs/run.schema.json), a case a call, with ``folder``, its place.
+
+    Raises:
+        UsageError: it is no trace, it has no programs, or the two traces are not of the same calls; nothing was run.
+        KeyboardInterrupt: Ctrl-C; what there was is stored.
+    """
+    trace, folder = load_one(job.models[0], job.out)
+    wanted, place = _expected(trace, folder, against, job.out)
+    replay = Replay(trace, wanted)
+    runtimes = sorted({call.program.runtime for call in trace.calls if call.program})
+    if not runtimes or not all(call.program for call in trace.calls):
+        raise UsageError(f"{folder} has calls that no program made: {trace.backend} computed them", hint=_hint(folder))
+    job = replace(job, models=(folder,), runtime=runtimes[0])
+    choice = choice or choice_of(job)
+    with lent(isolated, 1) as workers:
+        context = RunContext(Cache(), workers)
+        cases = replay.cases(job, context)
+        run = RunStore(job.out).create(safe_name(f"{trace.module_name}-{trace.name}"), jsonable(asdict(job)))
+        record = run_cases(
+            run,
+            job,
+            choice,
+            cases,
+            context,
+            screen,
+            runtime=job.runtime,
+            purpose=f"hil trace run {run.id}",
+            most_loaded=_MOST_LOADED,
+            after=replay.after,
+        )
+    if record["folder"]:
+        made = Trace(trace.module_name, choice.name, trace.name, trace.source, replay.ran_by, replay.made)
+        made.reference = place
+        made.save(run.folder / OF_RUN)
+    return record
+
+
+def _expected(trace: Trace, folder: Path, against: Path | None, out: Path | None) -> tuple[Trace, Path]:
+    if against is not None:
+        return load_one(against, out)
+    if trace.reference is not None and trace.reference.is_dir():
+        return load_one(trace.reference)
+    return trace, folder
+
+
+def _hint(folder: Path) -> str:
+    module = folder.absolute().parents[2]
+    others = [one for one in sorted(module.glob(f"*/traces/{folder.name}")) if list(one.glob("call_*/call.json"))]
+    able = [one for one in others if any(call.program for call in Trace.load(one).calls)]
+    return (
+        f"name a trace of programs: {', '.join(map(str, able))}" if able else "name a trace of a backend with programs"
+    )
+
+
+@dataclass
+class Replay:
+    """The calls of a trace as cases, one after the other."""
+
+    trace: Trace
+    wanted: Trace  # the trace whose outputs are expected
+    made: list[ModuleCall] = field(default_factory=list)  # the calls so far, as this board made them
+    ran_by: str = ""
+    # What variables and constants hold now; and of a variable whose new value did not come, the call that lacks it.
+    state: dict[str, Array] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+    def cases(self, job: Job, context: RunContext) -> list[Case]:
+        """The calls, begun. Raises UsageError: the two traces are not of the same calls."""
+        self.state = dict(self.trace.initial)
+        runner, known = Runner(context), dict(self.trace.initial)
+        cases = []
+        if len(self.trace.calls) != len(self.wanted.calls) or not self.trace.calls:
+            counts = f"{len(self.trace.calls)} calls and {len(self.wanted.calls)}"
+            raise UsageError(f"the trace of {self.trace.backend} and that of {self.wanted.backend} have {counts}")
+        for number, (call, other) in enumerate(zip(self.trace.calls, self.wanted.calls, strict=True)):
+            assert call.program is not None
+            known |= other.state
+            expected = arrays_in(other.outputs)
+            if other.method != call.method or expected.keys() != arrays_in(call.outputs).keys():
+                raise UsageError(f"call {number} ({call.method}) is another on {self.wanted.backend}")
+            if lacking := [name for name in call.program.assigned if name not in known]:
+                raise UsageError(f"{self.wanted.backend} does not say what call {number} makes of {lacking[0]}")
+            expected |= {new_value(name): known[name] for name in call.program.assigned}
+            options = replace(
+                job.options(),
+                function=call.program.function,
+                rtol=call.rtol if job.rtol is None else job.rtol,
+                atol=call.atol if job.atol is None else job.atol,
+                # A call's tolerance is made for what it returns: a variable that it cannot judge has its dtype's.
+                replace_blind_tolerance=job.rtol is None and job.atol is None,
+            )
+            name = f"call_{number}_{safe_name(call.method)}"
+            case = runner.begin(call.program.model, options, Path(), name=name, want_inputs=False)
+            reference = RunResult(self.wanted.backend, expected)
+            cases.append(replace(case, references=(reference,), make_inputs=_Bound(self, call)))
+        return cases
+
+    def after(self, case: Case) -> Iterator[Case]:
+        """Take what a call gave: the variables that it assigned, and the call as this board made it."""
+        number = int(case.name.split("_")[1])
+        call = self.trace.calls[number]
+        assert call.program is not None
+        outputs = list(case.result.outputs.values()) if case.result is not None else []
+        own = arrays_in(call.outputs)
+        if case.result is None or len(outputs) != len(own) + len(call.program.assigned):
+            self.lost |= dict.fromkeys(call.program.assigned, case.name)
+            return
+        self.ran_by = self.ran_by or case.result.source
+        arrays = [same_bits(dtype_name(one.dtype), array) for one, array in zip(own.values(), outputs, strict=False)]
+        news = {
+            name: same_bits(dtype_name(self.state[name].dtype), array) if name in self.state else array
+            for name, array in zip(call.program.assigned, outputs[len(own) :], strict=True)
+        }
+        self.state |= news
+        self.lost = {name: at for name, at in self.lost.items() if name not in news}
+        given = iter(arrays)
+        returned = replace_leaves(call.outputs, lambda leaf: next(given) if isinstance(leaf, np.ndarray) else leaf)
+        assigned = tuple(news)
+        self.made.append(replace(call, outputs=returned, state=news, assigned=assigned, program=None))
+        yield from ()
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A call's inputs, made when its program is loaded: then the calls before it have run."""
+
+    replay: Replay
+    call: ModuleCall
+
+    def __call__(self, specs: Sequence[TensorSpec]) -> Mapping[str, Array]:
+        program = self.call.program
+        assert program is not None
+        for name in program.captured:
+            if at := self.replay.lost.get(name):
+                raise NotRun(f"the variable {name} has no value: {at} gave none", stage=Stage.RUN.value)
+            if name not in self.replay.state:
+                raise RunFailed(f"the trace does not say what {name} held at first", stage=Stage.RUN.value)
+        own = [np.asarray(leaf) for _, leaf in leaves(self.call.inputs) if hasattr(leaf, "dtype")]
+        arrays = [*own, *(self.replay.state[name] for name in program.captured)]
+        if len(arrays) != len(specs):
+            what = f"the program takes {len(specs)} inputs, the call has {len(arrays)}"
+            raise RunFailed(what, stage=Stage.RUN.value)
+        return {spec.name: same_bits(spec.dtype, array) for spec, array in zip(specs, arrays, strict=True)}

@@ -1,0 +1,152 @@
+"""Traces in folders: found, compared call by call, described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.runs import RunStore
+from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
+from hil.controller.workloads.traces.trace import Trace, arrays_in
+from hil.core.results import Outcome, exit_code_of
+from hil.core.tensors import Array, dtype_name, type_text
+from hil.core.text import jsonable
+from hil.errors import UsageError
+
+_FILE = "trace.json"
+# Where a run of `hil trace run` keeps what it traced.
+OF_RUN = "trace"
+
+
+def find_traces(place: Path, out: Path | None = None) -> dict[str, Path]:
+    """The traces in a place, each by where it lies in it: a trace's own folder ("."), or any folder of traces.
+
+    Args:
+        place: a folder, or the ID of a stored run of ``hil trace run``.
+        out: where runs are stored; None is the default.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not place.is_dir() and len(place.parts) == 1:
+        place = RunStore(out).open(str(place)).folder / OF_RUN
+    if (place / OF_RUN / _FILE).is_file():
+        place = place / OF_RUN
+    found = {str(file.parent.relative_to(place)): file.parent for file in sorted(place.rglob(_FILE))}
+    if not found:
+        raise UsageError(
+            f"{place} holds no trace", hint="name a trace's folder, or one that has some: .../iree_llvmcpu"
+        )
+    return found
+
+
+def load_one(place: Path, out: Path | None = None) -> tuple[Trace, Path]:
+    """The one trace in a place, and its folder. Raises UsageError: there is none, or there are several."""
+    found = find_traces(place, out)
+    if len(found) > 1:
+        raise UsageError(f"{place} holds {len(found)} traces", hint=f"name one: {', '.join(list(found)[:5])}")
+    (folder,) = found.values()
+    return Trace.load(folder), folder
+
+
+@dataclass(frozen=True)
+class TraceComparison:
+    """A trace beside the reference's."""
+
+    name: str
+    outcome: Outcome
+    reason: str  # "" of a pass
+    calls: tuple[CallComparison, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``hil trace compare --json`` has it."""
+        calls = [
+            {
+                "call": one.number,
+                "method": one.method,
+                "outcome": one.outcome.value,
+                "reason": one.reason,
+                "outputs": [output.record() for output in one.outputs],
+            }
+            for one in self.calls
+        ]
+        found = {"name": self.name, "outcome": self.outcome.value, "reason": self.reason, "calls": calls}
+        return dict(jsonable(found))
+
+    def lines(self) -> list[str]:
+        """For people: the outcome, then every call, of one that agrees a line."""
+        head = f"{self.outcome.value}  {self.name}"
+        lines = [f"{head}  {self.reason}" if self.reason else f"{head}  {len(self.calls)} calls agree"]
+        return [*lines, *(f"  {line}" for call in self.calls for line in call.lines(failed_only=True))]
+
+
+def compare_stored(first: Path, second: Path, judging: Judging, out: Path | None = None) -> list[TraceComparison]:
+    """Compare the traces of two places, the second's being the reference's.
+
+    One is compared with one, whatever they are called; of several those that lie alike in both places. What only one
+    place has is a FAIL.
+
+    Raises:
+        UsageError: a place has no trace, or a trace is damaged, or a tolerance cannot fail.
+    """
+    made, wanted = find_traces(first, out), find_traces(second, out)
+    if len(made) == len(wanted) == 1:
+        wanted = dict(zip(made, wanted.values(), strict=True))
+    found = []
+    for name in dict.fromkeys((*wanted, *made)):
+        if name not in made or name not in wanted:
+            having = first if name in made else second
+            found.append(TraceComparison(name, Outcome.FAIL, f"only {having} has this trace"))
+            continue
+        one, other = Trace.load(made[name]), Trace.load(wanted[name])
+        calls = tuple(compare_traces(other, one, judging))
+        outcome, reason = judged(calls)
+        if not reason and not any(call.outputs for call in calls):
+            outcome, reason = Outcome.FAIL, "nothing was compared: no call returned a tensor or assigned a variable"
+        if one.error and outcome is not Outcome.PASS:
+            reason = f"{reason}; {one.backend} ended early: {one.error.splitlines()[0]}"
+        title = f"{one.module_name}/{one.name} on {one.backend} beside {other.backend}"
+        found.append(TraceComparison(title, outcome, reason, calls))
+    return found
+
+
+def exit_code(comparisons: list[TraceComparison]) -> int:
+    """The exit code of a comparison."""
+    return exit_code_of(one.outcome for one in comparisons)
+
+
+def describe(trace: Trace, folder: Path) -> dict[str, Any]:
+    """A trace as ``hil trace show --json`` has it: tensors are told by type."""
+    return {
+        "folder": str(folder),
+        "module": trace.module_name,
+        "backend": trace.backend,
+        "name": trace.name,
+        "ran_by": trace.ran_by,
+        "reference": str(trace.reference) if trace.reference else "",
+        "error": trace.error,
+        "calls": [
+            {
+                "method": call.method,
+                "rtol": call.rtol,
+                "atol": call.atol,
+                "inputs": _types(arrays_in(call.inputs)),
+                "outputs": _types(arrays_in(call.outputs)),
+                "assigned": _types({name: call.state[name] for name in call.assigned}),
+                "program": call.program
+                and {
+                    "model": str(call.program.model),
+                    "function": call.program.function,
+                    "runtime": call.program.runtime,
+                    "captured": list(call.program.captured),
+                },
+            }
+            for call in trace.calls
+        ],
+    }
+
+
+def _types(arrays: Mapping[str, Array]) -> dict[str, str]:
+    return {name: type_text(dtype_name(array.dtype), array.shape) for name, array in arrays.items()}

@@ -1,0 +1,45 @@
+"""A module's folder among the artifacts is its own."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from hil.errors import UsageError
+from hil.testing.traces.folders import claim, module_name, owner_of
+
+
+def test_modules_of_one_name_have_a_folder_each_and_find_it_again(tmp_path):
+    for file in ("test_a.py", "test_b.py"):
+        (tmp_path / file).touch()
+    artifacts = tmp_path / "made"
+    first, second = "../test_a.py::Test", "../test_b.py::Test"
+    assert claim(artifacts, "ResNet50/cifar10", first) == artifacts / "ResNet50" / "cifar10"
+    (artifacts / "ResNet50" / "cifar10").mkdir(parents=True)
+    assert claim(artifacts, "ResNet50/cifar10", second) == artifacts / "ResNet50" / "cifar10_1"
+    (artifacts / "ResNet50" / "cifar10_1").mkdir()
+    again = [claim(artifacts, "ResNet50/cifar10", owner).name for owner in (second, first)]
+    assert again == ["cifar10_1", "cifar10"]
+    # What nobody has any more is free: the test was deleted, or the folder.
+    (tmp_path / "test_a.py").unlink()
+    assert claim(artifacts, "ResNet50/cifar10", "../test_b.py::Other").name == "cifar10"
+    (artifacts / "modules.json").write_text("[]")
+    assert claim(artifacts, "ResNet50/cifar10", second).name == "cifar10"
+
+
+def test_an_owner_is_told_by_its_file_seen_from_the_artifacts(tmp_path):
+    owner = owner_of(claim, tmp_path / "hil-traces")
+    assert owner.startswith("../") and owner.endswith("traces/folders.py::claim")
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "../x", "a/../../x", "."])
+def test_a_name_stays_among_the_artifacts(name):
+    with pytest.raises(UsageError, match="no name of a module"):
+        module_name(dict, name)
+
+
+def test_what_has_no_name_is_given_one():
+    with pytest.raises(UsageError, match="has no name"):
+        module_name(functools.partial(dict, a=1))
+    assert module_name(functools.partial(dict, a=1), "Vision/small") == "Vision/small"
