@@ -24,6 +24,7 @@ from hil.controller.cli.options import (
     split_targets,
     target_options,
     tolerance_options,
+    verbose_option,
     wait_option,
     workshop,
 )
@@ -71,6 +72,7 @@ def bundle() -> None:
 @run_option("atol", help="Absolute tolerance of every case (default: by dtype).")
 @run_option("timeout")
 @wait_option
+@verbose_option
 @_sign
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Where the bundle goes (default: MODEL.hilb).")
 @json_option

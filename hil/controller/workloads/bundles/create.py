@@ -128,7 +128,7 @@ def _compiled(
         config = connect().board.config
     (folder / "logs").mkdir()
     options = replace(request.options, function=model.function, runtime=runtime)
-    case = Runner(context).compile(Case(model.name, model.path, options, folder, model), config)
+    case = Runner(context, lasting=False).compile(Case(model.name, model.path, options, folder, model), config)
     if case.error is not None:
         raise case.error
     assert case.artifact is not None
