@@ -113,6 +113,24 @@ class Adam(tf.Module):
             power.assign(power * beta)
 
 
+class AdamV1(tf.Module):
+    """``AdamOptimizer`` itself, as TensorFlow still has it: it reaches its variables through their handles alone."""
+
+    def __init__(self, variables: list[tf.Variable], rate: float = 0.01) -> None:
+        super().__init__(name="adam")
+        self._variables = variables
+        optimizer = tf.compat.v1.train.AdamOptimizer(rate)
+        # What it would make in the first step, which cannot make variables once it is a graph: powers and slots.
+        optimizer._create_slots(variables)
+        # No SavedModel brings back the optimizer itself: it is kept out of it, and its variables are ours.
+        self.state = optimizer.variables()
+        self._apply = optimizer.apply_gradients
+
+    def apply(self, gradients: list[tf.Tensor]) -> None:
+        """Change the variables."""
+        self._apply(zip(gradients, self._variables, strict=True))
+
+
 class Training(tf.Module):
     """A model in training.
 

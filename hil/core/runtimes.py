@@ -147,6 +147,8 @@ _ALL = (
     RuntimeInfo(
         "xla-aot",
         agent=f"{_AGENT}.xla_aot:XlaAotRuntime",
+        loads="so",
+        only=True,
         compiler="tfcompile",
         compile=f"{_COMPILERS}.tfcompile:compile_tfcompile",
         target=f"{_COMPILERS}.tfcompile:tfcompile_target",

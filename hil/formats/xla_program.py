@@ -76,6 +76,18 @@ def write_signature(signature: Signature) -> str:
     return json.dumps({"abi": ABI, **asdict(signature)})
 
 
+# How the text begins in a library's file, which nobody needs to load to read it: it may be of another machine.
+_BEGINNING = write_signature(Signature("", (), ())).partition(str(ABI))[0].encode()
+
+
+def find_signature(library: bytes) -> Signature:
+    """The signature in a library's file. Raises ValueError: it has none, or one of another version."""
+    begin = library.find(_BEGINNING)
+    if begin < 0:
+        raise ValueError("it has no signature of a program")
+    return read_signature(library[begin : library.find(b"\0", begin)].decode(errors="replace"))
+
+
 def read_signature(text: str) -> Signature:
     """A signature from its text. Raises ValueError: it is none, or of another version."""
     try:

@@ -22,7 +22,17 @@ from hil.core.results import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import HilError, LoadFailed, PartMissing, RunFailed
 from hil.formats.etdump import EXECUTE, FILE, read_etdump
-from hil.formats.executorch_file import Damaged, Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
+from hil.formats.executorch_file import (
+    TENSORS_SUFFIX,
+    Damaged,
+    Method,
+    Value,
+    is_bundle,
+    mapped,
+    pick_method,
+    program_in,
+    read_methods,
+)
 from hil.formats.torch_values import from_torch, to_torch
 
 DEVICE = "cpu"
@@ -81,7 +91,9 @@ class ExecuTorchRuntime(Runtime):
                     hint=f"--function with one of {', '.join(methods) or 'none'}",
                 )
             _check_needs(library, main, method)
-            checked = {"program_verification": library.Verification.InternalConsistency}
+            checked: dict[str, Any] = {"program_verification": library.Verification.InternalConsistency}
+            for tensors in sorted(folder.glob(f"*{TENSORS_SUFFIX}"))[:1]:
+                checked["data_path"] = str(tensors)
             if is_bundle(data):
                 held = bytes(program_in(data))
                 program = library._load_program_from_buffer(held, **checked)
@@ -140,9 +152,10 @@ class ExecuTorchProgram:
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
         """Run a method of its own that traces its events: this one stays as quick as it was."""
         program = bytes(program_in(mapped(self._file)))
+        weights = [path.read_bytes() for path in sorted(self._file.parent.glob(f"*{TENSORS_SUFFIX}"))[:1]]
         written = folder / FILE
         try:
-            module = _library()._load_for_executorch_from_buffer(program, enable_etdump=True)
+            module = _library()._load_for_executorch_from_buffer(program, *weights, enable_etdump=True)
             if not module.has_etdump():
                 raise RunFailed("this build of ExecuTorch's runtime writes no ETDump")
             before = now_ns()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import time
@@ -62,7 +63,7 @@ class CompileOrder(_Order, total=False):
     """What a compiler is told beside the model: see :func:`hil.controller.backends.compilers.compile_model`."""
 
     debug_ir_passes: bool
-    failure: Path
+    failure: Path | None
 
 
 def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how: IsolatedCall) -> Any:
@@ -166,11 +167,18 @@ def native_compiler() -> Path:
     raise UsageError("there is no iree-compile", hint="pip install iree-base-compiler")
 
 
-def run_logged(command: Sequence[str], log: Path, folder: Path | None = None) -> tuple[int, str]:
-    """Run a command whose output goes to a log; its exit code (negative: a signal) and what it printed."""
+def run_logged(
+    command: Sequence[str], log: Path, folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a command whose output goes to a log; its exit code (negative: a signal) and what it printed.
+
+    Args:
+        environment: variables beside those of this process.
+    """
     print("$", *command, flush=True)
     start = log.stat().st_size
-    code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, check=False).returncode
+    env = {**os.environ, **(environment or {})}
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, cwd=folder, env=env, check=False).returncode
     with log.open("rb") as file:
         file.seek(start)
         return code, file.read().decode(errors="replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ def load_npz(path: Path, dtypes: Mapping[str, str] | None = None) -> dict[str, A
     """The arrays in an .npz file, by key, with the dtypes that numpy's format forgot. Raises UsageError: it is none."""
     with Npz(path) as archive:
         return {key: typed(archive.read(key), (dtypes or {}).get(key, "")) for key in archive.keys}
+
+
+def save_npz(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Write arrays into an .npz file by key, which may be any text; see :func:`load_npz` for the dtypes it forgets."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for key, array in tensors.items():
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
 
 
 def load_pb(path: Path) -> Array:

@@ -40,7 +40,7 @@ def test_what_is_brought_to_a_board_is_what_an_extra_of_hils_names() -> None:
 def test_names_and_formats_that_only_one_runtime_takes_are_each_of_one_entry() -> None:
     assert [name for name, info in RUNTIMES.items() if name != info.name] == []
     only = [info.loads for info in RUNTIMES.values() if info.only]
-    assert only == ["vmfb", "tflite", "pte"]
+    assert only == ["vmfb", "tflite", "pte", "so"]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,7 @@ def test_a_model_has_the_runtime_that_was_asked_for_or_the_only_one(
         ("mlir", "onnxruntime", "none"),
         ("pte", "executorch", "none"),
         ("tf", "xla-aot", "tfcompile"),
+        ("so", "xla-aot", "none"),
         ("onnx", "vendor", "vendor"),
     ],
 )

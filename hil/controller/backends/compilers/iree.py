@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers import take_as_it_is
@@ -29,18 +30,18 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         return take_as_it_is(model, **order)
     if order["runtime"] != "iree":
         raise UsageError(f"the iree compiler makes programs for the runtime iree, not for {order['runtime']}")
-    taken = as_iree_takes(model, order["flags"], order)
+    passes = order.get("debug_ir_passes", False)
+    taken = as_iree_takes(model, order["flags"], order, order["debug_ir"], debug_ir_passes=passes)
     begin = time.monotonic()
     try:
-        passes = order.get("debug_ir_passes", False)
         artifact = compile_program(taken.model, taken.flags, order["debug_ir"], order, debug_ir_passes=passes)
     except (CompileFailed, CompileCrashed, StageTimeout) as error:
         if isinstance(error, CompileFailed):
             error.hint = error.hint or taken.hint
-        if (folder := order.get("failure")) is not None:
+        if "failure" in order:
             recipe = recipe_of(taken.model, taken.flags)
             seconds = time.monotonic() - begin
-            keep_failure(error, source_of(taken.model, recipe.flags), recipe.key, seconds, folder, order)
+            keep_failure(error, source_of(taken.model, recipe.flags), recipe.key, seconds, order["failure"], order)
         raise
     compiler = " after ".join(filter(None, (artifact.compiler, taken.by)))
     return replace(artifact, compiler=compiler, flags=(*taken.way, *artifact.flags))
@@ -57,10 +58,13 @@ class Taken:
     hint: str = ""  # what else to try where iree-compile refuses it; "" is nothing
 
 
-def as_iree_takes(model: Model, flags: Sequence[str], work: Work) -> Taken:
+def as_iree_takes(
+    model: Model, flags: Sequence[str], work: Work, debug_ir: Path | None = None, *, debug_ir_passes: bool = False
+) -> Taken:
     """A model as ONNX or MLIR, converted where it is neither.
 
     Args:
+        debug_ir, debug_ir_passes: as of :func:`hil.controller.models.conversions.convert`.
         flags: of the compiler; ``--via=onnx`` or ``--via=mlir`` says what to convert to (MLIR unless told).
 
     Raises:
@@ -80,5 +84,5 @@ def as_iree_takes(model: Model, flags: Sequence[str], work: Work) -> Taken:
             hint=f"one of {', '.join(ways)}" if ways else "it makes programs of models that are or become MLIR",
         )
     hint = ONNX_HINT if want == "mlir" and can_convert(model.format, "onnx") else ""
-    model, by = convert(model, want, work)
+    model, by = convert(model, want, work, debug_ir, debug_ir_passes=debug_ir_passes)
     return Taken(model, way, others, by, hint)

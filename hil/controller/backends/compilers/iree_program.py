@@ -222,7 +222,7 @@ def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> P
     Args:
         scratch: where it is written.
         folder: where params.irpa is written, for large weights.
-        text: where it is written as text as well, of an ONNX model; or None.
+        text: where it is written as text as well; or None.
 
     Raises:
         CompileFailed: an ONNX model uses what IREE's importer does not know.
@@ -230,6 +230,8 @@ def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> P
     if source.parameters:
         shutil.copyfile(source.parameters, folder / PARAMETERS)
     if source.format != "onnx":
+        if text is not None:
+            text.write_text(parse(source.model).operation.get_asm(enable_debug_info=True))
         return _declared(Path(source.model), scratch / "declared.mlirbc")
     from hil.controller.backends.compilers.onnx_to_mlir import convert
 

@@ -7,6 +7,7 @@ generated, tfcompile makes a header and objects of them, and these are linked wi
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from hil.controller.backends.compilers import tfcompile_build, tfcompile_graph
 from hil.controller.backends.compilers.tfcompile_build import HEADER
 from hil.controller.backends.targets import Target as BoardTarget
 from hil.controller.models.compiling import Work, call_isolated, compiling, making_debug_folder
+from hil.controller.models.tensorflow.hlo import HLO
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version, version
 from hil.core.digest import digest_file
@@ -36,15 +38,15 @@ FORMATS = ("tf", "keras")
 GENERATE, COMPILE, LINK = "generate config", "compile", "link"
 EXTRA = "tfcompile"
 # Raise this when what a step makes changes: older ones in the cache are then not used.
-_VERSION = 2
+_VERSION = 3
 
 
 def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     """Compile a SavedModel's or a Keras model's function to a shared library.
 
-    Flags: ``--target-triple=`` and ``--target-cpu=`` (this machine's family by default), and ``--variables=outside``,
-    with which variables are inputs; by default the program keeps the model's own values. The new values of those that
-    it assigns are outputs, after its own.
+    Flags: ``--target-triple=`` and ``--target-cpu=`` (this machine's family by default), ``--cpp-class=``, the name of
+    the class in the header, and ``--variables=outside``, with which variables are inputs; by default the program keeps
+    the model's own values. The new values of those that it assigns are outputs, after its own.
 
     Other arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
     """
@@ -54,9 +56,13 @@ def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
             f"tfcompile makes programs for the runtime {RUNTIME} of TensorFlow's and Keras's models, not "
             f"{order['runtime']} of {model.format}"
         )
+    hlo = None
     if debug_ir is not None:
         order["recompute"] = True
-    steps = Steps(model, order["flags"], order)
+        hlo = debug_ir / HLO
+        with making_debug_folder(hlo):
+            hlo.mkdir(parents=True, exist_ok=True)
+    steps = Steps(model, order["flags"], order, hlo, hlo_passes=order.get("debug_ir_passes", False))
     graph = steps.generate()
     program = steps.compile(graph)
     library = steps.link(graph, program)
@@ -75,12 +81,19 @@ def compiler() -> str:
 class Steps:
     """The steps by which a program is made of a model, each of which gives the folder of what it makes.
 
+    Args:
+        hlo: a folder for XLA's modules before and after it optimised them, as text and as graphs; or None.
+        hlo_passes: whether those after every pass go there as well.
+
     Raises:
         UsageError: a flag is none of ours, the target is unknown, or a part of the compiler is not installed. Each step
             raises CompileFailed, CompileCrashed, StageTimeout: with its name in the message.
     """
 
-    def __init__(self, model: Model, flags: Sequence[str], work: Work) -> None:
+    def __init__(
+        self, model: Model, flags: Sequence[str], work: Work, hlo: Path | None = None, *, hlo_passes: bool = False
+    ) -> None:
+        self._hlo = {"hlo": str(hlo.absolute()) if hlo is not None else "", "hlo_passes": hlo_passes}
         self._target = target_of(flags)
         self.compiler = compiler()
         self.seconds: dict[str, float] = {}  # step -> how long it took, where it was not in the cache
@@ -103,17 +116,19 @@ class Steps:
 
     def compile(self, graph: Path) -> Path:
         """The header and the objects that tfcompile makes of a generated graph."""
-        what = {"triple": self._target.triple, "cpu": self._target.cpu}
+        what = {"triple": self._target.triple, "cpu": self._target.cpu, "cpp_class": self._target.cpp_class}
 
         def make(folder: Path) -> None:
-            arguments = {**what, "source": str(graph), "folder": str(folder), "log": self._log}
+            arguments = {**what, **self._hlo, "source": str(graph), "folder": str(folder), "log": self._log}
             call_isolated(tfcompile_build.compile_graph, arguments, self._work)
 
         return self._made(COMPILE, make, "tfcompile-program", graph=digests_in(graph), **what)
 
     def link(self, graph: Path, program: Path) -> Path:
         """The library that is linked of a program and XLA's runtime."""
-        what = {"signature": write_signature(signature_of(self._model.function, graph)), "target": self._target.zig}
+        target = self._target
+        signature = write_signature(signature_of(self._model.function, graph))
+        what = {"signature": signature, "target": target.zig, "cpp_class": target.cpp_class}
 
         def make(folder: Path) -> None:
             sources = tfcompile_build.needed_sources((program / HEADER).read_text())
@@ -190,7 +205,10 @@ def signature_of(function: str, graph: Path) -> Signature:
     )
 
 
-_TRIPLE, _CPU, _VARIABLES = "--target-triple", "--target-cpu", "--variables"
+_TRIPLE, _CPU, _VARIABLES, _CLASS = "--target-triple", "--target-cpu", "--variables", "--cpp-class"
+_FLAGS = (_TRIPLE, _CPU, _VARIABLES, _CLASS)
+# A class in namespaces: what tfcompile can make of it, but for reserved words, which it refuses itself.
+_CPP_CLASS = re.compile(r"(?:::)?(?:[A-Za-z_]\w*::)*[A-Za-z_]\w*", re.ASCII)
 # Family of CPUs -> (tfcompile's target, Zig's). Old C libraries, which newer ones still are.
 _TARGETS = {
     "x86_64": ("x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17"),
@@ -206,14 +224,25 @@ class Target:
     triple: str  # as LLVM calls it
     cpu: str  # as LLVM calls it; "" is any of its family
     zig: str  # as Zig calls it, with the C library
+    cpp_class: str  # of the program in its header, with namespaces
     variables: bool  # whether the program's variables are arguments and results like others, and not kept with it
 
 
 def target_of(flags: Sequence[str]) -> Target:
     """What the flags ask for. Raises UsageError: a flag is none of ours, or the target is unknown."""
-    given = {name: value for name, _, value in (flag.partition("=") for flag in flags)}
-    if unknown := sorted(set(given) - {_TRIPLE, _CPU, _VARIABLES}):
-        raise UsageError(f"tfcompile has no flag {unknown[0]}", hint=f"it has {_TRIPLE}=, {_CPU}= and {_VARIABLES}=")
+    # tfcompile itself writes --target_triple.
+    parted = (flag.partition("=") for flag in flags)
+    given = {name.replace("_", "-"): value for name, _, value in parted}
+    if unknown := sorted(set(given) - set(_FLAGS)):
+        hint = (
+            "name the graph as MODEL, and its config with --function" if unknown[0] in ("--graph", "--config") else ""
+        )
+        raise UsageError(
+            f"tfcompile has no flag {unknown[0]}", hint=hint or f"it has {', '.join(f'{flag}=' for flag in _FLAGS)}"
+        )
+    cpp_class = given.get(_CLASS) or tfcompile_build.CLASS
+    if not _CPP_CLASS.fullmatch(cpp_class):
+        raise UsageError(f"{_CLASS}={cpp_class} names no class of C++", hint=f"{_CLASS}=mynamespace::MyComputation")
     variables = given.get(_VARIABLES, "inside")
     if variables not in ("inside", "outside"):
         raise UsageError(f"{_VARIABLES} is 'inside' or 'outside', not {variables!r}")
@@ -225,7 +254,8 @@ def target_of(flags: Sequence[str]) -> Target:
             f"tfcompile's programs cannot be linked for {triple or machine}",
             hint=f"{_TRIPLE} with one of: {', '.join(known for known, _ in _TARGETS.values())}",
         )
-    return Target(triple, given.get(_CPU, ""), _TARGETS[_FAMILY.get(family, family)][1], variables == "outside")
+    zig = _TARGETS[_FAMILY.get(family, family)][1]
+    return Target(triple, given.get(_CPU, ""), zig, cpp_class, variables == "outside")
 
 
 def tfcompile_target(machine: Mapping[str, Any]) -> BoardTarget:

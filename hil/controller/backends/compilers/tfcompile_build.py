@@ -1,7 +1,7 @@
 """What happens in isolated processes: tfcompile itself, then Zig's C++ compiler and linker on what it wrote.
 
 Zig because one package compiles and links for every target, with an old enough C library, and so that nothing has to be
-installed on the machine. ``python -m hil.controller.backends.compilers.tfcompile_build FOLDER TRIPLE CPU`` is the
+installed on the machine. ``python -m hil.controller.backends.compilers.tfcompile_build FOLDER TRIPLE CPU CLASS`` is the
 tfcompile of TensorFlow's wheel, in a process of its own each time: XLA reads its flags once in the life of a process,
 and a crash should be seen as one.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 from hil.controller.backends.compilers.tfcompile_graph import CONFIG, GRAPH
 from hil.controller.models.compiling import death_text, run_logged
+from hil.controller.models.tensorflow.hlo import dumping
 from hil.controller.storage.packages import package_folder
 from hil.controller.storage.texts import line
 from hil.core.processes import module_command
@@ -80,7 +81,9 @@ HIL_API void* hil_xla_result(void* program, int index) {{ return of(program)->re
 """
 
 
-def compile_graph(source: str, triple: str, cpu: str, folder: str, log: str) -> None:
+def compile_graph(
+    source: str, triple: str, cpu: str, cpp_class: str, folder: str, hlo: str, hlo_passes: bool, log: str
+) -> None:
     """Run tfcompile on the graph and config of one folder; header and objects go to another.
 
     Raises:
@@ -89,8 +92,9 @@ def compile_graph(source: str, triple: str, cpu: str, folder: str, log: str) -> 
     """
     for name in (GRAPH, CONFIG):
         shutil.copyfile(Path(source) / name, Path(folder) / name)
-    command = module_command("hil.controller.backends.compilers.tfcompile_build", folder, triple, cpu)
-    code, printed = run_logged(command, Path(log))
+    command = module_command("hil.controller.backends.compilers.tfcompile_build", folder, triple, cpu, cpp_class)
+    with dumping(hlo, hlo_passes) as flags:
+        code, printed = run_logged(command, Path(log), environment=flags)
     if unknown := _UNKNOWN_CPU.search(printed):
         raise CompileFailed(
             f"tfcompile: no CPU {unknown['cpu']!r} is known for {triple}",
@@ -108,20 +112,22 @@ def compile_source(source: str, target: str, folder: str, log: str) -> None:
     _zig(["-c", source, "-o", f"{folder}/object.o", *_FLAGS], target, Path(log))
 
 
-def link(program: str, signature: str, objects: Sequence[str], target: str, library: str, log: str) -> None:
+def link(
+    program: str, signature: str, cpp_class: str, objects: Sequence[str], target: str, library: str, log: str
+) -> None:
     """Link a program's glue, its objects and the runtime's into a shared library, for a target as Zig calls it."""
     with temporary_folder("hil-link-") as scratch:
         glue = Path(scratch) / GLUE
-        glue.write_text(glue_of(signature))
+        glue.write_text(glue_of(signature, cpp_class))
         made = [str(Path(program) / name) for name in OBJECTS]
         parts = [str(glue), *made, *objects, f"-I{program}", *_FLAGS, *_LINK_FLAGS]
         _zig([*parts, "-o", library], target, Path(log))
 
 
-def glue_of(signature: str) -> str:
+def glue_of(signature: str, cpp_class: str = CLASS) -> str:
     """The C++ source of a program's functions; its signature, in printable ASCII, may name what anybody's file says."""
     # Of such text JSON's string is C++'s as well.
-    return _GLUE.format(header=HEADER, name=CLASS, signature=json.dumps(signature))
+    return _GLUE.format(header=HEADER, name=cpp_class, signature=json.dumps(signature))
 
 
 def needed_sources(header: str) -> list[Path]:
@@ -179,14 +185,14 @@ def _end(printed: str) -> str:
 
 def main() -> None:
     """Compile the graph in a folder; what goes wrong is written beside it."""
-    folder, triple, cpu = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    folder, (triple, cpu, cpp_class) = Path(sys.argv[1]), sys.argv[2:5]
     os.environ["XLA_FLAGS"] = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), _XLA_FLAGS)))
     function, constants = (str(folder / name) for name in OBJECTS)
     try:
         _tfcompile().Compile(
             graph=str(folder / GRAPH),
             config=str(folder / CONFIG),
-            cpp_class=CLASS,
+            cpp_class=cpp_class,
             target_triple=triple,
             target_cpu=cpu,
             entry_point="hil_program",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hil.controller.models.compiling import entering
+from hil.controller.models.tensorflow.graph_def import VARIABLE_OP, Graph
 from hil.controller.models.tensorflow.graphs import HandleGraph, error_text
-from hil.controller.models.tensorflow.source import named_outputs, open_model, spec_of
+from hil.controller.models.tensorflow.source import Source, named_outputs, open_model, spec_of
 from hil.controller.storage.texts import foreign_errors, unique_name
 from hil.core.tensors import TensorSpec, to_bytes
 from hil.errors import CompileFailed
@@ -32,9 +33,21 @@ def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> 
         UsageError: there is no such function, or a dimension is open.
         CompileFailed: the model cannot be traced, or has what tfcompile takes no config for.
     """
-    import tensorflow as tf
-
     source = open_model(path, function, dims)
+    is_graph = isinstance(source.model, Graph)
+    config, nodes, variables = _of_graph(source) if is_graph else _of_function(source, function)
+    where = Path(folder)
+    (where / GRAPH).write_bytes(nodes.SerializeToString(deterministic=True))
+    (where / CONFIG).write_text(str(_message(config)))
+    (where / PORTS).write_text(json.dumps(asdict(config), indent=1))
+    with (where / VALUES).open("wb") as file:
+        for variable in config.variables:
+            file.write(to_bytes(variables[variable.node].numpy()))
+
+
+def _of_function(source: Source, function: str) -> tuple[Config, Any, dict[str, Any]]:
+    """Config, graph and variables of a traced function."""
+    import tensorflow as tf
 
     def flat(*tensors: Any) -> list[Any]:
         return [tf.identity(leaf) for _, leaf in named_outputs(source.call(list(tensors)))]
@@ -48,19 +61,34 @@ def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> 
     with tf.Graph().as_default():
         variables = _import(concrete)
         flattened = _without_functions([*feeds, *fetches])
+    return make_config(flattened.node, feeds, fetches, _specs(variables)), flattened, variables
+
+
+def _of_graph(source: Source) -> tuple[Config, Any, dict[str, Any]]:
+    """Config, graph and variables of a GraphDef, as it is: its functions alone are put in the place of their calls."""
+    import tensorflow as tf
+
+    graph: Graph = source.model
+    source.sized()
+    feeds = dict(zip((feed.tensor for feed in graph.feeds), source.inputs, strict=True))
+    fetches = dict(zip((fetch.tensor for fetch in graph.fetches), source.outputs(), strict=True))
+    definition = graph.definition
+    if definition.library.function:
+        with tf.Graph().as_default():
+            tf.import_graph_def(definition, name="")
+            definition = _without_functions([*feeds, *fetches])
     config = make_config(
-        flattened.node,
+        definition.node,
         feeds,
         fetches,
-        {name: spec_of(name, variable) for name, variable in variables.items()},
+        _specs(graph.variables),
+        {one.tensor: one.identifier for one in (*graph.feeds, *graph.fetches)} | dict(graph.identifiers),
     )
-    where = Path(folder)
-    (where / GRAPH).write_bytes(flattened.SerializeToString(deterministic=True))
-    (where / CONFIG).write_text(str(_message(config)))
-    (where / PORTS).write_text(json.dumps(asdict(config), indent=1))
-    with (where / VALUES).open("wb") as file:
-        for variable in config.variables:
-            file.write(to_bytes(variables[variable.node].numpy()))
+    return config, definition, graph.variables
+
+
+def _specs(variables: Mapping[str, Any]) -> dict[str, TensorSpec]:
+    return {node: spec_of(node, variable) for node, variable in variables.items()}
 
 
 def _import(concrete: Any) -> dict[str, Any]:
@@ -138,7 +166,6 @@ def _message(config: Config) -> Any:
     return message
 
 
-VARIABLE_OP = "VarHandleOp"
 _NO_IDENTIFIER = re.compile(r"\W", re.ASCII)
 
 
@@ -169,6 +196,7 @@ def make_config(
     feeds: Mapping[str, TensorSpec],
     fetches: Mapping[str, TensorSpec],
     variables: Mapping[str, TensorSpec],
+    given: Mapping[str, str] | None = None,
 ) -> Config:
     """What tfcompile is to be told of a graph.
 
@@ -176,6 +204,7 @@ def make_config(
         nodes: of the graph, each a NodeDef.
         feeds, fetches: tensor of the graph (``name:output``) -> what it is called, dtype and shape.
         variables: node of a variable -> what it is called, dtype and shape.
+        given: tensor or node of a variable -> the identifier that it has already, or "".
 
     Raises:
         CompileFailed: a shape is not known, or a feed or fetch is not in the graph.
@@ -190,13 +219,18 @@ def make_config(
     for tensor in (*feeds, *fetches):
         if split(tensor)[0] not in present:
             raise CompileFailed(f"the graph has no node {split(tensor)[0]!r}, which is to be an input or an output")
-    names = identifiers()
+    kept = given or {}
+    new = identifiers(filter(None, kept.values()))
+
+    def names(kind: str, name: str, place: str) -> str:
+        return kept.get(place) or new(kind, name)
+
     assigned = assigned_variables(nodes)
     return Config(
-        feeds=tuple(Port(names("feed", spec.name), *split(tensor), spec) for tensor, spec in feeds.items()),
-        fetches=tuple(Port(names("fetch", spec.name), *split(tensor), spec) for tensor, spec in fetches.items()),
+        feeds=tuple(Port(names("feed", spec.name, at), *split(at), spec) for at, spec in feeds.items()),
+        fetches=tuple(Port(names("fetch", spec.name, at), *split(at), spec) for at, spec in fetches.items()),
         variables=tuple(
-            Port(names("param", spec.name), node, 0, spec, read_only=node not in assigned)
+            Port(names("param", spec.name, node), node, 0, spec, read_only=node not in assigned)
             for node, spec in variables.items()
             if node in present
         ),
@@ -209,12 +243,12 @@ def assigned_variables(nodes: Sequence[Any]) -> set[str]:
     return {node.name for node in nodes if node.op == VARIABLE_OP and graph.writes(node.name)}
 
 
-def identifiers() -> Callable[[str, str], str]:
+def identifiers(taken_already: Iterable[str] = ()) -> Callable[[str, str], str]:
     """A function of a kind and a name that gives an identifier of C++, another one for each call.
 
     tfcompile takes names of C++'s alphabet only, and TensorFlow's have scopes: ``fc1/kernel``, ``while/fc1.kernel``.
     """
-    taken: set[str] = set()
+    taken: set[str] = set(taken_already)
 
     def identifier(kind: str, name: str) -> str:
         return unique_name(f"{kind}_{_NO_IDENTIFIER.sub('_', name)}", taken, first=2)

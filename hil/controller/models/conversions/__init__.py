@@ -12,6 +12,7 @@ from hil.controller.models.compiling import IsolatedCall, Work, call_isolated, c
 from hil.controller.models.conversions import tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.models.description import digest_of_files
+from hil.controller.models.tensorflow import hlo
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.isolated import Isolated, function_name
 from hil.controller.storage.packages import needed_version
@@ -30,6 +31,9 @@ class Conversion:
     by: str
     suffix: str
     packages: tuple[str, ...]  # whose versions the result depends on; the first names the extra of hil
+    # what shows how the framework's own compiler sees the model: called likewise, with a ``folder`` in the place of the
+    # output, the ``log`` of what it prints, and ``passes``, whether to show every pass.
+    debug: Callable[..., None] | None = None
 
 
 _TF_TO_MLIR = (tensorflow_program.to_mlir, "tensorflow", ".mlirbc")
@@ -39,14 +43,14 @@ CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
         ("pt2", "mlir"): Conversion(torch_program.to_mlir, "torch-mlir", ".mlirbc", ("torch", "iree-base-compiler")),
         ("pt2", "onnx"): Conversion(torch_program.to_onnx, "torch.onnx", ".onnx", ("torch", "onnx", "onnxscript")),
-        ("tf", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler")),
-        ("keras", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler", "keras")),
+        ("tf", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler"), hlo.write_hlo),
+        ("keras", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler", "keras"), hlo.write_hlo),
         ("tf", "tflite"): Conversion(*_TF_TO_TFLITE, ("tensorflow",)),
         ("keras", "tflite"): Conversion(*_TF_TO_TFLITE, ("tensorflow", "keras")),
     }
 )
 # Raise this when what is made of a model changes without those packages.
-_VERSION = 2
+_VERSION = 3
 CONVERT_TIMEOUT_S = 1800.0
 # What a conversion may write beside the model: large weights, and what its nodes come from.
 _BESIDE = (".data", ".irpa", OP_TYPES)
@@ -57,11 +61,15 @@ def can_convert(have: str, want: str) -> bool:
     return (have, want) in CONVERSIONS
 
 
-def convert(model: Model, want: str, work: Work) -> tuple[Model, str]:
+def convert(
+    model: Model, want: str, work: Work, debug_ir: Path | None = None, *, debug_ir_passes: bool = False
+) -> tuple[Model, str]:
     """A model in another format, made or from the cache.
 
     Args:
         work: how it is done; a ``timeout`` of None is half an hour.
+        debug_ir: a folder for what the framework's own compiler makes of the model, where it shows that; or None.
+        debug_ir_passes: whether what it is after every pass goes there as well.
 
     Raises:
         UsageError: there is no such conversion, or the framework is not installed.
@@ -85,16 +93,22 @@ def convert(model: Model, want: str, work: Work) -> tuple[Model, str]:
         version=_VERSION,
     )
     name = f"model{conversion.suffix}"
+    timeout = work["timeout"] or CONVERT_TIMEOUT_S
+    how: IsolatedCall = {"isolated": work["isolated"], "timeout": timeout, "log": work["log"]}
 
     def make(folder: Path) -> None:
         arguments: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
         arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
-        how: IsolatedCall = {"isolated": work["isolated"], "timeout": work["timeout"], "log": work["log"]}
         with compiling(who, died=f"{who} died", failed=f"{who} cannot convert {model.path.name} to {want}"):
-            timeout = work["timeout"] or CONVERT_TIMEOUT_S
-            call_isolated(conversion.convert, arguments, {**how, "timeout": timeout})
+            call_isolated(conversion.convert, arguments, how)
 
+    if debug_ir is not None and conversion.debug is not None:
+        seen: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
+        seen |= {"dims": dict(model.dims), "passes": debug_ir_passes}
+        seen |= {"folder": str(debug_ir.absolute()), "log": str(work["log"].absolute())}
+        with compiling(conversion.by):
+            call_isolated(conversion.debug, seen, how)
     meta = {"model": model.name, "converted by": by}
     entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])
     digests = {file: digest for file, digest in digests_in(entry).items() if file == name or file.endswith(_BESIDE)}

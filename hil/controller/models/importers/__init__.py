@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.models.description import digest_of_files
 from hil.controller.models.importers import mlir, onnx, programs, pt2
+from hil.controller.models.tensorflow import graph_def
 from hil.controller.models.tensorflow import source as tensorflow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedFunction, function_name, lent, naming_errors
@@ -22,6 +23,7 @@ from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, check_names
 from hil.errors import ImportFailed, LoadFailed, UsageError
+from hil.formats.executorch_file import TENSORS_SUFFIX
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
@@ -42,6 +44,9 @@ class Importer:
     # shape], or None where only the board can tell), ``ranges`` (input -> [low, high]), ``external`` (names of further
     # files, relative to the model's folder), ``producer`` (anything). Raises ImportFailed or UsageError.
     describe: IsolatedFunction
+    # called with the path and the entry point ("" is none named): further files that the description is made of, which
+    # the model's own file does not hold.
+    reads: Callable[[Path, str], Sequence[Path]] = lambda path, function: ()
 
 
 def refuse_bundle(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -60,12 +65,16 @@ _BUILT_IN = {
         (".pte", ".bpte"),
         lambda head: head[4:6] in (b"ET", b"BP") and head[6:8].isdigit(),
         programs.describe_pte,
+        # A program that keeps tensors outside does not say in which file.
+        lambda path, function: sorted(path.parent.glob(f"*{TENSORS_SUFFIX}")),
     ),
+    "so": Importer((".so",), lambda head: False, programs.describe_library, programs.values_beside),
     # Described so that whoever runs one as a model is told how it is run.
     "hilb": Importer((".hilb",), lambda head: head.startswith(b"\x89HILB"), refuse_bundle),
     "pt2": Importer((".pt2",), lambda head: False, pt2.describe),
-    # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that.
-    "tf": Importer((".pb",), lambda head: False, tensorflow.describe),
+    # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that. Other files are
+    # GraphDefs.
+    "tf": Importer(graph_def.SUFFIXES, lambda head: False, tensorflow.describe, graph_def.companions),
     "keras": Importer((".keras",), lambda head: False, tensorflow.describe),
 }
 
@@ -178,11 +187,12 @@ def _describe(
 ) -> tuple[dict[str, Any], bool]:
     """What the importer says of the model, and whether the cache had it."""
     # What a SavedModel consists of is what lies in its folder: the main file does not name it.
-    beside = path.parent.rglob("*") if path.name == SAVED_MODEL else ()
+    beside: Iterable[Path] = path.parent.rglob("*") if path.name == SAVED_MODEL else ()
     key = Cache.key(
         "import",
         digest=digest,
         beside=sorted(str(file.relative_to(path.parent)) for file in beside),
+        read={file.name: digest_file(file) for file in importer.reads(path, function)},
         describe=function_name(importer.describe),
         suffix=path.suffix.lower(),
         function=function,

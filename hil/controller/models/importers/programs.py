@@ -1,4 +1,4 @@
-"""Programs that others compiled: IREE's .vmfb, ExecuTorch's .pte and .bpte, TFLite's .tflite; taken as they are."""
+"""Programs as they are: IREE's .vmfb, ExecuTorch's .pte and .bpte, TFLite's .tflite, tfcompile's libraries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from hil.controller.models.description import description
 from hil.controller.storage.packages import needed_version
+from hil.controller.storage.paths import is_file
 from hil.errors import ImportFailed, LoadFailed, UsageError
-from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods
+from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods, tensors_beside
 from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_in, read_functions
 from hil.formats.litert import PACKAGE, open_signature
+from hil.formats.xla_program import VALUES, find_signature
 
 _ZIP = b"PK\x03\x04"
 _LEAST_BYTES = 64
@@ -60,6 +62,7 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
             problem = f"has no method {function!r}" if function else f"has {len(methods)} methods and none is forward"
             raise UsageError(f"{file.name} {problem}", hint=f"--function with one of {', '.join(methods) or 'none'}")
         inputs, outputs = ([spec for _, spec in found] for found in (method.input_specs(), method.output_specs()))
+        tensors = tensors_beside(file, methods)
     except Damaged as error:
         raise ImportFailed(
             f"{file.name}: {error}", hint="a .pte is what ExecuTorch's to_executorch() writes"
@@ -70,6 +73,7 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
         inputs,
         outputs,
         dims,
+        external=[tensors.name] if tensors else [],
         producer={
             "name": "executorch",
             "bundled": is_bundle(data),
@@ -111,6 +115,38 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
         "unseen_state": list(opened.keeping),
     }
     return description(file.name, opened.name, opened.inputs, opened.outputs, dims, producer=producer)
+
+
+def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Read what a library that hil made with tfcompile says of itself.
+
+    Its variables start at the values in ``variables.bin`` beside it, and are inputs where that is not there.
+
+    Raises:
+        ImportFailed: it is no such library.
+        UsageError: there is no such function or dimension.
+    """
+    file = Path(path)
+    values = values_beside(file, function)
+    try:
+        signature = find_signature(file.read_bytes())
+        if values and signature.variables:
+            signature.values(values[0].read_bytes())
+    except ValueError as error:
+        raise ImportFailed(
+            f"{file.name}: {error}", hint="such a .so is what `hil compile --runtime xla-aot` writes"
+        ) from error
+    if function and function != signature.function:
+        raise UsageError(f"{file.name} has no function {function!r}", hint=f"it has {signature.function!r}")
+    takes = signature.inputs(variables=not values)
+    external = [one.name for one in values if signature.variables]
+    return description(file.name, signature.function, takes, signature.results(), dims, external=external)
+
+
+def values_beside(library: Path, function: str = "") -> list[Path]:
+    """The file of first values that lies beside a library, if there is one."""
+    values = library.with_name(VALUES)
+    return [values] if is_file(values) else []
 
 
 def is_vmfb(head: bytes) -> bool:

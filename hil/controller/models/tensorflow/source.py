@@ -1,4 +1,4 @@
-"""TensorFlow's models as files, SavedModels and Keras's .keras: programs, so opened in a process of its own."""
+"""TensorFlow's models as files, SavedModels, GraphDefs and .keras: programs, so opened in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.description import check_dims, description
+from hil.controller.models.tensorflow import graph_def
 from hil.controller.models.tensorflow.graphs import assigned, error_text, leaves, new_value, replace_leaves
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.texts import foreign_errors
@@ -93,21 +94,32 @@ def open_model(path: str, function: str, dims: Mapping[str, int]) -> Source:
     """Open the function of a model's file.
 
     Args:
-        path: ``saved_model.pb`` of a SavedModel's folder, or a ``.keras`` file.
-        function: its name; "" is ``serving_default`` of a SavedModel that has it, else the only one.
+        path: ``saved_model.pb`` of a SavedModel's folder, a GraphDef, or a ``.keras`` file.
+        function: its name; "" is ``serving_default`` of a SavedModel that has it, else the only one; of a GraphDef see
+            :func:`hil.controller.models.tensorflow.graph_def.open_graph`.
 
     Raises:
         ImportFailed, UsageError: as of :func:`describe`.
     """
     file = Path(path)
+    if graph_def.is_config(file):
+        raise UsageError(
+            f"{file.name} is a config of a graph: name the graph", hint=f"hil run GRAPH.pb --function {file.name}"
+        )
+    if graph_def.is_graph(file):
+        return _open_graph(file, function, dims)
     return _open_keras(file, function, dims) if file.suffix == ".keras" else _open_saved(file, function, dims)
+
+
+def _open_graph(file: Path, function: str, dims: Mapping[str, int]) -> Source:
+    graph = graph_def.open_graph(file, function)
+    structure, inputs = _fix(file.name, ([feed.spec for feed in graph.feeds], {}), dims, batch=False)
+    return Source(graph.name, graph.function(structure[0]), structure, inputs, graph.entries, graph)
 
 
 def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
     import tensorflow as tf
 
-    if file.name != SAVED_MODEL:
-        raise ImportFailed(f"{file.name} is no SavedModel: that is a folder with {SAVED_MODEL}", hint="hil run FOLDER")
     with foreign_errors(
         ImportFailed, f"{file.parent.name} is no SavedModel that TensorFlow reads", error_text=error_text
     ):
@@ -216,7 +228,7 @@ _FOLDERS = ("variables", "assets", "assets.extra")
 
 
 def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
-    """Read the signature of a function: one of a SavedModel's signatures or methods, or what calling a Keras model is.
+    """Read the signature of a function: a SavedModel's signature or method, a Keras model's call, a graph's config.
 
     A Keras model is called with ``training=False``. The new values of the variables that a function assigns are outputs
     as well, after its own: ``variable NAME``. An open dimension is a symbol such as ``x.dim0``; a Keras model's first
@@ -234,16 +246,18 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         source.name,
         source.inputs,
         (*source.outputs(), *new),
-        external=_beside(Path(path)) if Path(path).name == SAVED_MODEL else (),
-        producer={"read with": f"tensorflow {version}", "functions": list(source.functions)},
+        external=[file.relative_to(Path(path).parent).as_posix() for file in beside(Path(path), function)],
+        producer={"read with": f"tensorflow {version}", "functions": list(source.functions)}
+        | ({"first values": source.model.sources} if isinstance(source.model, graph_def.Graph) else {}),
     )
 
 
-def _beside(model: Path) -> list[str]:
-    """The further files of a SavedModel."""
+def beside(model: Path, function: str) -> list[Path]:
+    """The further files of a SavedModel, or of a graph's entry point."""
+    if model.name != SAVED_MODEL:
+        return graph_def.companions(model, function)
     below = (file for name in _FOLDERS for file in sorted((model.parent / name).rglob("*")))
-    files = (*below, model.with_name("fingerprint.pb"))
-    return [file.relative_to(model.parent).as_posix() for file in files if file.is_file()]
+    return [file for file in (*below, model.with_name("fingerprint.pb")) if file.is_file()]
 
 
 def spec_of(name: str, spec: Any) -> TensorSpec:

@@ -119,6 +119,7 @@ class Row:
     detail: str = ""  # the far side's own words about what went wrong
     # of all values of all steps: the largest absolute difference, where it was and what stood there.
     worst: dict[str, Any] = field(default_factory=dict)
+    program: str = ""  # the program's file in the study's folder; what it was made of and what it gave lie beside it
     # where the program ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
     placement: list[dict[str, Any]] | None = None
 
@@ -139,6 +140,7 @@ class Row:
             "failed_stage": failed.name if failed else "",
             "message": failed.message if failed else "",
             "bytes": self.size,
+            "program": self.program,
             "worst": self.worst or None,
         }
 
@@ -152,6 +154,7 @@ class Row:
             stages=[StageResult(**stage) for stage in document["stages"]],
             outcome=Outcome(document["outcome"]) if document["outcome"] else None,
             size=document["bytes"],
+            program=document.get("program", ""),
             worst=document["worst"] or {},
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,14 @@ from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare_output
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import storing, write_json
-from hil.controller.storage.tensor_files import load_tensors
+from hil.controller.storage.tensor_files import load_tensors, save_npz
 from hil.controller.workloads.study.record import (
     FAILED,
     NOT_REACHED,
@@ -34,7 +36,7 @@ from hil.controller.workloads.study.record import (
 )
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise, train
-from hil.core.results import Noise, Outcome
+from hil.core.results import Model, Noise, Outcome
 from hil.core.tensors import Array
 from hil.errors import (
     BoardError,
@@ -114,6 +116,8 @@ def match_steps(
 
 
 DOCUMENT = "study.json"
+# What goes into a row's program in each step, and what comes out of it: `hil run PROGRAM --input ... --expected ...`.
+INPUTS, OUTPUTS = "inputs-{}.npz", "outputs-{}.npz"
 
 
 def run_study(
@@ -248,6 +252,8 @@ class _Study:
         row.compiler = WAYS[row.way].compiler()
         program = WAYS[row.way].make(making)
         row.size = sum(path.stat().st_size for path in program.artifact.files.values())
+        stored = self._keep(program, folder)
+        row.program = str(stored.path.relative_to(self.asked.out.absolute()))
 
         def load() -> Any:
             board.push(program.artifact)
@@ -256,7 +262,7 @@ class _Study:
 
         loaded = stage(LOAD, load)
         try:
-            results = stage(RUN, lambda: self._run_steps(row, loaded, program, trained))
+            results = stage(RUN, lambda: self._run_steps(row, loaded, program, trained, stored))
         finally:
             session.after_run(program.artifact, broken=False)
         asked = self.asked
@@ -267,7 +273,18 @@ class _Study:
         within: dict[str, Any] = {"rtol": asked.rtol, "atol": asked.atol, "allow_blind": asked.allow_blind}
         stage(MATCH, lambda: match_steps(row, results, expected_of, **within))
 
-    def _run_steps(self, row: Row, loaded: LoadedProgram, program: Program, trained: Path) -> list[dict[str, Array]]:
+    def _keep(self, program: Program, folder: Path) -> Model:
+        """Keep a program's files, which the cache may lose; the model that they are to whoever runs them again."""
+        files = program.artifact.files
+        main = folder / f"program{Path(program.artifact.main).suffix}"
+        with storing(folder):
+            for name, path in files.items():
+                shutil.copyfile(path, main if name == program.artifact.main else folder / name)
+        return import_model(main, isolated=self.isolated, cache=self.cache)
+
+    def _run_steps(
+        self, row: Row, loaded: LoadedProgram, program: Program, trained: Path, stored: Model
+    ) -> list[dict[str, Array]]:
         """Every step's outputs; each starts from the variables as the program itself left them."""
         state, results = dict(program.values), []
         for step in range(self.asked.steps):
@@ -276,6 +293,9 @@ class _Study:
             result, _ = loaded.run(given, names=program.outputs, timeout=self.asked.timeout)
             row.placement = result.provenance["placement"]
             outputs = dict(result.outputs)
+            for name, specs, tensors in ((INPUTS, stored.inputs, given), (OUTPUTS, stored.outputs, outputs)):
+                keys = [spec.name for spec in specs or ()]
+                save_npz(stored.path.with_name(name.format(step + 1)), dict(zip(keys, tensors.values(), strict=True)))
             state |= {name: value for name, value in outputs.items() if name in state}
             # What a step does not assign is compared as well: it must still be what it was.
             results.append(outputs | state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,11 @@ from hil.controller.backends.compilers.iree_program import PACKAGE
 from hil.controller.devices.board_choice import with_target
 from hil.controller.models.compiling import Work
 from hil.controller.models.importers import import_model
-from hil.controller.storage.cache import Cache
+from hil.controller.models.tensorflow.hlo import HLO, write_hlo
+from hil.controller.storage.cache import META, Cache
 from hil.controller.storage.isolated import Isolated, naming_errors
 from hil.controller.storage.packages import needed_version
+from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
 from hil.core.board_config import BoardConfig
@@ -61,6 +64,11 @@ class Making:
         """Where compilers print."""
         return self.folder / "compile.log"
 
+    def keep(self, made: Path) -> None:
+        """Keep what a stage made, which the cache may lose; without first values, for each step brings its own."""
+        with storing(self.folder):
+            shutil.copytree(made, self.folder, ignore=lambda *_: (TFCOMPILE_VALUES, META), dirs_exist_ok=True)
+
     @property
     def work(self) -> Work:
         """How compilers work. Nothing comes from the cache: a study measures."""
@@ -82,11 +90,13 @@ def by_tfcompile(making: Making) -> Program:
 
     def generated() -> tuple[Model, tfcompile.Steps, Path]:
         model = import_model(making.saved, function=STEP, isolated=making.isolated, cache=making.cache)
-        steps = tfcompile.Steps(model, flags, making.work)
+        steps = tfcompile.Steps(model, flags, making.work, making.folder / HLO)
         return model, steps, steps.generate()
 
     model, steps, graph = making.stage(tfcompile.GENERATE, generated)
+    making.keep(graph)
     made = making.stage(tfcompile.COMPILE, lambda: steps.compile(graph))
+    making.keep(made)
     library = making.stage(tfcompile.LINK, lambda: steps.link(graph, made))
     artifact = steps.artifact(graph, library)
     signature = tfcompile.signature_of(model.function, graph)
@@ -110,11 +120,15 @@ def by_iree(making: Making) -> Program:
         return folder
 
     folder = making.stage(LOWER, lowered)
+    # What XLA itself would make of the same step: none of the stages that are measured.
+    seen = {"path": str(making.saved), "function": STEP, "dims": {}}
+    call(making.isolated, write_hlo, {**seen, "folder": str(making.folder), "log": str(making.log)}, making.log)
 
     def compiled() -> Artifact:
         model = import_model(folder / MLIR, isolated=making.isolated, cache=making.cache)
         flags = making.config.compile_flags.get("iree", ())
-        return compile_iree(model, runtime="iree", flags=flags, debug_ir=None, **making.work)
+        failure = making.folder / "compile-failure"
+        return compile_iree(model, runtime="iree", flags=flags, debug_ir=None, failure=failure, **making.work)
 
     artifact = making.stage(tfcompile.COMPILE, compiled)
     described = json.loads((folder / SIGNATURE).read_text())

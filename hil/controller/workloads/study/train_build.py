@@ -59,8 +59,11 @@ def _train(model: Path, seed: int, steps: int, where: Path) -> None:
     concrete = made.step.get_concrete_function()
     names = [spec.name for spec in concrete.structured_input_signature[0]]
     # The saved model knows its variables by these names too: see hil.controller.models.tensorflow.lower.
-    variables = {str(variable.name).split(":")[0]: variable for variable in concrete.graph.variables}
-    if len(variables) < len(concrete.graph.variables):
+    captured = {id(tensor) for tensor in concrete.captured_inputs}
+    # A step that reaches a variable by its handle alone, as TensorFlow 1's optimizers do, does not list it.
+    reached = {id(one): one for one in (*concrete.graph.variables, *made.variables) if id(one.handle) in captured}
+    variables = {str(variable.name).split(":")[0]: variable for variable in reached.values()}
+    if len(variables) < len(reached):
         raise ImportFailed(f"{model}: two variables have the same name", hint="give each module a name of its own")
     # The worker lives on.
     tf.config.run_functions_eagerly(True)

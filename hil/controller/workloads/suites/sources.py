@@ -15,6 +15,7 @@ from hil.bundles.cases import BundledCase
 from hil.bundles.signature import sealed
 from hil.controller.models.flows import Flow
 from hil.controller.models.importers import importers
+from hil.controller.models.tensorflow import graph_def
 from hil.controller.pipeline.flagfiles import parse_flagfile
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
@@ -96,7 +97,7 @@ def _known(path: Path) -> list[str]:
 _INPUTS = ".inputs.npz"
 _EXPECTED = ".expected.npz"
 _CALIBRATION = ".calibration.npz"
-# TensorFlow's SavedModel is a folder, known by this file in it; the other .pb files there are no models.
+# TensorFlow's SavedModel is a folder, known by this file in it.
 _SAVED_MODEL = "saved_model.pb"
 # Files by which a folder is known to be a model, which is then called by the folder's name.
 _FOLDERS = (_SAVED_MODEL, GOLDEN_INDEX)
@@ -135,11 +136,11 @@ def look(path: Path) -> Found:
         flagged, _ = by_program([path] if is_flagfile(path.name) else flagfiles_among(root.iterdir()))
         if not is_flagfile(path.name):
             flagged = {program: its for program, its in flagged.items() if program == path.resolve()}
-        if not flagged and not _is_model(path, _suffixes()):
+        if not flagged and not _is_model(path, _suffixes(), True):
             hint = f"one of {', '.join(_suffixes())}"
             raise UsageError(f"{path.name} is no kind of model that hil knows", hint=hint)
     suffixes = _suffixes()
-    own = {file: flagged.pop(file.resolve(), []) for file in files if _is_model(file, suffixes)}
+    own = {file: flagged.pop(file.resolve(), []) for file in files if _is_model(file, suffixes, not path.is_dir())}
     elsewhere = {its[0]: program.name for program, its in flagged.items()}
     own |= {its[0]: its for its in flagged.values()}
     ordered = sorted(own)
@@ -176,10 +177,14 @@ def _suffixes() -> tuple[str, ...]:
     return tuple(sorted(suffix for one in importers().values() for suffix in one.suffixes))
 
 
-def _is_model(file: Path, suffixes: tuple[str, ...]) -> bool:
+def _is_model(file: Path, suffixes: tuple[str, ...], named: bool) -> bool:
+    """Whether a file is a model: a library only if it was named, a graph of TensorFlow's if it has a config too."""
     if file.name in _FOLDERS:
         return file.name == _SAVED_MODEL or is_golden(file)
-    return file.name.lower().endswith(suffixes) and not file.name.lower().endswith(".pb")
+    name = file.name.lower()
+    if name.endswith(graph_def.SUFFIXES):
+        return graph_def.is_graph(file) and (named or graph_def.own_config(file) is not None)
+    return name.endswith(suffixes) and (named or not name.endswith(".so"))
 
 
 def _names(files: list[Path]) -> list[str]:

@@ -140,9 +140,32 @@ def test_targets_are_this_machines_family_or_the_one_that_is_named():
         target_of(tfcompile_target({"arch": "riscv64"}).flags)
 
 
+def test_a_graph_keeps_the_names_that_its_config_gives():
+    feeds = {"function/x:0": TensorSpec("x", "float32", (2, 4))}
+    fetches = {"function/loss:0": TensorSpec("loss", "float32", ())}
+    variables = {name: TensorSpec(name, "float32", (3,)) for name in ("fc1/kernel", "moving/mean")}
+    told = make_config(GRAPH, feeds, fetches, variables, {"function/x:0": "param_moving_mean", "fc1/kernel": "kernel"})
+    assert [port.name for port in (*told.feeds, *told.fetches, *told.variables)] == [
+        "param_moving_mean",
+        "fetch_loss",
+        "kernel",
+        "param_moving_mean_2",
+    ]
+
+
+def test_the_class_is_the_one_that_is_asked_for_in_tfcompiles_own_spelling_too():
+    for flag in ("--cpp_class=mynamespace::MyComputation", "--cpp-class=mynamespace::MyComputation"):
+        assert target_of([flag]).cpp_class == "mynamespace::MyComputation"
+    assert "using Program = my::Step;" in glue_of("{}", "my::Step")
+    assert target_of(["--target_triple=aarch64-unknown-linux-gnu"]).zig == "aarch64-linux-gnu.2.17"
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
+        ("--cpp-class=a b", "names no class of C"),
+        ("--cpp-class=A; int evil", "names no class of C"),
+        ("--config=my.pbtxt", "no flag --config"),
         ("--target-tripel=x", "no flag --target-tripel"),
         ("--variables=beside", "'inside' or 'outside', not 'beside'"),
         ("--target-triple=riscv64-unknown-linux-gnu", "cannot be linked for riscv64"),

@@ -1,4 +1,4 @@
-"""ExecuTorch's files as models, where ExecuTorch is not installed."""
+"""Compiled programs as models, where nothing that compiled them is installed: ExecuTorch's files, tfcompile's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from hil.controller.models.importers import import_model
+from hil.controller.storage.cache import Cache
+from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, UsageError
+from hil.formats.xla_program import VALUES, Argument, Signature, write_signature
 
 FILES = Path(__file__).parents[3] / "executorch_files"
 
@@ -56,3 +59,51 @@ def test_a_method_that_is_not_there_is_bad_usage():
     with pytest.raises(UsageError, match="no method 'backward'") as error:
         import_model(FILES / "linear.pte", function="backward")
     assert error.value.hint == "--function with one of forward"
+
+
+def test_a_program_brings_the_file_of_its_tensors(tmp_path: Path):
+    model = import_model(FILES / "outside.pte")
+    assert sorted(model.files) == ["outside.ptd", "outside.pte"]
+    alone = tmp_path / "alone.pte"
+    alone.write_bytes((FILES / "outside.pte").read_bytes())
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(ImportFailed, match=r"beside the program as alone\.ptd"):
+        import_model(alone, cache=cache)
+    (tmp_path / "alone.ptd").write_bytes((FILES / "outside.ptd").read_bytes())
+    assert sorted(import_model(alone, cache=cache).files) == ["alone.ptd", "alone.pte"]
+    assert import_model(alone, cache=cache).cached
+
+
+LIBRARY = Signature(
+    "step",
+    (
+        Argument(TensorSpec("x", "float32", (3,))),
+        Argument(TensorSpec("fc1/kernel", "float32", (2,)), variable=True, assigned=True),
+    ),
+    (TensorSpec("loss", "float32", ()),),
+)
+
+
+def test_a_library_of_tfcompiles_tells_what_it_takes_whatever_machine_it_is_for(tmp_path: Path):
+    path, cache = tmp_path / "step.so", Cache(tmp_path / "cache")
+    path.write_bytes(b"\x7fELF" + bytes(60) + write_signature(LIBRARY).encode() + bytes(60))
+    model = import_model(path, cache=cache)
+    assert (model.format, model.function) == ("so", "step")
+    assert [str(spec) for spec in model.inputs] == ["x: 3 float32", "fc1/kernel: 2 float32"]
+    assert [spec.name for spec in model.outputs] == ["loss", "variable fc1/kernel"]
+    # With first values beside it, it starts from those.
+    (tmp_path / VALUES).write_bytes(bytes(8))
+    model = import_model(path, cache=cache)
+    assert [spec.name for spec in model.inputs] == ["x"] and set(model.files) == {"step.so", VALUES}
+    with pytest.raises(UsageError, match="has no function 'other'"):
+        import_model(path, function="other", cache=cache)
+    (tmp_path / VALUES).write_bytes(bytes(7))
+    with pytest.raises(ImportFailed, match="has 7 bytes, the program's variables take 8"):
+        import_model(path, cache=cache)
+
+
+@pytest.mark.parametrize("data", [b"\x7fELF", b'{"abi": 1, "function": ', b'{"abi": 99, "function": ""}\0'])
+def test_a_library_of_anything_else_is_refused(tmp_path: Path, data: bytes):
+    (tmp_path / "libc.so").write_bytes(data)
+    with pytest.raises(ImportFailed, match=r"libc\.so: "):
+        import_model(tmp_path / "libc.so")

@@ -43,6 +43,15 @@ def test_a_saved_model_is_called_by_its_folder_and_its_other_files_are_no_models
     assert list(found.given()) == ["x"]
 
 
+def test_a_graph_with_a_config_is_a_model_and_others_only_where_they_are_named(folder):
+    place = folder("a.pbtxt", "a.config.pbtxt", "b.pb", "b.config.pb", "labels.pbtxt", "c.pb", "d.so")
+    assert names(look(place).models) == ["a", "b"]
+    for name in ("c.pb", "labels.pbtxt", "d.so"):
+        assert names(look(place / name).models) == [name.split(".")[0]]
+    with pytest.raises(UsageError, match=r"a\.config\.pbtxt is no kind of model"):
+        look(place / "a.config.pbtxt")
+
+
 def test_one_file_of_a_saved_model_that_is_no_model_is_refused(folder):
     with pytest.raises(UsageError, match=r"fingerprint\.pb is no kind of model"):
         look(folder("net/fingerprint.pb") / "net" / "fingerprint.pb")

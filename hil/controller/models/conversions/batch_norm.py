@@ -1,0 +1,90 @@
+"""The gradient of batch normalization, which IREE does not compile, taken apart into operations that it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_OPERATION = "stablehlo.batch_norm_grad"
+# As StableHLO's specification has it. Each operation becomes a call, and IREE puts the function in its place.
+_FUNCTION = """\
+func.func private @"{name}"(%x: {x}, %scale: {c}, %mean: {c}, %variance: {c}, %dy: {x}) -> ({x}, {c}, {c}) {{
+  %zero = stablehlo.constant dense<0.0> : {scalar}
+  %epsilon = stablehlo.constant dense<{epsilon}> : {c}
+  %count = stablehlo.constant dense<{count}> : {c}
+  %shifted = stablehlo.add %variance, %epsilon : {c}
+  %inverse = stablehlo.rsqrt %shifted : {c}
+  %means = stablehlo.broadcast_in_dim %mean, dims = [{axis}] : ({c}) -> {x}
+  %centered = stablehlo.subtract %x, %means : {x}
+  %weighted = stablehlo.multiply %dy, %centered : {x}
+  %products = stablehlo.reduce(%weighted init: %zero) applies stablehlo.add across dimensions = [{others}]
+    : ({x}, {scalar}) -> {c}
+  %dscale = stablehlo.multiply %products, %inverse : {c}
+  %doffset = stablehlo.reduce(%dy init: %zero) applies stablehlo.add across dimensions = [{others}]
+    : ({x}, {scalar}) -> {c}
+  %spread = stablehlo.divide %products, %shifted : {c}
+  %spreads = stablehlo.broadcast_in_dim %spread, dims = [{axis}] : ({c}) -> {x}
+  %along = stablehlo.multiply %centered, %spreads : {x}
+  %doffsets = stablehlo.broadcast_in_dim %doffset, dims = [{axis}] : ({c}) -> {x}
+  %counts = stablehlo.broadcast_in_dim %count, dims = [{axis}] : ({c}) -> {x}
+  %all = stablehlo.multiply %counts, %dy : {x}
+  %rest = stablehlo.subtract %all, %doffsets : {x}
+  %difference = stablehlo.subtract %rest, %along : {x}
+  %slope = stablehlo.multiply %scale, %inverse : {c}
+  %rate = stablehlo.divide %slope, %count : {c}
+  %rates = stablehlo.broadcast_in_dim %rate, dims = [{axis}] : ({c}) -> {x}
+  %dx = stablehlo.multiply %rates, %difference : {x}
+  return %dx, %dscale, %doffset : {x}, {c}, {c}
+}}
+"""
+
+
+def expand_batch_norm_grad(module: Any) -> None:
+    """Put a call in the place of each gradient of a batch normalization in a module of StableHLO, and what it calls."""
+    from iree.compiler import ir
+
+    found: list[Any] = []
+
+    def look(operation: Any) -> Any:
+        if operation.name == _OPERATION:
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    for number, operation in enumerate(found):
+        with module.context, operation.location:
+            # No name of TensorFlow's has a dot in front.
+            name = f".batch_norm_grad.{number}"
+            parsed = ir.Module.parse(_function(name, operation))
+            module.body.append(parsed.body.operations[0])
+            called = {"callee": ir.FlatSymbolRefAttr.get(name)}
+            call = ir.Operation.create(
+                "func.call",
+                results=[result.type for result in operation.results],
+                operands=list(operation.operands),
+                attributes=called,
+                ip=ir.InsertionPoint(operation),
+            )
+            for old, new in zip(operation.results, call.results, strict=True):
+                old.replace_all_uses_with(new)
+            operation.erase()
+
+
+def _function(name: str, operation: Any) -> str:
+    from iree.compiler import ir
+
+    tensor = ir.RankedTensorType(operation.operands[0].type)
+    axis = ir.IntegerAttr(operation.attributes["feature_index"]).value
+    others = [number for number in range(tensor.rank) if number != axis]
+    count = 1
+    for number in others:
+        count *= tensor.get_dim_size(number)
+    return _FUNCTION.format(
+        name=name,
+        x=tensor,
+        c=operation.operands[1].type,
+        scalar=ir.RankedTensorType.get([], tensor.element_type),
+        epsilon=float(ir.FloatAttr(operation.attributes["epsilon"]).value),
+        count=float(count),
+        axis=axis,
+        others=", ".join(map(str, others)),
+    )

@@ -1,0 +1,425 @@
+"""GraphDefs, TensorFlow 1's graphs in files, with tf2xla's configs beside them, as tfcompile takes them."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.tensorflow.graphs import error_text
+from hil.controller.storage.paths import is_file
+from hil.controller.storage.texts import foreign_errors
+from hil.errors import ImportFailed, UsageError, did_you_mean
+
+SUFFIXES = (".pb", ".pbtxt")
+# A graph's feeds and fetches. NAME.config.pbtxt beside NAME.pb is the graph's own; others are further entry points.
+CONFIG_SUFFIXES = tuple(f".config{suffix}" for suffix in SUFFIXES)
+# What lies in the folder of a SavedModel, and is no graph.
+_SAVED_MODELS = frozenset(("saved_model.pb", "saved_model.pbtxt", "fingerprint.pb", "keras_metadata.pb"))
+# The entry point of a graph that has no config: feeds, fetches and operations to run are found from the graph.
+MAIN = "main"
+VARIABLE_OP = "VarHandleOp"
+# Where values come from, in this order: a checkpoint beside the graph, the graph's own initialisers, a seed.
+CHECKPOINT, INITIALISER, SEED = "checkpoint", "initialiser", "seed"
+# Operations whose outputs a caller gives.
+_FED = frozenset(("Placeholder", "PlaceholderV2", "IteratorGetNext"))
+_ASSIGN = "AssignVariableOp"
+# Variables that no handle stands for: XLA has none.
+_REFERENCES = frozenset(("Variable", "VariableV2", "TemporaryVariable"))
+# Leaves of a graph that nobody wants: the gradients of what is fed, and reading a variable, whose new value is an
+# output in any case.
+_GRADIENTS = "gradients"
+_READ = "ReadVariableOp"
+_NO_VALUES = frozenset(("string", "resource", "variant"))
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A tensor that a caller gives, or one that a caller gets."""
+
+    tensor: str  # ``node:output`` of :attr:`Graph.definition`
+    name: str  # that people know it by
+    identifier: str = ""  # the name that a config gives it, of C++'s alphabet; "" where none does
+    spec: Any = None  # ``tf.TensorSpec`` of one that is given
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph with the tensors that go in and come out."""
+
+    name: str  # its entry point: a config's file, the operations that are asked for, or :data:`MAIN`
+    entries: tuple[str, ...]  # the entry points that could have been named, but for operations
+    definition: Any  # GraphDef: what the fetches need; operations to run are run before any fetch is given
+    feeds: tuple[Fed, ...]
+    fetches: tuple[Fed, ...]
+    identifiers: Mapping[str, str]  # node of a variable -> the name that the config gives it
+    initialisers: Any  # GraphDef: what first values are computed of
+    checkpoint: str  # what ``tf.train.load_checkpoint`` takes; "" where there is none
+
+    @property
+    def output_names(self) -> list[str]:
+        """What the outputs are called."""
+        return [fetch.name for fetch in self.fetches]
+
+    @cached_property
+    def variables(self) -> dict[str, Any]:
+        """The variables that the graph uses, with their first values, by node."""
+        import tensorflow as tf
+
+        return {name: tf.Variable(value, name=name) for name, (value, _) in self._values.items()}
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each variable's first value comes from, by node."""
+        return {name: source for name, (_, source) in self._values.items()}
+
+    @cached_property
+    def _values(self) -> dict[str, tuple[Any, str]]:
+        import tensorflow as tf
+
+        nodes = {node.name: node for node in self.definition.node if node.op == VARIABLE_OP}
+        with foreign_errors(ImportFailed, "the checkpoint beside the graph cannot be read", error_text=error_text):
+            stored = tf.train.load_checkpoint(self.checkpoint) if self.checkpoint and nodes else None
+        values = {}
+        for name, node in nodes.items():
+            dtype = tf.dtypes.as_dtype(node.attr["dtype"].type)
+            shape = tf.TensorShape(node.attr["shape"].shape)
+            if not shape.is_fully_defined():
+                raise ImportFailed(f"the graph's variable {name!r} has no fixed shape: {shape}")
+            value, source = stored.get_tensor(name) if stored and stored.has_tensor(name) else None, CHECKPOINT
+            if value is None:
+                value, source = _initial(self.initialisers, name), INITIALISER
+            if value is None:
+                value, source = _seeded(name, dtype, shape), SEED
+            if value.shape != tuple(shape) or value.dtype != dtype.as_numpy_dtype:
+                raise ImportFailed(
+                    f"the {source}'s value of {name!r} is {value.dtype}{list(value.shape)}, the graph has "
+                    f"{dtype.name}{shape.as_list()}"
+                )
+            values[name] = value, source
+        return values
+
+    def function(self, specs: Sequence[Any]) -> Callable[..., list[Any]]:
+        """A function of the feeds, of these shapes, that gives the fetches."""
+        import tensorflow as tf
+
+        after = {f"^{name}" for name in self.variables}
+        plain = tf.compat.v1.GraphDef(versions=self.definition.versions, library=self.definition.library)
+        plain.node.extend(node for node in self.definition.node if node.name not in self.variables)
+        for node in plain.node:
+            node.attr.pop("_output_shapes", None)  # of other shapes, maybe
+            node.input[:] = [taken for taken in node.input if taken not in after]
+        returned = [fetch.tensor for fetch in self.fetches]
+
+        def imported(*given: Any) -> list[Any]:
+            graph = tf.compat.v1.get_default_graph()
+            inside = {feed.tensor: tensor for feed, tensor in zip(self.feeds, given, strict=True)}
+            for name, variable in self.variables.items():
+                graph.watch_variable(variable)
+                inside[f"{name}:0"] = graph.capture(variable.handle)
+            used = {taken for node in plain.node for taken in map(_tensor, node.input)} | set(returned)
+            inside = {name: tensor for name, tensor in inside.items() if name in used}
+            return list(tf.import_graph_def(plain, input_map=inside, return_elements=returned, name=""))
+
+        # A trace of TensorFlow 2 would run in its own order what the graph leaves open, and in loops it could not.
+        wrapped: Callable[..., list[Any]] = tf.compat.v1.wrap_function(imported, list(specs))
+        return wrapped
+
+
+def is_graph(file: Path) -> bool:
+    """Whether a file is called as a GraphDef is, and is no config."""
+    name = file.name.lower()
+    return name.endswith(SUFFIXES) and name not in _SAVED_MODELS and not is_config(file)
+
+
+def is_config(file: Path) -> bool:
+    """Whether a file is called as a config is."""
+    return file.name.lower().endswith(CONFIG_SUFFIXES)
+
+
+def own_config(file: Path) -> Path | None:
+    """The config that belongs to a graph by its name."""
+    return next((path for suffix in CONFIG_SUFFIXES if is_file(path := file.with_name(file.stem + suffix))), None)
+
+
+def companions(file: Path, function: str) -> list[Path]:
+    """The further files that a graph's entry point is made of: a config, and a checkpoint of the graph's name."""
+    if not is_graph(file):
+        return []
+    config = file.with_name(function) if is_config(Path(function)) else own_config(file) if not function else None
+    checkpoint = file.with_name(f"{file.stem}.index")
+    data = sorted(file.parent.glob(f"{escape(file.stem)}.data-*-of-*")) if is_file(checkpoint) else []
+    return [path for path in (config, checkpoint, *data) if path is not None and is_file(path)]
+
+
+def open_graph(file: Path, function: str) -> Graph:
+    """Open a graph.
+
+    Args:
+        function: a config's file beside it; or operations and tensors (``loss,train``), of which those that give
+            values are outputs and the others are run; "" is the config that has the graph's name, or :data:`MAIN`.
+
+    Raises:
+        ImportFailed: it is no graph, or one that keeps variables as XLA cannot.
+        UsageError: it has no such operation or config.
+    """
+    import tensorflow as tf
+
+    definition = tf.compat.v1.GraphDef()
+    _parse(file, definition, "GraphDef", ("node",))
+    if not definition.node:
+        raise ImportFailed(f"{file.name} is no GraphDef: it has no node")
+    own = own_config(file)
+    configs = sorted(path.name for path in file.parent.iterdir() if is_config(path))
+    entries = (MAIN, *configs)
+    nodes = _Nodes(definition)
+    wanted = function or (own.name if own is not None else MAIN)
+    targets: list[str] = []
+    identifiers: dict[str, str] = {}
+    if is_config(Path(wanted)):
+        if wanted not in configs:
+            raise UsageError(
+                f"there is no config {wanted!r} beside {file.name}", hint=did_you_mean(wanted, configs) or "--function"
+            )
+        feeds, fetches, identifiers = _configured(file.with_name(wanted), nodes)
+    else:
+        names, targets = nodes.leaves() if wanted == MAIN else nodes.named(wanted.split(","))
+        if not names:
+            raise UsageError(
+                f"{file.name} has no tensor that is computed of what is fed and goes nowhere else: nothing to return",
+                hint="--function with operations of the graph, such as loss,train",
+            )
+        fetches = [Fed(name, name.removesuffix(":0")) for name in names]
+        needed = nodes.closure([_node(name) for name in (*names, *targets)])
+        feeds = [Fed(name, name.removesuffix(":0")) for name in nodes.fed(needed)]
+    made, fetches = nodes.cut(fetches, targets)
+    if reference := next((node.name for node in made.node if node.op in _REFERENCES), ""):
+        raise ImportFailed(
+            f"the graph keeps {reference!r} in a reference variable, which XLA has not",
+            hint="make it after tf.compat.v1.enable_resource_variables(), or freeze its variables to constants",
+        )
+    specs = [nodes.spec(feed) for feed in feeds]
+    return Graph(
+        wanted,
+        entries,
+        made,
+        tuple(Fed(feed.tensor, feed.name, feed.identifier, spec) for feed, spec in zip(feeds, specs, strict=True)),
+        tuple(fetches),
+        identifiers,
+        definition,
+        str(file.with_suffix("")) if is_file(file.with_name(f"{file.stem}.index")) else "",
+    )
+
+
+def _parse(file: Path, message: Any, kind: str, fields: Sequence[str]) -> None:
+    from google.protobuf import text_format
+
+    with foreign_errors(ImportFailed, f"{file.name} is no {kind}", error_text=error_text):
+        if file.suffix.lower() == ".pbtxt":
+            text_format.Parse(file.read_text(), message, allow_unknown_field=False)
+        else:
+            message.ParseFromString(file.read_bytes())
+    if not any(len(getattr(message, field)) for field in fields):
+        raise ImportFailed(f"{file.name} is no {kind}: it has no {' and no '.join(fields)}")
+
+
+def _configured(file: Path, nodes: _Nodes) -> tuple[list[Fed], list[Fed], dict[str, str]]:
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla import tf2xla_pb2
+
+    config = tf2xla_pb2.Config()
+    _parse(file, config, "config of tf2xla", ("feed", "fetch", "variable"))
+
+    def placed(port: Any) -> Fed:
+        tensor = f"{port.id.node_name}:{port.id.output_index}"
+        nodes.check(tensor, f"{file.name}: ")
+        spec = None
+        if port.HasField("shape"):
+            dtype = tf.dtypes.as_dtype(port.type) if port.type else nodes.spec(Fed(tensor, tensor)).dtype
+            spec = tf.TensorSpec(tf.TensorShape(port.shape), dtype)
+        return Fed(tensor, port.name or tensor.removesuffix(":0"), port.name, spec)
+
+    if not config.fetch:
+        raise ImportFailed(f"{file.name} has no fetch: nothing would be returned")
+    return (
+        [placed(feed) for feed in config.feed],
+        [placed(fetch) for fetch in config.fetch],
+        {variable.node_name: variable.name for variable in config.variable if variable.name},
+    )
+
+
+class _Nodes:
+    """The nodes of a graph, and which of them need which."""
+
+    def __init__(self, definition: Any) -> None:
+        self._definition = definition
+        self._nodes = {node.name: node for node in definition.node}
+        self._takers: dict[str, list[str]] = defaultdict(list)
+        for node in definition.node:
+            for taken in node.input:
+                self._takers[_node(taken)].append(node.name)
+
+    def closure(self, names: Iterable[str]) -> set[str]:
+        """These nodes and all that they need."""
+        return _reached(names, lambda name: map(_node, self._nodes[name].input) if name in self._nodes else ())
+
+    def part(self, names: Iterable[str]) -> Any:
+        """The GraphDef of these nodes and all that they need."""
+        needed = self.closure(names)
+        made = type(self._definition)(versions=self._definition.versions, library=self._definition.library)
+        made.node.extend(node for node in self._definition.node if node.name in needed)
+        for node in made.node:
+            node.attr.pop("_class", None)  # which may name a node that is not needed
+        return made
+
+    def fed(self, needed: set[str]) -> list[str]:
+        """The tensors among the nodes that a caller has to give."""
+        fed = (node for node in self._definition.node if node.name in needed and node.op in _FED)
+        return [tensor for node in fed for tensor in self._outputs(node)]
+
+    def leaves(self) -> tuple[list[str], list[str]]:
+        """What is computed of what is fed and goes nowhere else: tensors, and operations without values (training)."""
+        fed = [node.name for node in self._definition.node if node.op in _FED]
+        computed = _reached(fed, lambda name: self._takers[name]) - set(fed)
+        last = [
+            node
+            for node in self._definition.node
+            if node.name in computed and not self._takers[node.name] and node.op != _READ
+        ]
+        outer = [node for node in last if not node.name.split("/")[0].startswith(_GRADIENTS)]
+        tensors = [tensor for node in outer for tensor in self._outputs(node)]
+        return tensors, [node.name for node in last if not self._types(node)]
+
+    def named(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Tensors, and operations without values, of what is asked for by name."""
+        tensors, operations = [], []
+        for name in (name.strip() for name in names):
+            self.check(name)
+            if ":" in name:
+                tensors.append(name)
+            elif self._types(self._nodes[name]):
+                tensors.append(f"{name}:0")
+            else:
+                operations.append(name)
+        return tensors, operations
+
+    def check(self, tensor: str, where: str = "") -> None:
+        """Raise UsageError where the graph has no such tensor or operation."""
+        node, _, number = tensor.partition(":")
+        if node not in self._nodes:
+            hint = did_you_mean(node, self._nodes) or "--function takes a config's file, or operations of the graph"
+            raise UsageError(f"{where}the graph has no operation {node!r}", hint=hint)
+        if number and not (number.isdigit() and int(number) < len(self._types(self._nodes[node]))):
+            raise UsageError(f"{where}the operation {node!r} has no output {number}")
+
+    def spec(self, feed: Fed) -> Any:
+        """The ``tf.TensorSpec`` of a feed: its own, or as the graph says. Raises ImportFailed: it says no type."""
+        import tensorflow as tf
+
+        if feed.spec is not None:
+            return tf.TensorSpec(feed.spec.shape, feed.spec.dtype, feed.name)
+        name, _, number = feed.tensor.partition(":")
+        node, place = self._nodes[name], int(number)
+        # Looking up what is not in a map of protobuf's puts it there.
+        listed = (node.attr[one].list.shape for one in ("_output_shapes", "output_shapes") if one in node.attr)
+        shapes = next(filter(None, listed), ())
+        shape = shapes[place] if place < len(shapes) else node.attr["shape"].shape if "shape" in node.attr else None
+        return tf.TensorSpec(tf.TensorShape(shape), self._types(node)[place], feed.name)
+
+    def cut(self, fetches: Sequence[Fed], targets: Sequence[str]) -> tuple[Any, list[Fed]]:
+        """The part of the graph that fetches and operations need, and where the fetches are in it."""
+        made = self.part([*(_node(fetch.tensor) for fetch in fetches), *targets])
+        if not targets:
+            return made, list(fetches)
+        waiting = []
+        for number, fetch in enumerate(fetches):
+            name, _, output = fetch.tensor.partition(":")
+            node = made.node.add(name=f"hil/fetch{number}", op="Identity")
+            node.input.extend([fetch.tensor if output != "0" else name, *(f"^{target}" for target in targets)])
+            node.attr["T"].type = self._types(self._nodes[name])[int(output)].as_datatype_enum
+            waiting.append(Fed(f"{node.name}:0", fetch.name, fetch.identifier))
+        return made, waiting
+
+    def _outputs(self, node: Any) -> Iterator[str]:
+        """The tensors of a node that hold values."""
+        for number, dtype in enumerate(self._types(node)):
+            if dtype.name not in _NO_VALUES:
+                yield f"{node.name}:{number}"
+
+    def _types(self, node: Any) -> list[Any]:
+        """The types of a node's outputs."""
+        import tensorflow as tf
+        from tensorflow.python.framework import op_def_registry
+
+        signature = op_def_registry.get(node.op)
+        if signature is None:
+            functions = (one.signature for one in self._definition.library.function)
+            signature = next((one for one in functions if one.name == node.op), None)
+        if signature is None:
+            raise ImportFailed(f"the graph's operation {node.name!r} is a {node.op}, which this TensorFlow has not")
+        types: list[int] = []
+        for output in signature.output_arg:
+            if output.type_list_attr:
+                types += node.attr[output.type_list_attr].list.type
+            else:
+                count = node.attr[output.number_attr].i if output.number_attr else 1
+                types += [node.attr[output.type_attr].type if output.type_attr else output.type] * count
+        return [tf.dtypes.as_dtype(one) for one in types]
+
+
+def _initial(definition: Any, variable: str) -> Any:
+    """The value that a graph gives a variable before all else; None where it gives none."""
+    import tensorflow as tf
+
+    assigning = [node for node in definition.node if node.op == _ASSIGN and node.input[0] == variable]
+    # The one that v1's own variables have, else any that needs nothing that is not known.
+    for node in sorted(assigning, key=lambda node: bool(node.name != f"{variable}/Assign")):
+        part = _Nodes(definition).part([_node(node.input[1])])
+        if any(one.op in _FED or one.op == VARIABLE_OP for one in part.node):
+            continue
+        for one in part.node:
+            if "seed2" in one.attr and not one.attr["seed"].i and not one.attr["seed2"].i:
+                one.attr["seed2"].i = _number(one.name)  # the same in each process that asks
+        what = f"TensorFlow cannot compute the first value of {variable}"
+        with tf.Graph().as_default() as graph, foreign_errors(ImportFailed, what, error_text=error_text):
+            tf.import_graph_def(part, name="")
+            with tf.compat.v1.Session(graph=graph) as session:
+                return session.run(_tensor(node.input[1]))
+    return None
+
+
+def _seeded(name: str, dtype: Any, shape: Any) -> Any:
+    """A value of [0, 1), or 0 where the variable has no fractions, by the variable's name."""
+    import numpy as np
+
+    if not dtype.is_floating:
+        return np.zeros(tuple(shape), dtype.as_numpy_dtype)
+    return np.random.default_rng(_number(name)).random(tuple(shape)).astype(dtype.as_numpy_dtype)
+
+
+def _number(text: str) -> int:
+    return zlib.crc32(text.encode()) or 1
+
+
+def _reached(names: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
+    seen = set(names)
+    waiting = list(seen)
+    while waiting:
+        new = set(following(waiting.pop())) - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+def _node(taken: str) -> str:
+    """The node of a node's input: ``^node``, ``node``, ``node:1``."""
+    return taken.lstrip("^").partition(":")[0]
+
+
+def _tensor(taken: str) -> str:
+    return taken if ":" in taken or taken.startswith("^") else f"{taken}:0"

@@ -1,0 +1,51 @@
+"""What XLA dumps, and what becomes of its names. No TensorFlow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hil.controller.models.tensorflow.hlo import dumping
+
+
+def dump(flags: dict[str, str], *names: str) -> None:
+    (place,) = [flag.partition("=")[2] for flag in flags["XLA_FLAGS"].split() if flag.startswith("--xla_dump_to=")]
+    for name in names:
+        Path(place, name).write_text(name)
+
+
+def test_modules_are_called_by_where_they_stand(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    with dumping(str(tmp_path), passes=True) as flags:
+        assert flags["XLA_FLAGS"].startswith("--xla_cpu_enable_fast_math=true --xla_dump_to=")
+        assert "--xla_dump_hlo_as_text" in flags["XLA_FLAGS"] and "--xla_dump_hlo_as_dot" in flags["XLA_FLAGS"]
+        dump(
+            flags,
+            *(f"module_0001.a_inference_flat_4__.2.before_optimizations.{kind}" for kind in ("txt", "dot")),
+            "module_0001.a_inference_flat_4__.2.cpu_after_optimizations.txt",
+            "module_0001.a_inference_flat_4__.2.0003.simplification.after_dce.before_cse.txt",
+            "module_0001.a_inference_flat_4__.2.ir-no-opt.ll",
+        )
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")) == [
+        "after_optimizations.txt",
+        "before_optimizations.dot",
+        "before_optimizations.txt",
+        "passes/0003.simplification.after_dce.before_cse.txt",
+    ]
+
+
+def test_several_modules_keep_their_numbers(tmp_path):
+    with dumping(str(tmp_path)) as flags:
+        assert "pass_re" not in flags["XLA_FLAGS"]
+        dump(flags, "module_0000.f.before_optimizations.txt", "module_0001.g.before_optimizations.txt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0000.before_optimizations.txt",
+        "0001.before_optimizations.txt",
+    ]
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_nothing_is_dumped_where_nobody_wants_it(passes):
+    with dumping("", passes) as flags:
+        assert flags == {}
