@@ -22,10 +22,11 @@ if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
             del sys.path[0]
 
 if TYPE_CHECKING:
+    from hil import traces as traces
     from hil.api import connect as connect
     from hil.api import run as run
 
-__all__ = ["__version__", "connect", "run"]
+__all__ = ["__version__", "connect", "run", "traces"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,6 +35,10 @@ def __getattr__(name: str) -> Any:
         from hil import api
 
         return getattr(api, name)
+    if name == "traces":
+        from importlib import import_module
+
+        return import_module("hil.traces")
     if name == "__version__":
         from hil.core import own_version
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from support.models import DIGITS
 
 from hil.controller.pipeline.flagfiles import parse_flagfile
 from hil.core.results import Outcome
-from hil.errors import UsageError
+from hil.errors import NotRun, UsageError
 from hil.formats.iree_command import own_tool
 from hil.testing import ModelFile, Trace, compare_backends, ndarange, uniform
+from hil.traces import compile as compile_for
 
 MODULE = """
 func.func @twice(%x: tensor<4xf32>) -> tensor<4xf32> {
@@ -117,8 +119,13 @@ def split(module):
 
 @pytest.mark.daily
 def test_a_wrong_board_is_told_apart_from_a_right_one_and_every_trace_is_kept(place, module):
-    good, bad = compare_backends(split, module, target_backends=["iree_llvmcpu", "board:faulty.toml"])
+    backends = ["iree_llvmcpu", "board:faulty.toml", "iree_cuda", "tflite"]
+    good, bad, *others = compare_backends(split, module, target_backends=backends)
     assert (good.outcome, bad.outcome) == (Outcome.PASS, Outcome.FAIL)
+    # What cannot run here ends nothing but itself.
+    assert [one.outcome for one in others] == [Outcome.SKIP, Outcome.SKIP]
+    assert "no cuda device" in others[0].record.message and "mlir" in others[1].record.message
+    assert not any(one.folder.exists() for one in others)
     assert bad.record.message.startswith("call 1 (split): output 0.")
     assert "1 of 4 values differs" in bad.record.message
     assert (bad.record.flow, bad.record.id) == ("board:faulty.toml", "Module/split")
@@ -126,6 +133,44 @@ def test_a_wrong_board_is_told_apart_from_a_right_one_and_every_trace_is_kept(pl
     for backend in ("iree-llvm-cpu_ref", "iree_llvmcpu", "board_faulty.toml"):
         assert len(Trace.load(folder / backend / "traces" / "split").calls) == 2
     assert "WRONG" in (bad.folder / "log.txt").read_text() and "WRONG" not in (good.folder / "log.txt").read_text()
+
+
+def test_a_trace_is_made_again_on_another_board_after_its_folder_was_moved(hil, place, module):
+    compare_backends(split, module, target_backends="iree_llvmcpu")
+    (place / "hil-traces").rename(place / "elsewhere")
+    trace = place / "elsewhere" / "Module" / "iree_llvmcpu" / "traces" / "split"
+    again = hil("trace", "run", trace, "--runtime-hw-type", "sim", "--json")
+    assert again.code == 0, again.err
+    assert [case["outcome"] for case in again.document["cases"]] == ["PASS", "PASS"]
+    wrong = hil("trace", "run", trace, "--board", "faulty.toml", "--json")
+    assert wrong.code == 1 and [case["outcome"] for case in wrong.document["cases"]] == ["PASS", "FAIL"]
+    reference = trace.parents[2] / "iree-llvm-cpu_ref"
+    assert hil("trace", "compare", again.document["id"], reference).code == 0
+    compared = hil("trace", "compare", wrong.document["id"], reference, "--json")
+    assert compared.code == 1 and [one["outcome"] for one in compared.document["traces"][0]["calls"]] == [
+        "PASS",
+        "FAIL",
+    ]
+    shown = hil("trace", "show", trace, "--json")
+    assert shown.document["calls"][1]["program"]["function"] == "split" and shown.document["backend"] == "iree_llvmcpu"
+    done = subprocess.run(
+        [own_tool("iree-run-module"), "--flagfile=flagfile"], cwd=trace, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "[SUCCESS]" in done.stdout, done.stdout
+    assert hil("trace", "show", place).code == 2
+
+
+def test_a_module_is_compiled_for_one_backend_and_called(place, module):
+    with compile_for(module, "iree_vmvx", artifacts_dir="made") as compiled:
+        x = np.arange(4, dtype=np.float32)
+        assert compiled.twice(x).tolist() == [0, 2, 4, 6]
+        with pytest.raises(AttributeError, match="exports twice, split"):
+            compiled.trice(x)
+        with pytest.raises(UsageError, match="has 2 methods"):
+            compiled(x)
+    assert (place / "made" / "Module" / "iree_vmvx" / "twice" / "twice.vmfb").is_file()
+    with pytest.raises(NotRun, match="no cuda device"):
+        compile_for(module, "iree_cuda")
 
 
 def test_an_onnx_model_is_compared_with_onnxruntime():
@@ -178,12 +223,17 @@ def test_expected_failures_count_by_backend(python, place, words):
     entry = '[[run]]\ncases = "Module/halved"\nflow = "board:*"\noutcome = "FAIL"\nreason = "flips bits"\n'
     (place / "expected.toml").write_text(entry)
     call = (*words, "test_module.py", "--artifacts_dir=made", "--target_backends=iree_llvmcpu,board:faulty.toml")
+    call += ("--junitxml=rows.xml",) if words else ()
     done = python(*call)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("1 passed, 1 xfailed" if words else "OK (skipped=1)") in done.stdout + done.stderr
     assert (place / "made" / "Module" / "board_faulty.toml" / "traces" / "halved" / "log.txt").is_file()
     if not words:
         return
+    rows = {case.get("name"): [one.tag for one in case] for case in ElementTree.parse("rows.xml").iter("testcase")}
+    assert rows["test_twice[doubled-iree_llvmcpu]"] == [] and rows["test_split[halved-board_faulty.toml]"] == [
+        "skipped"
+    ]
     (place / "expected.toml").write_text(entry.replace("board:*", "*").replace("halved", "*"))
     strict = python(*call)
     assert strict.returncode == 1 and "2 failed" in strict.stdout

@@ -19,7 +19,17 @@ from hil.agent.runtimes import Runtime
 from hil.core.results import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import HilError, LoadFailed, PartMissing, RunFailed
-from hil.formats.executorch_file import Damaged, Method, Value, is_bundle, mapped, pick_method, program_in, read_methods
+from hil.formats.executorch_file import (
+    TENSORS_SUFFIX,
+    Damaged,
+    Method,
+    Value,
+    is_bundle,
+    mapped,
+    pick_method,
+    program_in,
+    read_methods,
+)
 from hil.formats.torch_values import from_torch, to_torch
 
 DEVICE = "cpu"
@@ -78,7 +88,9 @@ class ExecuTorchRuntime(Runtime):
                     hint=f"--function with one of {', '.join(methods) or 'none'}",
                 )
             _check_needs(library, main, method)
-            checked = {"program_verification": library.Verification.InternalConsistency}
+            checked: dict[str, Any] = {"program_verification": library.Verification.InternalConsistency}
+            for tensors in sorted(folder.glob(f"*{TENSORS_SUFFIX}"))[:1]:
+                checked["data_path"] = str(tensors)
             if is_bundle(data):
                 held = bytes(program_in(data))
                 program = library._load_program_from_buffer(held, **checked)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hil.errors import UsageError
 from hil.testing.pytest_plugin.backend_rows import BackendRows
-from hil.testing.pytest_plugin.options import CONFLICTS, MODELS, OPTIONS, add_options
+from hil.testing.pytest_plugin.options import CONFLICTS, MODELS, OPTIONS, add_options, check_repeats
 
 if TYPE_CHECKING:
     from hil.compare.verdict import Verdict
@@ -57,6 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     config.pluginmanager.register(BackendRows(config), "hil-backend-rows")
     _let_prompts_through(config)
+    try:
+        check_repeats(config)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
     if config.getini(MODELS) and not config.option.help:
         from hil.testing.pytest_plugin.hooks import begin
 
@@ -92,7 +97,7 @@ def _let_prompts_through(config: pytest.Config) -> None:
 
 @pytest.fixture
 def hil_case(request: pytest.FixtureRequest) -> HilCase:
-    """The case: a model or one of its layers (``spec.model``, ``spec.layer``, ``spec.op``), and ``hw_type``."""
+    """The case: a model or one of its layers (``spec.model``, ``spec.layer``, ``spec.op``), and its ``target``."""
     case: HilCase = request.param if hasattr(request, "param") else request.node.case
     return case
 
@@ -116,7 +121,7 @@ def hil_model(_hil_run: CaseRun) -> Model:
 @pytest.fixture
 def hil_artifact(_hil_run: CaseRun, hil_model: Model, request: pytest.FixtureRequest) -> Artifact:
     """The program, compiled for the board."""
-    if _hil_run.lender.config is None:
+    if _hil_run.config is None:
         # Only the board knows what to compile for: it has to be the one that runs the program.
         request.getfixturevalue("hil_board")
     return _hil_run.compile()

@@ -95,15 +95,16 @@ _LOOK_S = 0.1
 class BoardLender:
     """Boards of one hardware type, and the one that this process has. Without locks nobody else uses them."""
 
-    def __init__(self, choices: Sequence[BoardChoice], runtime: str, pool: BoardPool, locks: BoardLocks | None) -> None:
+    def __init__(
+        self, choices: Sequence[BoardChoice], runtimes: Sequence[str], pool: BoardPool, locks: BoardLocks | None
+    ) -> None:
         configs = [choice.config for choice in choices]
         alike = all(one.compile_flags == configs[0].compile_flags for one in configs)
-        # What programs are compiled for; None where the boards differ in that, or only show it themselves: then whoever
-        # compiles must have the board.
-        self.config = configs[0] if alike and knows_target(configs[0], runtime) else None
+        self._known = {runtime: alike and knows_target(configs[0], runtime) for runtime in runtimes}
+        self._config = configs[0]
         self.choices = {choice.name: choice for choice in choices}
         self._pool = pool
-        self._runtime = runtime
+        self._runtimes = tuple(runtimes)
         self._locks = locks
         # The best to take first: a board that was lost comes last.
         self._order = list(self.choices)
@@ -114,6 +115,13 @@ class BoardLender:
         self._since = 0.0
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
+
+    def config_for(self, runtime: str) -> BoardConfig | None:
+        """What programs of a runtime are compiled for.
+
+        None where the boards differ in that, or only show it themselves: then whoever compiles must have the board.
+        """
+        return self._config if self._known[runtime] else None
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[BoardSession]:
@@ -141,6 +149,12 @@ class BoardLender:
             if self._session is None:
                 self._avoid()
 
+    def release(self) -> None:
+        """Give the board back unless it is in use: another one's turn on it comes."""
+        with self._mutex:
+            if not self._users:
+                self._give_back()
+
     def close(self) -> None:
         """Give the board back."""
         self._over.set()
@@ -154,14 +168,15 @@ class BoardLender:
         if not self._name:
             self._name = self._locks.take(self._order) if self._locks else self._order[0]
         try:
-            self._session = self._pool.session(self.choices[self._name], runtimes=(self._runtime,))
+            self._session = self._pool.session(self.choices[self._name], runtimes=self._runtimes)
             self._check_target(self._session.board.config)
         except BaseException:
             self._avoid()
             self._give_back()
             raise
-        if self.config is None and len(self.choices) == 1:
-            self.config = self._session.board.config
+        if not all(self._known.values()) and len(self.choices) == 1:
+            self._config = self._session.board.config
+            self._known = dict.fromkeys(self._runtimes, True)
         self._since = time.monotonic()
         if self._locks and self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="hil-board-locks", daemon=True)
@@ -171,9 +186,9 @@ class BoardLender:
     def _check_target(self, config: BoardConfig) -> None:
         """Refuse a board that is lent in place of another one and needs other programs."""
         lent = is_lent(self.choices[self._name].config.connection.address)
-        if lent and self.config is not None and self.config.compile_flags != config.compile_flags:
+        if lent and all(self._known.values()) and self._config.compile_flags != config.compile_flags:
             raise BoardError(
-                f"it needs other programs than {self.config.name}, which was lent before",
+                f"it needs other programs than {self._config.name}, which was lent before",
                 board=config.name,
                 hint="a narrower selector has the farm lend boards of one kind",
             )

@@ -64,12 +64,15 @@ class Hooks:
         """What is run on what."""
         plugin = self._plugin
         boards = ", ".join(
-            board if board == hw_type else f"{board} ({hw_type})"
-            for hw_type, lender in plugin.lenders.items()
-            for board in lender.choices
+            dict.fromkeys(
+                board if board == target.hw_type else f"{board} ({target.hw_type})"
+                for target in plugin.targets
+                for board in target.lender.choices
+            )
         )
+        flows = ", ".join(dict.fromkeys(target.flow.name for target in plugin.targets))
         taken = [f"{name} belongs to another plugin here: use --hil{name[1:]}" for name in plugin.config.stash[TAKEN]]
-        return [f"hil: flow {plugin.flow.name} on {boards}", *taken]
+        return [f"hil: flow {flows} on {boards}", *taken]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
@@ -109,16 +112,20 @@ class Hooks:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Cases that are left out; expected failures that nothing is called like, or whose day is over."""
-        flow = self._plugin.flow
+        flows = {target.request.flow: target.flow for target in self._plugin.targets}
         left_out = [f"hil: left out: {line}" for folder in self._plugin.folders for line in folder.left_out]
-        return left_out + [
+        remarks = [
             f"hil: {line}"
             for folder in self._plugin.folders
-            if folder.models.keys() == folder.specs.keys()
+            for asked, flow in flows.items()
+            if folder.models.keys() == folder.specs[asked].keys()
             for line in folder.expectations.remarks(
-                [spec.id for specs in folder.specs.values() for spec in specs], flow=flow.name, runtime=flow.runtime
+                [spec.id for specs in folder.specs[asked].values() for spec in specs],
+                flow=flow.name,
+                runtime=flow.runtime,
             )
         ]
+        return left_out + list(dict.fromkeys(remarks))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -156,7 +163,7 @@ class ModelFile(pytest.Module):
         plugin = self.config.stash[SESSION]
         folder = plugin.folder_of(self.path)
         assert folder is not None
-        if self.path not in folder.specs:
+        if not folder.has_read(self.path):
             # All that are going to be asked for, read side by side.
             _cases(plugin, folder, {self.path, *filter(self._is_asked_for, folder.models)})
         for case in _cases(plugin, folder, [self.path]):

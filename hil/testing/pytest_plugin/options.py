@@ -21,7 +21,7 @@ from hil.controller.pipeline.options import (
     parse_seconds,
     specs_of,
 )
-from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text
+from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text, refuse_second, times_given
 
 if TYPE_CHECKING:
     from hil.controller.workloads.suites.request import Request
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MODELS = "hil_models"
 FLOW = "hil_flow"
 OUT = ".hil"
+# Options whose values are targets.
+_TARGETS = ("hil_flow", "hil_runtime_hw_type")
 # What of pytest's own decides what is found where.
 _PLACES = {"inifilename": "-c", "rootdir": "--rootdir", "override_ini": "-o"}
 
@@ -94,8 +96,20 @@ OPTIONS = (
         "ADDR|NAME",
         repeats=True,
     ),
-    Option("--hil-runtime-hw-type", "Kind of hardware (default sim).", "--runtime-hw-type", "TYPE", default=""),
-    Option("--hil-flow", f"How models are compiled and run (default: ini {FLOW}, else iree).", metavar="NAME|FILE"),
+    Option("--hil-each-board", "Each board that is named is a target of its own, and has all cases.", type=bool),
+    Option(
+        "--hil-runtime-hw-type",
+        "Kind of hardware (default sim); several are targets: each case is a test on each.",
+        "--runtime-hw-type",
+        "TYPE",
+        repeats=True,
+    ),
+    Option(
+        "--hil-flow",
+        f"How models are compiled and run (default: ini {FLOW}, else iree); several are targets too.",
+        metavar="NAME|FILE",
+        repeats=True,
+    ),
     Option("--hil-no-layers", "Whole models only.", type=bool),
     Option("--hil-group", "What a layer is (default node).", default="node", choices=("node", "fused")),
     Option(
@@ -239,10 +253,10 @@ def request_of(config: pytest.Config) -> Request:
     settings = Settings(profile=bool(given("runtime_profile")), **settings_of(config))
     return Request(
         "",
-        given("flow") or _flow_of_ini(config),
+        flows_of(config)[0],
         # One of pytest's `addopts` may be on the command line again.
         tuple(dict.fromkeys(given("board") or ())),
-        given("runtime_hw_type"),
+        "",
         {
             "identity": path("identity"),
             "known_hosts": path("known_hosts"),
@@ -302,6 +316,33 @@ def repeat_command(config: pytest.Config, nodeid: str) -> list[str]:
                 # What stands alone pytest takes for a path of tests, before it knows our options.
                 words.append(flag if value is True else f"{flag}={one}")
     return words
+
+
+def check_repeats(config: pytest.Config) -> None:
+    """Refuse a second value where an option has one.
+
+    What is typed takes the place of what `addopts` say, as everywhere in pytest: an option that makes targets has the
+    typed values alone.
+
+    Raises:
+        UsageError: an option that has one value is typed several times.
+    """
+    words = config.invocation_params.args
+    for option in OPTIONS:
+        has_known = option.known and config.getini(MODELS) and option.known not in config.stash[TAKEN]
+        count = times_given(words, option.name, *([option.known] if has_known else []))
+        if option.dest in _TARGETS and (values := config.getoption(option.dest)) and count:
+            setattr(config.option, option.dest, values[-count:])
+        elif count > 1 and not option.repeats and option.type is not bool:
+            refuse_second(option.name, count)
+    for name in TEXTS:
+        if config.getoption(PYTEST_DEST.format(name), None) is not None:
+            refuse_second(f"--{name}", times_given(words, f"--{name}"))
+
+
+def flows_of(config: pytest.Config) -> list[str]:
+    """The flows that are asked for."""
+    return config.getoption("hil_flow") or [_flow_of_ini(config)]
 
 
 def _flow_of_ini(config: pytest.Config) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import safe_name, storing
+from hil.controller.workloads.matrix.files import write_targets
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.sources import EXPECTED
 from hil.controller.workloads.suites.store import LINES, SCHEMA, CaseRecord, SuiteRun, versions
@@ -23,7 +24,7 @@ from hil.core.text import jsonable, visible
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
 from hil.testing.pytest_plugin import failure_text
 from hil.testing.pytest_plugin.options import absolute
-from hil.testing.pytest_plugin.session import HilCase, ModelFolder, PluginSession
+from hil.testing.pytest_plugin.session import CaseTarget, HilCase, ModelFolder, PluginSession
 
 # What a test's last report has: whose run it belongs to, and the record. xdist hands on whatever JSON can say.
 _RECORD = "hil_record"
@@ -90,11 +91,26 @@ class Reporting:
                         self._plugin.config.invocation_params.dir, str(run.folder / "report.html")
                     )
                     self._said.append(f"{run.head['suite']} on {run.folder.name}: open {page}")
+            self._write_matrices()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Where the reports are."""
         for line in self._said:
             terminalreporter.write_line(visible(f"hil: {line}"))
+
+    def _write_matrices(self) -> None:
+        """Of a folder of models whose cases ran on several targets, put the targets side by side."""
+        for folder in self._plugin.folders:
+            names = [safe_name(target.name) for target in self._plugin.targets]
+            there = [name for name in names if str(folder.out / name) in (self._runs or {})]
+            if len(there) > 1:
+                try:
+                    page = write_targets(folder.out, folder.path.name, there)
+                except HilError as error:
+                    self._said.append(str(error))
+                else:
+                    shown = failure_text.typed(self._plugin.config.invocation_params.dir, str(page))
+                    self._said.append(f"{folder.path.name} on {len(there)} targets: open {shown}")
 
     def _begin(self, nodeids: Iterable[str]) -> None:
         """Make the runs' folders; a pytest.UsageError where another process writes them, or they cannot be written."""
@@ -106,16 +122,19 @@ class Reporting:
                 if any(file in folder.models for file, _ in planned):
                     # All cases of the suite are needed, to tell which are left out.
                     self._plugin.cases(folder, folder.models)
-                    for hw_type in self._plugin.lenders:
-                        if run := self._start(folder, hw_type, planned):
+                    for target in self._plugin.targets:
+                        if run := self._start(folder, target, planned):
                             self._runs[str(run.folder)] = run
         except HilError as error:
             raise pytest.UsageError(visible(str(error))) from error
 
-    def _start(self, folder: ModelFolder, hw_type: str, planned: set[tuple[Path, str]]) -> SuiteRun | None:
+    def _start(self, folder: ModelFolder, target: CaseTarget, planned: set[tuple[Path, str]]) -> SuiteRun | None:
         plugin = self._plugin
         cases = [
-            (file, case) for file in folder.models for case in plugin.cases(folder, [file]) if case.hw_type == hw_type
+            (file, case)
+            for file in folder.models
+            for case in plugin.cases(folder, [file])
+            if case.target.name == target.name
         ]
         ids = [case.spec.id for file, case in cases if (file, case.id) in planned]
         if not ids:
@@ -127,9 +146,9 @@ class Reporting:
             "id": f"{folder.out.name}-{out.name}",
             "source": str(folder.path),
             "suite": folder.path.name,
-            "flow": plugin.flow.name,
-            "runtime": plugin.flow.runtime,
-            "boards": list(plugin.lenders[hw_type].choices),
+            "flow": target.flow.name,
+            "runtime": target.flow.runtime,
+            "boards": list(target.lender.choices),
             "command": shlex.join(["pytest", *map(str, plugin.config.invocation_params.args)]),
             "versions": versions(),
             "ids": ids,

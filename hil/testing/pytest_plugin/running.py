@@ -23,6 +23,7 @@ from hil.controller.workloads.suites.outcome import left_by, record_of
 from hil.controller.workloads.suites.preparing import begin_case
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.tasks import Task
+from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage
 from hil.core.tensors import Array
 from hil.core.text import visible
@@ -40,7 +41,8 @@ class CaseRun:
     def __init__(self, plugin: PluginSession, hil_case: HilCase, item: pytest.Item) -> None:
         self.plugin = plugin
         self.hil_case = hil_case
-        self.lender = plugin.lenders[hil_case.hw_type]
+        self.flow = hil_case.target.flow
+        self.lender = hil_case.target.lender
         self.record: CaseRecord | None = None
         self._item = item
         self._case: Case | None = None
@@ -51,6 +53,11 @@ class CaseRun:
         self._store = SuiteRun(hil_case.out, {})
 
     @property
+    def config(self) -> BoardConfig | None:
+        """What the program is compiled for; None where only a board tells."""
+        return self.lender.config_for(self.flow.runtime)
+
+    @property
     def case(self) -> Case:
         """The case, its model read."""
         if self._case is None:
@@ -58,7 +65,7 @@ class CaseRun:
             if isinstance(self._item, ModelCase) and (task := plugin.prefetched(hil_case, self._coming)):
                 case, self._early = task.case, task.early
             else:
-                case = begin_case(hil_case.spec, plugin.flow, plugin.runner, self._work, plugin.request.settings)
+                case = begin_case(hil_case.spec, self.flow, plugin.runner, self._work, hil_case.target.request.settings)
             # Two tests may have the same case.
             self._case = replace(case, name=_folder_name(self._item, self.hil_case))
             shutil.rmtree(self._store.case_folder(self._case.name), ignore_errors=True)
@@ -72,7 +79,7 @@ class CaseRun:
 
     def compile(self) -> Artifact:
         """Compile: for the kind of board, or for the one that was borrowed where only it can tell what it is."""
-        config = self.lender.config
+        config = self.config
         if config is None:
             with self.borrow() as session:
                 config = session.board.config
@@ -88,6 +95,7 @@ class CaseRun:
         with contextlib.ExitStack() as stack:
             refused: errors.HilError | None = None
             try:
+                self.plugin.make_room(self.lender)
                 session = stack.enter_context(self.lender.borrow())
             except errors.UsageError as error:
                 # Bad usage here is a board that cannot be used that way.
@@ -188,7 +196,7 @@ class CaseRun:
         shutil.rmtree(self._work, ignore_errors=True)
 
     def _write_profiles(self, case: Case) -> None:
-        name = f"{case.name}-{safe_name(self.hil_case.hw_type)}"
+        name = f"{case.name}-{safe_name(self.hil_case.target.name)}"
         folders = profile_folders(self.plugin.config, name)
         if not folders:
             return
@@ -236,8 +244,8 @@ class CaseRun:
         """The record of a case as it is; what it leaves behind is stored unless it passed."""
         plugin = self.plugin
         task = Task(case, board=self._board, hw_type=self._hw_type)
-        request = plugin.request_for(self.hil_case.folder)
-        common = (self.hil_case.spec, task, self.hil_case.folder.path.name, plugin.flow, request)
+        request = self.hil_case.request
+        common = (self.hil_case.spec, task, self.hil_case.folder.path.name, self.flow, request)
         try:
             if case.outcome is not Outcome.PASS:
                 plugin.make_out(self.hil_case.out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -20,10 +21,12 @@ from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
+from hil.controller.storage import live
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name, storing
+from hil.controller.workloads.matrix.targets import targets_of
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of, symbols_of
 from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
@@ -34,9 +37,10 @@ from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder
+from hil.core.text import numbered, visible
 from hil.errors import UsageError, did_you_mean
 from hil.testing.pytest_plugin.boards import BoardLender, BoardLocks
-from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, out_folder, request_of
+from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, flows_of, out_folder, request_of
 
 # So many that are ready may wait for their tests: their tensors are in memory.
 _WAITING = 256
@@ -118,27 +122,53 @@ class ModelFolder:
     models: Mapping[Path, SuiteModel]
     left_out: list[str]  # test cases that lie there and cannot be run, a line for each place
     expectations: Expectations
-    # file -> its cases, for the models that were read.
-    specs: dict[Path, tuple[CaseSpec, ...]] = field(default_factory=dict)
+    # flow, as it was asked for -> file -> its cases, for the models that were read.
+    specs: defaultdict[str, dict[Path, tuple[CaseSpec, ...]]] = field(default_factory=lambda: defaultdict(dict))
+
+    def has_read(self, file: Path) -> bool:
+        """Whether a model's cases are known."""
+        return bool(self.specs) and all(file in found for found in self.specs.values())
+
+
+@dataclass(frozen=True)
+class CaseTarget:
+    """What cases are run on and by."""
+
+    # what tests are called after: the kind of hardware, or each board; before it the flow, where there are several.
+    name: str
+    hw_type: str
+    request: Request  # what `hil suite run` would be asked for; its ``source`` is each folder's own
+    flow: Flow
+    lender: BoardLender
 
 
 @dataclass(frozen=True)
 class HilCase:
-    """A case on a kind of hardware."""
+    """A case on a target."""
 
     spec: CaseSpec
     folder: ModelFolder
-    hw_type: str
+    target: CaseTarget
+
+    @property
+    def hw_type(self) -> str:
+        """The kind of hardware."""
+        return self.target.hw_type
 
     @property
     def id(self) -> str:
         """What tests call it."""
-        return f"{self.spec.id}-{self.hw_type}"
+        return f"{self.spec.id}-{self.target.name}"
 
     @property
     def out(self) -> Path:
-        """Where what it leaves behind goes: the folder of a suite run on this kind of hardware."""
-        return self.folder.out / safe_name(self.hw_type)
+        """Where what it leaves behind goes: the folder of a suite run on this target."""
+        return self.folder.out / safe_name(self.target.name)
+
+    @property
+    def request(self) -> Request:
+        """What `hil suite run` would be asked for."""
+        return replace(self.target.request, source=str(self.folder.path))
 
 
 class ModelCase(pytest.Function):
@@ -156,26 +186,22 @@ class PluginSession:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        if config.getoption("capture") == "no":
+            # pytest -s
+            live_output = contextlib.ExitStack()
+            live_output.enter_context(live.showing(lambda text: print(visible(text), flush=True)))
+            config.add_cleanup(live_output.close)
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
         self.is_worker = bool(self._worker)  # whether xdist started this process
         self.reported: set[tuple[str, str]] = set()  # errors of boards, told by a test already: board, message
         self.request: Request = request_of(config)
-        # Wherever pytest is called, a flows.toml lies beside the ini file. Whoever wrote that runs code here anyway.
-        self.flow: Flow = load_flow(self.request.flow, config.rootpath, trusted=True)
-        request = self.request
-        kinds: dict[str, list[BoardChoice]] = defaultdict(list)
-        for board in request.boards or ("",):
-            choice = choose(board, request.hw_type, **request.ssh)
-            check_settings(request.settings, self.flow, [choice])
-            kinds[choice.config.hw_type].append(choice)
         self.folders: list[ModelFolder] = []
         for path in dict.fromkeys(map(absolute, config.getini(MODELS))):
             self.folders.append(self._folder(path))
-        self._pool = BoardPool("pytest", wait_s=request.wait_s, say=print)
-        self.lenders = {  # hardware type -> where boards of that type are had
-            hw_type: BoardLender(alike, self.flow.runtime, self._pool, self._locks_of(alike))
-            for hw_type, alike in kinds.items()
-        }
+        self._pool = BoardPool("pytest", wait_s=self.request.wait_s, say=print)
+        # Boards -> where they are had; for all flows.
+        self._lenders: dict[tuple[tuple[str, str], ...], BoardLender] = {}
+        self.targets = self._make_targets()
         self._isolated: Isolated | None = None
         self._prefetches: dict[tuple[Path, str], Prefetch] = {}
         self.work = new_folder("hil-pytest-")  # for files that tests need while they run
@@ -197,45 +223,53 @@ class PluginSession:
         return next((folder for folder in self.folders if file in folder.models), None)
 
     def cases(self, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
-        """The cases of some of a folder's models, on each kind of hardware; models are read side by side."""
+        """The cases of some of a folder's models, on each target; models are read side by side."""
         files = list(files)
-        unread = [file for file in files if file not in folder.specs]
         request = self.request
-        if unread:
-            layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
-            models = [self._sized(folder.models[file]) for file in unread]
-            specs = cases_of(models, self.flow, self.context, layers=layers, seed=request.settings.seed)
-            for file, model in zip(unread, models, strict=True):
-                folder.specs[file] = tuple(spec for spec in specs if spec.model == model.name)
+        for asked, flow in {target.request.flow: target.flow for target in self.targets}.items():
+            known = folder.specs[asked]
+            if unread := [file for file in files if file not in known]:
+                layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
+                models = [self._sized(folder.models[file]) for file in unread]
+                specs = cases_of(models, flow, self.context, layers=layers, seed=request.settings.seed)
+                for file, model in zip(unread, models, strict=True):
+                    known[file] = tuple(spec for spec in specs if spec.model == model.name)
         return [
-            HilCase(spec, folder, hw_type) for file in files for hw_type in self.lenders for spec in folder.specs[file]
+            HilCase(spec, folder, target)
+            for file in files
+            for target in self.targets
+            for spec in folder.specs[target.request.flow][file]
         ]
+
+    def make_room(self, lender: BoardLender) -> None:
+        """Give back boards of other targets that are going to be used as this one's: a board has one user at a time."""
+        for other in self._lenders.values():
+            if other is not lender and any(
+                name in lender.choices and not choice.config.is_simulator for name, choice in other.choices.items()
+            ):
+                other.release()
 
     def prefetched(self, case: HilCase, coming: Callable[[], Iterable[HilCase]]) -> Task | None:
         """The case as prepared ahead, with those of the tests after it (``coming``); None where nobody does so."""
-        config = self.lenders[case.hw_type].config
+        target = case.target
+        config = target.lender.config_for(target.flow.runtime)
         # xdist's workers share the machine, and none of them knows which tests will be its own.
         if config is None or self.is_worker:
             return None
-        key = (case.folder.path, case.hw_type)
+        key = (case.folder.path, target.name)
         if key not in self._prefetches:
-            specs = [one.spec for one in coming() if (one.folder.path, one.hw_type) == key]
+            specs = [one.spec for one in coming() if (one.folder.path, one.target.name) == key]
             run = SuiteRun(self.work / str(len(self._prefetches)), {})
-            self._prefetches[key] = Prefetch(specs, self.flow, self.request.settings, self.runner, config, run)
+            self._prefetches[key] = Prefetch(specs, target.flow, target.request.settings, self.runner, config, run)
         return self._prefetches[key].take(case.spec.id)
 
     def expected_to_fail(self, case: HilCase) -> bool:
         """Whether the case is expected to fail on one of the boards that may run it."""
+        flow = case.target.flow
         return any(
-            case.folder.expectations.selects(
-                case.spec.id, self.flow.name, board, self.flow.runtime, choice.config.hw_type
-            )
-            for board, choice in self.lenders[case.hw_type].choices.items()
+            case.folder.expectations.selects(case.spec.id, flow.name, board, flow.runtime, choice.config.hw_type)
+            for board, choice in case.target.lender.choices.items()
         )
-
-    def request_for(self, folder: ModelFolder) -> Request:
-        """What `hil suite run` would be asked for."""
-        return replace(self.request, source=str(folder.path))
 
     def make_out(self, out: Path) -> None:
         """Make the folder for what a failure leaves behind; hil's own at the root is none of the user's sources."""
@@ -248,7 +282,7 @@ class PluginSession:
     def close(self) -> None:
         """Give the boards back, end the processes."""
         try:
-            for lender in self.lenders.values():
+            for lender in self._lenders.values():
                 lender.close()
         finally:
             if self._isolated is not None:
@@ -275,6 +309,47 @@ class PluginSession:
             return model
         dims = {name: size for name, size in self.request.dims.items() if name in self._symbols[model.path]}
         return replace(model, dims=dims)
+
+    def _make_targets(self) -> tuple[CaseTarget, ...]:
+        """Every flow on every kind of hardware, or on each board. Raises UsageError: one of them cannot be."""
+        boards = self.request.boards
+        each = boards if self.config.getoption("hil_each_board") and len(boards) > 1 else ()
+        axes = {"flow": flows_of(self.config), "board": each, "hw_type": self.config.getoption("hil_runtime_hw_type")}
+        asked = targets_of(axes)
+        # Wherever pytest is called, a flows.toml lies beside the ini file. Whoever wrote that runs code here anyway.
+        flows = {text: load_flow(text, self.config.rootpath, trusted=True) for text in axes["flow"]}
+        runtimes = list(dict.fromkeys(flow.runtime for flow in flows.values()))
+        made: list[CaseTarget] = []
+        for one in asked:
+            flow, board = flows[one.options["flow"]], one.options.get("board", "")
+            request = replace(
+                self.request,
+                flow=one.options["flow"],
+                hw_type=one.options.get("hw_type", ""),
+                boards=(board,) if board else boards,
+            )
+            kinds: dict[str, list[BoardChoice]] = defaultdict(list)
+            for name in request.boards or ("",):
+                choice = choose(name, request.hw_type, **request.ssh)
+                check_settings(request.settings, flow, [choice])
+                kinds[choice.config.hw_type].append(choice)
+            for hw_type, alike in kinds.items():
+                parts = [flow.name] if len(flows) > 1 else []
+                parts.append(safe_name(board) if board else hw_type)
+                made.append(CaseTarget("-".join(parts), hw_type, request, flow, self._lender(alike, runtimes)))
+        names = numbered([target.name for target in made])
+        return tuple(
+            replace(
+                target, name=name, request=target.request.for_target(safe_name(name)) if made[1:] else target.request
+            )
+            for target, name in zip(made, names, strict=True)
+        )
+
+    def _lender(self, choices: list[BoardChoice], runtimes: list[str]) -> BoardLender:
+        key = tuple((choice.name, choice.config.hw_type) for choice in choices)
+        if key not in self._lenders:
+            self._lenders[key] = BoardLender(choices, runtimes, self._pool, self._locks_of(choices))
+        return self._lenders[key]
 
     def _folder(self, path: Path) -> ModelFolder:
         if not path.is_dir():

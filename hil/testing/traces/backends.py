@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -56,6 +57,17 @@ def backends_text(text: str) -> str:
     except UsageError as error:
         raise ArgumentTypeError(f"{error.message} ({error.hint})" if error.hint else error.message) from None
     return text
+
+
+def times_given(words: Iterable[object], *names: str) -> int:
+    """How often an option is among the words of a command line."""
+    return sum(str(word).partition("=")[0] in names for word in itertools.takewhile(lambda word: word != "--", words))
+
+
+def refuse_second(name: str, count: int) -> None:
+    """Raise UsageError where an option that has one value is given several times."""
+    if count > 1:
+        raise UsageError(f"{name} is given {count} times, and has one value", hint="leave all but one out")
 
 
 TF = "tf"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from hil.controller.pipeline.options import CaseSettings, case_settings, flag_of, specs_of
 from hil.core.results import Outcome
 from hil.errors import UsageError
-from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text
+from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text, refuse_second, times_given
 from hil.testing.traces.session import ModuleTraces, summary
 from hil.testing.traces.traced import TraceFunction
 
@@ -168,6 +168,7 @@ def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
     for name, text in TEXTS.items():
         parser.add_argument(f"--{name}", help=text, type=str if name == "artifacts_dir" else backends_text)
     specs = {name: spec for name, spec in specs_of(CaseSettings).items() if name not in _NOT_OF_TRACES}
+    single = [f"--{name}" for name in TEXTS]
     for name, spec in specs.items():
         default = getattr(CaseSettings(), name)
         how: dict[str, Any] = {"action": "store_true"} if isinstance(default, bool) else {"metavar": spec.metavar}
@@ -175,10 +176,16 @@ def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
             how |= {"action": "append", "default": []}
         elif not isinstance(default, bool):
             how |= {"default": default, "type": Path if spec.metavar == "DIR" else type(default or 0.0)}
+            single.append(flag_of(name, spec))
         parser.add_argument(flag_of(name, spec), dest=name, help=spec.help, **how)
     options, rest = parser.parse_known_args(words)
     if {"-h", "--help"} & set(rest):
         parser.print_help()
+    try:
+        for flag in single:
+            refuse_second(flag, times_given(words, flag))
+    except UsageError as error:
+        parser.error(error.message)
     given = {name: getattr(options, name) for name in specs}
     chosen = case_settings({name: tuple(one) if isinstance(one, list) else one for name, one in given.items()})
     _typed = TraceOptions.of(**{name: getattr(options, name) for name in TEXTS}, settings=chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,16 @@ def test_a_program_runs_by_both_ways_and_on_onnx_runtime(hil, net):
         [verdict] = ended.case["verdicts"]
         assert verdict["against"].startswith("torch-eager")
         assert verdict["outputs"][0]["name"] == "output" and verdict["outputs"][0]["elements"] == 6
+
+
+def test_a_suite_has_its_layers_too(hil, net):
+    ended = hil("suite", "run", net, "--dim", "x.dim0=3", "--json")
+    assert ended.code == 0, (ended.out, ended.err)
+    cases = {case["id"]: case["outcome"] for case in json.loads(ended.out)["cases"]}
+    assert set(cases.values()) == {"PASS"}
+    assert "net_full_model" in cases and any(name.startswith("net_layer_") for name in cases)
+    listed = hil("suite", "list", net, "--dim", "x.dim0=3", "--flow", "xnnpack")
+    assert listed.out.split() == ["net_full_model"]  # ExecuTorch takes no ONNX models, which layers are
 
 
 def test_any_size_that_it_was_exported_for_runs(hil, net, tmp_path):

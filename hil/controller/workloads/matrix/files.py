@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from hil.controller.storage.runs import write_file
+from hil.controller.storage.runs import MATRIX, write_file, write_json
 from hil.controller.storage.texts import counted, line, plain, seconds, table
-from hil.controller.workloads.matrix.report import ABSENT, NOT_RUN, STATISTICS, Cell, MatrixReport, Row, TargetResults
+from hil.controller.workloads.matrix.report import (
+    ABSENT,
+    NOT_RUN,
+    SCHEMA,
+    STATISTICS,
+    Cell,
+    MatrixReport,
+    Row,
+    TargetResults,
+    load_matrix,
+)
 from hil.controller.workloads.suites.reports.junit import junit_document, junit_suite
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.page import page_digest
@@ -41,6 +51,22 @@ def write_matrix(report: MatrixReport, folder: Path) -> None:
     }
     for name, text in files.items():
         write_file(folder / name, text, make_folder=True)
+
+
+def write_targets(folder: Path, title: str, targets: Sequence[str]) -> Path:
+    """Make a matrix of the runs that lie below a folder, and write its reports; returns its page.
+
+    Args:
+        targets: their folders' names.
+
+    Raises:
+        UsageError: one of the runs cannot be read.
+        StorageError: the folder cannot be written.
+    """
+    named = [{"name": name, "error": None} for name in targets]
+    write_json(folder / MATRIX, {"schema": SCHEMA, "id": folder.name, "title": title, "targets": named})
+    write_matrix(load_matrix(folder), folder)
+    return folder / "matrix.html"
 
 
 def matrix_csv(report: MatrixReport) -> str:

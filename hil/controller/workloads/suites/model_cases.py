@@ -15,6 +15,7 @@ from hil.bundles import Signature
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import checked_cases
 from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
+from hil.controller.models.conversions import can_convert
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
@@ -25,6 +26,7 @@ from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec, OwnCase, SuiteModel, short, worded
 from hil.core.digest import digest_file, digest_of
 from hil.core.results import Model
+from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.core.text import numbered
@@ -91,7 +93,7 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
     for place in source.data_sets:
         make_set = functools.partial(whole.make_data_set, place)
         specs.append(CaseSpec(f"{name}_{place.name}", name, make_set, content=content))
-    if choice is None or source.path.suffix.lower() != ".onnx":
+    if choice is None or not whole.can_be_cut():
         return specs
     with temporary_folder("hil-suite-") as folder:
         log = Path(folder) / "layers.log"
@@ -208,6 +210,17 @@ class _Whole:
             return _import(self._after_recipe(log, sizes), sizes, self.context)
 
         return self._once("final", read)
+
+    def can_be_cut(self) -> bool:
+        """Whether it has layers. They are ONNX models, which the flow must take where the whole model is another."""
+        try:
+            format = self._plain().format
+        except StorageError:
+            raise
+        except HilError:  # its case runs into it again, and tells
+            return False
+        takes_onnx = self.flow.runtime in RUNTIMES and RUNTIMES[self.flow.runtime].from_onnx
+        return format == "onnx" or (takes_onnx and not self.flow.recipe and can_convert(format, "onnx"))
 
     def content(self) -> str:
         """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hil.errors import UsageError
-from hil.testing.traces.backends import parse_backend, parse_reference, parse_targets
+from hil.testing.traces.backends import parse_backend, parse_reference, parse_targets, refuse_second, times_given
 
 
 def test_a_backend_that_is_named_twice_has_two_folders():
@@ -54,3 +54,11 @@ def test_references_are_backends_of_models_in_files():
     assert parse_backend("onnxruntime", ["onnxruntime"]).choice is None
     with pytest.raises(UsageError, match="names none"):
         parse_targets(" ,")
+
+
+def test_an_option_of_one_value_is_refused_a_second_one():
+    words = ["--target_backends", "tf", "-k", "x", "--target_backends=tflite", "--", "--target_backends"]
+    assert times_given(words, "--target_backends") == 2
+    refuse_second("--target_backends", 1)
+    with pytest.raises(UsageError, match="--target_backends is given 2 times, and has one value"):
+        refuse_second("--target_backends", 2)
