@@ -338,16 +338,12 @@ class PluginSession:
                 parts.append(safe_name(board) if board else hw_type)
                 made.append(CaseTarget("-".join(parts), hw_type, request, flow, self._lender(alike, runtimes)))
         names = numbered([target.name for target in made])
-        settings = self.request.settings
-        if (dumps := settings.debug_ir) is not None and len(made) > 1:
-            made = [
-                replace(
-                    target,
-                    request=replace(target.request, settings=replace(settings, debug_ir=dumps / safe_name(name))),
-                )
-                for target, name in zip(made, names, strict=True)
-            ]
-        return tuple(replace(target, name=name) for target, name in zip(made, names, strict=True))
+        return tuple(
+            replace(
+                target, name=name, request=target.request.for_target(safe_name(name)) if made[1:] else target.request
+            )
+            for target, name in zip(made, names, strict=True)
+        )
 
     def _lender(self, choices: list[BoardChoice], runtimes: list[str]) -> BoardLender:
         key = tuple((choice.name, choice.config.hw_type) for choice in choices)
