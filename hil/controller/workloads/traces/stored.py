@@ -79,7 +79,8 @@ class TraceComparison:
     def lines(self) -> list[str]:
         """For people: the outcome, then every call, of one that agrees a line."""
         head = f"{self.outcome.value}  {self.name}"
-        lines = [f"{head}  {self.reason}" if self.reason else f"{head}  {len(self.calls)} calls agree"]
+        agree = "1 call agrees" if len(self.calls) == 1 else f"{len(self.calls)} calls agree"
+        lines = [f"{head}  {self.reason or agree}"]
         return [*lines, *(f"  {line}" for call in self.calls for line in call.lines(failed_only=True))]
 
 
