@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -84,6 +84,7 @@ class FakeProgram:
 
     board: FakeBoard
     artifact: Artifact
+    factor: ClassVar[int] = 2  # what it multiplies by: another one is a wrong answer
 
     @property
     def loaded(self) -> SimpleNamespace:
@@ -98,7 +99,7 @@ class FakeProgram:
         self.board.counts.append((iterations, warmup))
         told = {"board": self.board.name, "placement": None}
         times = tuple((10 * number, 10 * number + 5) for number in range(iterations))
-        result = RunResult(self.board.name, {"y": inputs["x"] * 2}, times, provenance=told, cold=not warmup)
+        result = RunResult(self.board.name, {"y": inputs["x"] * self.factor}, times, provenance=told, cold=not warmup)
         return result, SimpleNamespace(warmup_ns=0, fetch_s=0.0)
 
     def log(self) -> list[str]:

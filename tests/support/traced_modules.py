@@ -90,6 +90,45 @@ class Classifier(tf.Module):
         return loss, logits
 
 
+class Scaled(tf.Module):
+    """Weights that nothing assigns, and variables that methods with and without a signature assign."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = tf.Variable(tf.random.normal([4, 3]), name="weights")
+        self.offset = tf.Variable(tf.zeros([3]), name="offset")
+        self.bias = tf.Variable(tf.zeros([3]), name="bias")
+        self.scale = tf.random.uniform([3])
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 4])])
+    def predict(self, x):
+        return (x @ self.weights + self.bias) * self.scale + self.offset
+
+    @tf.function(input_signature=[tf.TensorSpec([3])])
+    def move(self, by):
+        self.offset.assign_add(by)
+
+    @tf.function
+    def learn(self, x):
+        self.bias.assign_add(tf.reduce_sum(x) * self.scale)
+
+
+class Large(tf.Module):
+    """Weights of a megabyte, of two methods."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = tf.Variable(tf.random.normal([512, 513]), name="weights")
+
+    @tf.function(input_signature=[tf.TensorSpec([1, 512])])
+    def large(self, x):
+        return x @ self.weights
+
+    @tf.function(input_signature=[tf.TensorSpec([1, 512])])
+    def larger(self, x):
+        return x @ self.weights * 2.0
+
+
 class Recurrent(tf.Module):
     """Keras layers, trained by one of Keras's optimizers."""
 

@@ -163,8 +163,26 @@ fault_option = options(
         help="Of a simulator: programs have no network and no files to write (default: where the kernel allows it).",
     ),
 )
+
+
+def _show_live(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Show on stderr what tools print, until the command ends."""
+    if wanted and not context.resilient_parsing:
+        from hil.controller.storage import live
+
+        context.with_resource(live.showing(lambda text: click.echo(text, err=True)))
+
+
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=_show_live,
+    help="Show what compilers, importers, references and programs' workers print, as it comes.",
+)
 # Options of every verb that runs programs on a board.
-limit_options = options(run_options("timeout", "no_fallback"), wait_option, fault_option)
+limit_options = options(run_options("timeout", "no_fallback"), wait_option, verbose_option, fault_option)
 group_option = click.option(
     "--group",
     type=click.Choice(["node", "fused"]),

@@ -25,7 +25,7 @@ from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.request import Request
-from hil.controller.workloads.suites.sources import BUILT_IN, look, open_suite
+from hil.controller.workloads.suites.sources import BUILT_IN, brings_cases, look, open_suite
 from hil.controller.workloads.suites.spec import CaseSpec, Suite, SuiteModel
 from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError
@@ -58,7 +58,9 @@ def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
     first = Path(words[0])
     named = words[0] in BUILT_IN and not exists(first)
     folder = first.is_dir() and not (first / SAVED_MODEL).exists()
-    if suite or named or folder:
+    # Each of the cases that they bring is one of a suite's; a bundle of hil's has jobs of its own kind.
+    cases = exists(first) and first.suffix != BUNDLE_SUFFIX and (is_flagfile(first.name) or brings_cases(first))
+    if suite or named or folder or cases:
         if len(words) > 1:
             raise UsageError("one suite at a time", hint="submit them one after another: the farm queues them")
         return Kind.SUITE

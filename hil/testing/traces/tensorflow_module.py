@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hil.controller.models.tensorflow.graphs import error_text, is_variable, replace_leaves, restore
 from hil.controller.models.tensorflow.lower import Live, flatten, lower
 from hil.controller.pipeline.options import CaseSettings
@@ -23,12 +21,12 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.texts import first_line
 from hil.controller.workloads.traces.trace import CallProgram, as_numpy
 from hil.core.results import Stage
-from hil.core.tensors import Array, to_bytes
+from hil.core.tensors import Array
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.testing.traces.backends import TF, TFLITE, Backend
 from hil.testing.traces.runners import Answer, Called, Inputs, Runner, content_name
 from hil.testing.traces.target import Target
-from hil.testing.traces.tensorflow_programs import Programs, call_key
+from hil.testing.traces.tensorflow_programs import Programs, call_key, same_array
 
 
 class TfSubject:
@@ -177,15 +175,17 @@ class _OnBoard(_ModuleRunner):
         artifact = self._programs.compiled(program, self._target)
         function = live.function
         expected = [*function.outputs, *(state.spec for state in function.assigned)]
+        state = [number for number in range(len(live.captured)) if number not in program.constants]
         variables = [live.captured[function.state.index(state)] for state in function.assigned]
         kept = CallProgram(
             program.model.path,
             method,
             artifact.runtime,
-            captured=tuple(map(self._variables.name_of, live.captured)),
+            captured=tuple(self._variables.name_of(live.captured[number]) for number in state),
             assigned=tuple(map(self._variables.name, variables)),
         )
-        answer = self._target.run(artifact, method, [*flatten(inputs), *live.values()], expected, kept)
+        given = [*flatten(inputs), *(live.captured[number].numpy() for number in state)]
+        answer = self._target.run(artifact, method, given, expected, kept)
         count = len(function.outputs)
         for variable, value in zip(variables, answer.returned[count:], strict=True):
             variable.assign(value)
@@ -284,7 +284,7 @@ class Variables:
             if not variable.is_initialized():  # a function that creates it was traced and not called
                 continue
             now, before = as_numpy(f"the variable {name}", variable), self._values.get(name)
-            same = before is not None and _same(now, before)
+            same = before is not None and same_array(now, before)
             if before is not None and not same:
                 changed.append(name)
             values[name] = before if before is not None and same else now
@@ -302,10 +302,3 @@ def _unique(name: str, taken: Iterable[str]) -> str:
         number += 1
         unique = f"{name}_{number}"
     return unique
-
-
-def _same(one: Array, other: Array) -> bool:
-    """Return whether two arrays have the same bits: a NaN is itself."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return bool(np.array_equal(np.asarray(to_bytes(one)), np.asarray(to_bytes(other))))

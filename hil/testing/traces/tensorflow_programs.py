@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from hil.controller.models.conversions.tensorflow_program import convert
 from hil.controller.models.importers import import_model
@@ -16,9 +18,10 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import write_file
+from hil.core.npy import save_npy
 from hil.core.results import Artifact, Model, Stage
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import TensorSpec
+from hil.core.tensors import Array, TensorSpec, dtype_name, to_bytes
 from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError
 from hil.testing.traces.mlir import merge
 from hil.testing.traces.runners import Inputs
@@ -27,6 +30,9 @@ from hil.testing.traces.target import Target
 T = TypeVar("T")
 TF_INPUT = "tf_input.mlir"
 IREE_INPUT = "iree_input.mlir"
+# The same with all constants, where they are more than this.
+IREE_BYTECODE = "iree_input.mlirbc"
+_MOST_TEXT_BYTES = 1 << 20
 COMPILED = "compiled.vmfb"
 # Between the methods of tf_input.mlir: MLIR's tools split at it.
 _SPLIT = "\n// -----\n\n"
@@ -39,10 +45,20 @@ class MethodProgram:
     lowered: LoweredFunction  # the method
     model: Model  # the program before it is compiled, whichever of its methods this is
     place: str  # where the compiled program lies in a backend's folder
+    # of ``lowered.state`` what are constants of the program, by number: what no method is known to assign.
+    constants: Mapping[int, Array]
+
+    def outdated(self, live: Live) -> list[int]:
+        """Which of the constants are not what the function captured any more."""
+        return [place for place, value in self.constants.items() if not same_array(live.captured[place].numpy(), value)]
 
 
 class Programs:
-    """The programs of a module, for one backend. What failed once is not tried again."""
+    """The programs of a module, for one backend. What failed once is not tried again.
+
+    What a function captured is a constant of its program, unless a method is known to assign it, or it was found to
+    hold something else when the program was called: that is a further argument.
+    """
 
     def __init__(self, name: str, context: RunContext, folder: Path) -> None:
         self._name = name
@@ -50,6 +66,8 @@ class Programs:
         self._folder = folder
         # Of what was made the key, and what came of it. The method of a single program is its key's beginning.
         self._made: dict[str, Any] = {}
+        # Of a call's key the numbers in its method's ``state`` of what was found to change.
+        self._changed: dict[str, set[int]] = {}
 
     def of(self, method: str, inputs: Inputs, live: Live, module: Any, methods: Sequence[str]) -> MethodProgram:
         """Return the program that a call needs; ``live`` is its method lowered for these inputs, ``methods`` are all.
@@ -59,16 +77,28 @@ class Programs:
         """
         program = self._once("", lambda: self._make_group(module, methods)).get(method)
         if program is None or program.lowered.inputs != live.function.inputs:
-            place = f"methods/{method}_{self._count(method)}"
-            program = self._once(
-                call_key(method, inputs), lambda: self._make({method: live}, {method: (module, inputs)}, place)[method]
-            )
-        if _outline(program.lowered) != _outline(live.function):
-            raise UsageError(
-                f"{self._name}.{method} is another function each time the module is made",
-                hint="what it takes, returns and captures must not depend on chance or on earlier modules",
-            )
-        return program
+            program = self._alone(method, inputs, live, module)
+        while True:
+            if _outline(program.lowered) != _outline(live.function):
+                raise UsageError(
+                    f"{self._name}.{method} is another function each time the module is made",
+                    hint="what it takes, returns and captures must not depend on chance or on earlier modules",
+                )
+            if not (outdated := program.outdated(live)):
+                return program
+            others = set(range(len(live.captured))) - program.constants.keys()
+            self._changed[call_key(method, inputs)] = others | set(outdated)
+            program = self._alone(method, inputs, live, module)
+
+    def _alone(self, method: str, inputs: Inputs, live: Live, module: Any) -> MethodProgram:
+        """Return the program of one method, for the dtypes and shapes of some inputs."""
+        key, place = call_key(method, inputs), f"methods/{method}_{self._count(method)}"
+        changed = self._changed.get(key, set())
+        made = self._once(
+            " ".join([key, *map(str, sorted(changed))]),
+            lambda: self._make({method: live}, {method: (module, inputs)}, place, changed),
+        )
+        return made[method]
 
     def compiled(self, program: MethodProgram, target: Target) -> Artifact:
         """Return a program compiled for a board. Raises StageError, BoardError: it cannot be compiled."""
@@ -123,18 +153,39 @@ class Programs:
         return self._make(lives, {name: (module, signature) for name, signature in signed.items()}, "")
 
     def _make(
-        self, lives: dict[str, Live], calls: dict[str, tuple[Any, Sequence[Any]]], place: str
+        self,
+        lives: dict[str, Live],
+        calls: dict[str, tuple[Any, Sequence[Any]]],
+        place: str,
+        changed: Collection[int] = (),
     ) -> dict[str, MethodProgram]:
-        """Write the MLIR of some methods and import it."""
+        """Write the MLIR of some methods and import it; ``changed`` are the numbers of state that is no constant."""
         folder = self._folder / place
         texts = [in_tf_dialect(getattr(module, name), name, args) for name, (module, args) in calls.items()]
         write_file(folder / TF_INPUT, _SPLIT.join(texts).encode(), option="", make_folder=True)
-        source = folder / IREE_INPUT
+        constants = _constants(lives, changed)
+        distinct = {id(value): value for found in constants.values() for value in found.values()}
+        text, bytecode = folder / IREE_INPUT, folder / IREE_BYTECODE
+        is_large = sum(value.nbytes for value in distinct.values()) > _MOST_TEXT_BYTES
+        bytecode.unlink(missing_ok=True)
         with temporary_folder("hil-lowered-") as scratch:
-            files = {name: Path(scratch) / f"{number}.mlir" for number, name in enumerate(lives)}
-            for name, live in lives.items():
-                files[name].write_text(live.function.mlir)
-            arguments = {"methods": {name: str(file) for name, file in files.items()}, "output": str(source.absolute())}
+            files = {one: Path(scratch) / f"{number}.npy" for number, one in enumerate(distinct)}
+            for one, file in files.items():
+                save_npy(file, distinct[one])
+            methods = {}
+            for number, (name, live) in enumerate(lives.items()):
+                mlir, first = Path(scratch) / f"{number}.mlir", len(live.function.inputs)
+                mlir.write_text(live.function.mlir)
+                fixed = [
+                    (first + at, dtype_name(value.dtype), value.shape, str(files[id(value)]))
+                    for at, value in constants[name].items()
+                ]
+                methods[name] = {"mlir": str(mlir), "constants": fixed}
+            arguments = {
+                "methods": methods,
+                "text": str(text.absolute()),
+                "bytecode": str(bytecode.absolute()) if is_large else "",
+            }
             try:
                 self._context.isolated.call(merge, arguments, timeout=COMPILE_TIMEOUT_S, log=Path(scratch) / "log")
             except IsolatedCrash as error:
@@ -143,11 +194,38 @@ class Programs:
                 raise CompileFailed(
                     f"IREE cannot read what TensorFlow made: {error.message}", detail=error.detail
                 ) from error
-        model = import_model(
-            source, function=next(iter(lives)), isolated=self._context.isolated, cache=self._context.cache
-        )
+        source, isolated = bytecode if is_large else text, self._context.isolated
+        model = import_model(source, function=next(iter(lives)), isolated=isolated, cache=self._context.cache)
         compiled = f"{place}/{COMPILED}" if place else COMPILED
-        return {name: MethodProgram(live.function, model, compiled) for name, live in lives.items()}
+        return {name: MethodProgram(live.function, model, compiled, constants[name]) for name, live in lives.items()}
+
+
+def _constants(lives: Mapping[str, Live], changed: Collection[int]) -> dict[str, dict[int, Array]]:
+    """Return of each method the state that is a constant of its program, by number: what no method assigns.
+
+    A variable of several methods has the same array in all.
+    """
+    assigned, values = set(), dict[int, Array]()
+    for live in lives.values():
+        for item, value, state in zip(live.captured, live.values(), live.function.state, strict=True):
+            values.setdefault(id(item), value)
+            if state.result is not None:
+                assigned.add(id(item))
+    return {
+        name: {
+            number: values[id(item)]
+            for number, item in enumerate(live.captured)
+            if id(item) not in assigned and number not in changed
+        }
+        for name, live in lives.items()
+    }
+
+
+def same_array(one: Array, other: Array) -> bool:
+    """Return whether two arrays have the same bits: a NaN is itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(np.array_equal(np.asarray(to_bytes(one)), np.asarray(to_bytes(other))))
 
 
 def _signature(function: Any) -> tuple[Any, ...] | None:

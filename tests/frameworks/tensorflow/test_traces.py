@@ -10,7 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.traced_modules import Classifier, Counter, Edges, Empty, Global, Recurrent, Refused, Register, Sums, tf
+from support.traced_modules import (
+    Classifier,
+    Counter,
+    Edges,
+    Empty,
+    Global,
+    Large,
+    Recurrent,
+    Refused,
+    Register,
+    Scaled,
+    Sums,
+    tf,
+)
 
 from hil.core.results import Outcome
 from hil.errors import RunFailed, UsageError
@@ -165,6 +178,38 @@ def test_training_steps_carry_the_weights_from_call_to_call():
     assert result.outcome is Outcome.PASS, result.lines()
     losses = [call.outputs[0] for call in Trace.load(result.folder).calls]
     assert len(losses) == 3 and len({loss.item() for loss in losses}) == 3
+
+
+def test_what_no_method_assigns_is_a_constant_of_the_program(place):
+    def scored(module):
+        for _ in range(2):
+            module.predict(uniform([2, 4]), rtol=1e-5)
+        module.learn(uniform([4]), rtol=1e-5)
+        module.predict(uniform([2, 4]), rtol=1e-5)
+
+    [result] = compare_backends(scored, Scaled)
+    assert result.outcome is Outcome.PASS, result.lines()
+    given = [(result.folder / f"flagfile_call_{n}").read_text().count("--input=") for n in range(4)]
+    # weights, bias and scale are constants; offset is a variable of another method with a signature. That learn, which
+    # has no signature, assigns the bias shows once it was called.
+    assert given == [2, 2, 2, 3]
+    backend = place / "hil-traces" / "Scaled"
+    assert (backend / "iree_llvmcpu" / "methods" / "predict_0" / "compiled.vmfb").is_file()
+    assert "stablehlo.constant dense<" in (backend / "iree_input.mlir").read_text()
+
+
+def test_large_constants_are_left_out_of_the_text_and_compiled_from_bytecode(place):
+    def multiplied(module):
+        module.large(uniform([1, 512]), rtol=1e-5)
+        module.larger(uniform([1, 512]), rtol=1e-5)
+
+    [result] = compare_backends(multiplied, Large)
+    assert result.outcome is Outcome.PASS, result.lines()
+    folder = place / "hil-traces" / "Large"
+    assert "dense_resource<__elided__>" in (folder / "iree_input.mlir").read_text()
+    assert (folder / "iree_input.mlirbc").stat().st_size > 1 << 20
+    # Both methods share the weights.
+    assert (folder / "iree_llvmcpu" / "compiled.vmfb").stat().st_size < 3 << 19
 
 
 def test_keras_layers_and_optimizers():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,47 @@ def prepare(mlir: str) -> str:
     Raises:
         CompileFailed: it does not parse, for it holds what is no StableHLO.
     """
-    return str(_prepared(mlir).operation.get_asm(enable_debug_info=True))
+    return str(lowered_module(mlir).operation.get_asm(enable_debug_info=True))
+
+
+# A function's results, made of those of the lowered one and of what that was given.
+Results = Callable[[list[Any], list[Any]], list[Any]]
+
+
+def lowered_module(
+    mlir: str, name: str = ENTRY, constants: Mapping[int, Constant] | None = None, results: Results | None = None
+) -> Any:
+    """A lowered function as a module that IREE compiles, in the MLIR context that is current or else in one of its own.
+
+    Args:
+        name: what its public function is called.
+        constants: the arguments that are none any more, by their number, and what they hold.
+        results: what it returns; None is what the lowered function does.
+
+    Raises:
+        CompileFailed: it does not parse, for it holds what is no StableHLO, or the constants do not fit it.
+    """
+    from iree.compiler import ir, passmanager
+
+    context = ir.Context.current if ir.Context.current is not None else ir.Context()
+    try:
+        module = ir.Module.parse(mlir, context=context)
+        expand_batch_norm_grad(module)
+        with context, ir.Location.unknown():
+            if constants or results is not None:
+                _bind(module, name, constants or {}, results)
+            elif name != ENTRY:
+                _rename(module, function_in(module, ENTRY), name)
+        if _LOOP.search(mlir) and _is_miscompiled(module):
+            print("iree-compile cannot take the loops as they are: they are made branches", flush=True)
+            with context:
+                passmanager.PassManager.parse(_BRANCHES).run(module.operation)
+    except ir.MLIRError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:] if line.strip()]
+        raise CompileFailed(
+            f"IREE cannot read what TensorFlow made: {' '.join(lines[:2])[:400]}", detail=str(error)
+        ) from error
+    return module
 
 
 def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigned: Sequence[str] = ()) -> bytes:
@@ -99,65 +140,69 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigne
     """
     from io import BytesIO
 
-    from iree.compiler import ir
-
     if others := [state.spec.name for state in lowered.assigned if state.spec.name not in assigned]:
         raise CompileFailed(
             f"the function assigns variables whose new values nobody would see: {', '.join(others[:4])}"
         )
-    module = _prepared(lowered.mlir)
-    with module.context, ir.Location.unknown():
-        inner = function_in(module, ENTRY)
-        inner.attributes["sym_name"] = ir.StringAttr.get(_INNER)
-        inner.attributes["sym_visibility"] = ir.StringAttr.get("private")
-        kind = ir.FunctionType(ir.TypeAttr(inner.attributes["function_type"]).value)
-        taken = kind.inputs[: len(lowered.inputs)]
-        places = {state.spec.name: place for place, state in enumerate(lowered.state)}
-        new = [places[variable] for variable in assigned]
-        results = [*kind.results[: len(lowered.outputs)], *(kind.inputs[len(taken) + place] for place in new)]
-        outer = ir.FunctionType.get(taken, results)
-        attributes = {"sym_name": ir.StringAttr.get(name), "function_type": ir.TypeAttr.get(outer)}
-        function = ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(module.body))
-        block = function.regions[0].blocks.append(*taken)
-        with ir.InsertionPoint(block):
-            constants = [_constant(state.spec, value) for state, value in zip(lowered.state, values, strict=True)]
-            callee = {"callee": ir.FlatSymbolRefAttr.get(_INNER)}
-            call = ir.Operation.create(
-                "func.call", results=kind.results, operands=[*block.arguments, *constants], attributes=callee
-            )
-            held = [lowered.state[place].result for place in new]
-            last = [constants[place] if at is None else call.results[at] for place, at in zip(new, held, strict=True)]
-            outputs = list(call.results)[: len(lowered.outputs)]
-            ir.Operation.create("func.return", operands=[*outputs, *last])
-        try:
-            module.operation.verify()
-        except ir.MLIRError as error:
-            raise CompileFailed(f"the variables do not fit the lowered function: {error}") from error
+    count = len(lowered.inputs)
+    states = {state.spec.name: (count + place, state.result) for place, state in enumerate(lowered.state)}
+    new = [states[variable] for variable in assigned]
+
+    def results(returned: list[Any], given: list[Any]) -> list[Any]:
+        last = [given[place] if result is None else returned[result] for place, result in new]
+        return [*returned[: len(lowered.outputs)], *last]
+
+    constants = {
+        count + place: Constant(state.spec, value)
+        for place, (state, value) in enumerate(zip(lowered.state, values, strict=True))
+    }
     buffer = BytesIO()
-    module.operation.write_bytecode(buffer)
+    lowered_module(lowered.mlir, name, constants, results).operation.write_bytecode(buffer)
     return buffer.getvalue()
 
 
-def _prepared(mlir: str) -> Any:
-    from iree.compiler import ir, passmanager
+@dataclass(frozen=True)
+class Constant:
+    """What an argument of a lowered function always is."""
 
-    context = ir.Context()
-    try:
-        module = ir.Module.parse(mlir, context=context)
-        expand_batch_norm_grad(module)
-        if _LOOP.search(mlir) and _is_miscompiled(str(module)):
-            print("iree-compile cannot take the loops as they are: they are made branches", flush=True)
-            with context:
-                passmanager.PassManager.parse(_BRANCHES).run(module.operation)
-    except ir.MLIRError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:] if line.strip()]
-        raise CompileFailed(
-            f"IREE cannot read what TensorFlow made: {' '.join(lines[:2])[:400]}", detail=str(error)
-        ) from error
-    return module
+    spec: TensorSpec
+    value: Array
 
 
-def _is_miscompiled(mlir: str) -> bool:
+def _bind(module: Any, name: str, constants: Mapping[int, Constant], results: Results | None) -> None:
+    """Put a public function before the lowered one, which gives that its constants."""
+    from iree.compiler import ir
+
+    inner = function_in(module, ENTRY)
+    _rename(module, inner, _INNER)
+    inner.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    kind = ir.FunctionType(ir.TypeAttr(inner.attributes["function_type"]).value)
+    taken = [own for place, own in enumerate(kind.inputs) if place not in constants]
+    attributes = {"sym_name": ir.StringAttr.get(name), "function_type": ir.TypeAttr.get(kind)}
+    function = ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(module.body))
+    block = function.regions[0].blocks.append(*taken)
+    with ir.InsertionPoint(block):
+        arguments = iter(block.arguments)
+        given = [
+            _constant(constants[place]) if place in constants else next(arguments) for place in range(len(kind.inputs))
+        ]
+        callee = {"callee": ir.FlatSymbolRefAttr.get(_INNER)}
+        call = ir.Operation.create("func.call", results=kind.results, operands=given, attributes=callee)
+        returned = list(call.results) if results is None else results(list(call.results), given)
+        ir.Operation.create("func.return", operands=returned)
+    outer = ir.FunctionType.get(taken, [value.type for value in returned])
+    function.attributes["function_type"] = ir.TypeAttr.get(outer)
+    module.operation.verify()
+
+
+def _rename(module: Any, function: Any, name: str) -> None:
+    from iree.compiler import ir
+
+    ir.SymbolTable.replace_all_symbol_uses(ENTRY, name, module.operation)
+    ir.SymbolTable.set_symbol_name(function, name)
+
+
+def _is_miscompiled(module: Any) -> bool:
     """Whether the compiler dies of a module, or comes to have a loop whose body takes other values than its condition.
 
     A module that it refuses is not: that is told where it is compiled.
@@ -165,14 +210,16 @@ def _is_miscompiled(mlir: str) -> bool:
     from iree.compiler import ir
 
     with temporary_folder("hil-loops-") as folder:
-        found = Path(folder) / "flow.mlir"
-        command = [str(native_compiler()), "-", "-o", str(found), *_PROBE]
-        done = subprocess.run(command, input=mlir, text=True, cwd=folder, capture_output=True, check=False)
+        source, found = Path(folder) / "source.mlirbc", Path(folder) / "flow.mlir"
+        with source.open("wb") as file:
+            module.operation.write_bytecode(file)
+        command = [str(native_compiler()), str(source), "-o", str(found), *_PROBE]
+        done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
         if done.returncode:
             return done.returncode != 1
         with ir.Context():
-            module = ir.Module.parse(found.read_bytes())
-            return any(_kinds(loop.operands) != _kinds(loop.results) for loop in _loops(module.operation))
+            compiled = ir.Module.parse(found.read_bytes())
+            return any(_kinds(loop.operands) != _kinds(loop.results) for loop in _loops(compiled.operation))
 
 
 def _loops(operation: Any) -> Iterator[Any]:
@@ -190,12 +237,12 @@ def _kinds(values: Iterable[Any]) -> list[str]:
     return ["tensor" if text.startswith("tensor<") else text for text in texts]
 
 
-def _constant(spec: TensorSpec, value: Array) -> Any:
+def _constant(constant: Constant) -> Any:
     from iree.compiler import ir
 
-    kind = ir.Type.parse(mlir_type(spec))
+    kind = ir.Type.parse(mlir_type(constant.spec))
     # No resource: IREE's folders die of a small one, and take none whose elements are bits or have no sign.
-    array = np.ascontiguousarray(value).reshape(value.shape)
+    array = np.ascontiguousarray(constant.value).reshape(constant.value.shape)
     attribute = ir.DenseElementsAttr.get(array, signless=False, type=kind)
     return ir.Operation.create("stablehlo.constant", results=[kind], attributes={"value": attribute}).result
 

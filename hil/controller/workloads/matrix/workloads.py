@@ -73,15 +73,11 @@ def _run_suites(matrix: Matrix, screen: Progress) -> Done:
 
 
 def _request_of(request: Request, target: Target) -> Request:
-    """What a target is asked; files that the compiler writes for it lie in a folder of its own."""
+    """What a target is asked."""
     options: dict[str, Any] = dict(target.options)
     if board := options.pop("board", ""):
         options["boards"] = (board,)
-    settings = request.settings
-    if settings.debug_ir is not None:
-        settings = replace(settings, debug_ir=settings.debug_ir / target.name)
-    profiles = {kind: str(Path(folder, target.name)) for kind, folder in request.profiles.items()}
-    return replace(request, **options, settings=settings, profiles=profiles)
+    return request.for_target(target.name, **options)
 
 
 def job_matrix(job: Job, targets: Sequence[Target], *, screen: run_context.Progress) -> Done:

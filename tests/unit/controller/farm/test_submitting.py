@@ -17,3 +17,12 @@ def test_a_word_that_names_nothing_is_told_with_what_could_be_named(tmp_path: Pa
     with pytest.raises(UsageError, match="no such file: modls") as caught:
         kind_of(["modls"])
     assert "operators, models" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.onnx", Kind.RUN), ("a.hilb", Kind.BUNDLE), ("a.bpte", Kind.SUITE), ("call_0.flagfile", Kind.SUITE)],
+)
+def test_a_file_that_brings_cases_is_a_suite_of_them(tmp_path: Path, name: str, kind: Kind) -> None:
+    (tmp_path / name).write_text("")
+    assert kind_of([str(tmp_path / name)]) is kind

@@ -6,6 +6,7 @@ Each workload is entered by its library function. Boards, importers, compilers a
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,18 +16,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_boards import FakeBoards, X, Y, fake_boards, fake_choice, lost
+from support.fake_boards import FakeBoards, FakeProgram, X, Y, fake_boards, fake_choice, lost
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.analysis.bench import job as bench_job
 from hil.controller.analysis.bisect import find as bisection
 from hil.controller.backends import compilers, references
+from hil.controller.farm import submitting
+from hil.controller.farm.host import job_attempt
+from hil.controller.farm.messages import JobSpec
 from hil.controller.models import importers
 from hil.controller.pipeline.options import CaseSettings, Job, Options, flag_of, specs_of
 from hil.controller.storage import isolated as isolated_module
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.board_checks import check_board
+from hil.controller.workloads.bundles.formats import write_format
 from hil.controller.workloads.bundles.run import run_bundle
 from hil.controller.workloads.matrix.report import MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import targets_of
@@ -167,16 +172,33 @@ def three_methods(place: Path) -> Path:
     return place / "three.hilb"
 
 
+def bundle(place: Path) -> Bundle:
+    """A program of three methods with a case each."""
+    program = place / "main.bin"
+    program.write_bytes(b"program")
+    artifact = Artifact("onnxruntime", "main.bin", {"main.bin": program}, {}, "a", "none", (), (X,), (Y,))
+    case = MethodTestCase([ONE], [ONE * 2], name="ones")
+    suites, signatures = [MethodTestSuite(name, [case]) for name in "abc"], dict.fromkeys("abc", Signature((X,), (Y,)))
+    return Bundle.create(artifact, suites, signatures=signatures)
+
+
 def by_bundle(place: Path, **how: Any) -> dict[str, str]:
-    job = Job(models=(three_methods(place),), board=A, out=place / "runs", **how)
+    bundle(place).save(place / "three.hilb")
+    job = Job(models=(place / "three.hilb",), board=A, out=place / "runs", **how)
     record = run_bundle(job, (), None, screen=Quiet())
     return {case["name"].partition("-")[0]: case["outcome"] for case in record["cases"]}
 
 
-def by_suite(place: Path, *boards: str, **how: Any) -> dict[str, str]:
-    models(place / "models")
+def asked(place: Path, *boards: str, **how: Any) -> Request:
+    """A suite of what lies in a folder, or else of three models."""
+    if not (place / "models").exists():
+        models(place / "models")
     settings = Settings(**how)
-    request = Request(str(place / "models"), "onnxruntime", boards or (A,), layers=False, settings=settings)
+    return Request(str(place / "models"), "onnxruntime", boards or (A,), layers=False, settings=settings)
+
+
+def by_suite(place: Path, *boards: str, **how: Any) -> dict[str, str]:
+    request = asked(place, *boards, **how)
     run = run_suite(request, out=place / "suite", screen=Quiet())
     return {record.model: record.outcome for record in run.records()}
 
@@ -234,8 +256,9 @@ def by_check(place: Path) -> dict[str, str]:
 
 def by_pytest(place: Path, **how: Any) -> dict[str, str]:
     pytester = by_pytest.pytester  # type: ignore[attr-defined]
-    models(pytester.path / "models")
-    pytester.makeini("[pytest]\nhil_models = models\n")
+    if not (place / "models").exists():
+        models(place / "models")
+    pytester.makeini(f"[pytest]\nhil_models = {place / 'models'}\n")
     typed = [(name, one) for name, value in how.items() for one in (value if isinstance(value, tuple) else [value])]
     words = [f"--hil-{flag_of(name, specs_of(CaseSettings)[name])[2:]}={value}" for name, value in typed]
     words += ["--hil-no-layers", f"--hil-out={place / 'out'}"]
@@ -263,6 +286,22 @@ def by_study(place: Path, ways: tuple[str, ...] = ("fake",)) -> dict[str, str]:
     if document["exit_code"] == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     return {row.experiment.name: str(row.outcome.value) for row in rows if row.outcome}
+
+
+def by_farm(place: Path, work: submitting.Workload) -> dict[str, str]:
+    """What a board's host does with the jobs of an order."""
+    ended: dict[str, str] = {}
+    for number, spec in enumerate(work.specs):
+        job = JobSpec.of_json(json.loads(json.dumps(spec.to_json())))
+        files = place / f"host{number}"
+        for at, digest in job.files.items():
+            (files / at).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(work.uploads[digest], files / at)
+        grant = SimpleNamespace(spec=job)
+        attempt: Any = SimpleNamespace(grant=grant, board=fake_choice(), print=lambda text: None, isolated=None)
+        record, _ = job_attempt._call(attempt, files, place / f"out{number}")
+        ended |= {case.get("name") or case["id"]: case["outcome"] for case in record["cases"]}
+    return ended
 
 
 @dataclass(frozen=True)
@@ -553,6 +592,62 @@ def test_a_matrix_goes_on_where_ctrl_c_ended_it(fake_boards: FakeBoards, kind: s
     resume = {"run": resume_job_matrix, "suite": resume_suite_matrix}[kind]
     assert marked(resume(folder, screen=Quiet())[1]) == {key: ["PASS", "PASS"] for key in "abc"}
     assert fake_boards.did.count("run a") == 2
+
+
+@pytest.mark.parametrize("kind", ["models", "suite"])
+def test_jobs_of_a_farm_take_references_and_iterations(fake_boards: FakeBoards, tmp_path: Path, kind: str) -> None:
+    how: dict[str, Any] = {"references": ("onnx-reference", "onnxruntime"), "iterations": 4, "warmup": 2}
+    if kind == "suite":
+        work = submitting.load_suite(asked(tmp_path, **how), boards=1)
+    else:
+        work = submitting.load_models(Job(models=models(tmp_path / "models"), runtime="onnxruntime", **how))
+    assert set(by_farm(tmp_path, work).values()) == {"PASS"}
+    assert {one for board in fake_boards.opened for one in board.counts} == {(4, 2)}
+    assert [one["disagreement"] for one in stored(tmp_path)] == ["onnx-reference vs onnxruntime on output y"] * 3
+
+
+def by_suite_job(place: Path) -> dict[str, str]:
+    return by_farm(place, submitting.load_suite(asked(place), boards=1))
+
+
+def by_bundle_job(place: Path) -> dict[str, str]:
+    return by_farm(place, submitting.load_bundles(Job(models=(place / "models/three.hilb",)), (), None))
+
+
+@pytest.mark.parametrize("enter", [by_suite, by_pytest, by_suite_job, by_bundle_job])
+def test_cases_that_a_file_brings_are_cases_of_every_workload_each_with_its_name(
+    fake_boards: FakeBoards,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    enter: Callable[[Path], dict[str, str]],
+) -> None:
+    monkeypatch.setattr(by_pytest, "pytester", pytester, raising=False)
+    made, context = bundle(tmp_path), RunContext(Cache(tmp_path / "cache"), FakeIsolated())  # type: ignore[arg-type]
+    (tmp_path / "models").mkdir()
+    made.save(tmp_path / "models/three.hilb")
+    write_format("golden", made, tmp_path / "models/gold", context=context)
+    enter(tmp_path)
+    found = {case.get("name") or case["id"]: case["outcome"] for case in stored(tmp_path)}
+    if enter is by_bundle_job:
+        assert found == dict.fromkeys([f"{method}-ones" for method in "abc"], "PASS")
+    else:
+        names = [f"{file}_{method}_ones" for file in ("gold", "three") for method in "abc"]
+        assert found == dict.fromkeys(names, "PASS")
+
+
+@pytest.mark.parametrize("workload", ["run", "bundle run", "suite", "bench", "pytest"], indirect=True)
+def test_what_a_failing_case_left_is_where_its_record_says(
+    fake_boards: FakeBoards, workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeProgram, "factor", 5)
+    assert set(workload.run(tmp_path).values()) == {"FAIL"}
+    places = [file.parent for name in ("results.jsonl", "run.json") for file in tmp_path.rglob(name)]
+    for place, record in [(one, record) for one in places for record in stored(one)]:
+        folder = place / record.get("folder", record.get("name"))
+        assert list(folder.glob("outputs/*.npy")) and list(folder.glob("reference*/*.npy"))
+        for report in place.glob("summary.md"):
+            assert f"[outputs]({record['folder']}/outputs)" in report.read_text()
 
 
 FLOWS = ("--hil-flow=onnxruntime", "--hil-flow=iree")
