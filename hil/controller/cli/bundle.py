@@ -53,7 +53,7 @@ def bundle() -> None:
 @click.argument("model", type=FILE)
 @board_options
 @run_option("runtime")
-@click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point. Repeats.")
+@click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point, not all. Repeats.")
 @run_options("dims", "compile_flags")
 @cache_options
 @click.option(
@@ -104,6 +104,28 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
                 connect = functools.partial(pool.session, choice, runtimes=(options.runtime,))
                 bundle = create_bundle(request, choice, context, connect=connect, say=progress)
         return _save(bundle, target, key, as_json)
+
+
+@bundle.command(epilog="Example: hil bundle extract digits.hilb program")
+@_BUNDLE
+@click.argument("folder", type=FILE)
+@json_option
+def extract(bundle: Path, folder: Path, as_json: bool) -> int:
+    """Write the program of a BUNDLE, without its cases, into a FOLDER."""
+    from hil.controller.storage.runs import storing
+    from hil.controller.workloads.bundles.program_case import open_bundle
+
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already", hint="name a folder that is empty or not there")
+    opened = open_bundle(bundle)
+    with storing(folder, ""):
+        folder.mkdir(parents=True, exist_ok=True)
+    program = opened.extract(folder)
+    files = {name: path.stat().st_size for name, path in program.files.items()}
+    document: dict[str, Any] = {"folder": str(folder), "runtime": program.runtime, "main": program.main, "files": files}
+    document |= {"methods": list(program.methods), "exit_code": 0}
+    methods = f"{len(program.methods)} method{'s' * (len(program.methods) != 1)}: {', '.join(program.methods)}"
+    return answer(as_json, document, f"{program.files[program.main]}: {sum(files.values()):,} bytes, {methods}")
 
 
 @bundle.command(epilog="Example: hil bundle export digits.hilb --to flagfile digits_flagfiles")
