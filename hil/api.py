@@ -126,5 +126,5 @@ def run(
         if program is not None:
             path = folder / path
             save_program(program, path)
-        runner = Runner(context)
+        runner = Runner(context, lasting=False)
         return runner.whole(runner.begin(path, chosen, folder), BoardSession(board))

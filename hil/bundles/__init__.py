@@ -26,6 +26,7 @@ from hil.core.digest import algorithm_of, digest_file
 from hil.core.files import replacing
 from hil.core.results import Artifact
 from hil.errors import StorageError, UsageError, did_you_mean
+from hil.formats.executorch_file import Damaged, mapped, read_methods
 
 __all__ = ["Bundle", "Method", "MethodTestCase", "MethodTestSuite", "Program", "Signature"]
 
@@ -54,7 +55,8 @@ class Bundle:
 
         Args:
             suites: cases by method; a method may have several suites, or none.
-            signatures: what each method of the program takes and gives; None is what ``program`` says of its function.
+            signatures: what each method of the program takes and gives; None is what the program says of all of its
+                methods, where it was extracted from a bundle or is ExecuTorch's, else of its function.
             made: how it was made, as JSON; equal bundles have equal bytes, so nothing that changes by itself.
 
         Raises:
@@ -62,7 +64,7 @@ class Bundle:
                 dynamic dimension with two sizes), a tolerance cannot fail, there is no case at all, or only a board can
                 tell the signature.
         """
-        known = dict(signatures) if signatures is not None else _own_signature(program)
+        known = dict(signatures) if signatures is not None else _own_signatures(program)
         by_method: dict[str, list[MethodTestCase]] = {name: [] for name in known}
         for suite in suites:
             if suite.method_name not in by_method:
@@ -151,7 +153,9 @@ class Bundle:
         raise _no_method("bundle", name, [method.name for method in self.methods])
 
     def extract(self, folder: Path) -> Artifact:
-        """Write the program's files into a folder that is there and empty; its function is that of the first method.
+        """Write the program's files into a folder that is there and empty.
+
+        What is returned knows all methods; its function is the first.
 
         Raises:
             StorageError: they cannot be written.
@@ -185,6 +189,7 @@ class Bundle:
             flags=self.program.flags,
             inputs=first.signature.inputs,
             outputs=first.signature.outputs,
+            methods={one.name: (one.signature.inputs, one.signature.outputs) for one in self.methods},
         )
 
 
@@ -193,13 +198,30 @@ def _no_method(what: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"the {what} has no method {name!r}", hint=hint)
 
 
-def _own_signature(program: Artifact) -> dict[str, Signature]:
+def _own_signatures(program: Artifact) -> dict[str, Signature]:
+    if program.methods:
+        return {name: Signature(*sides) for name, sides in program.methods.items()}
+    found = _of_executorch(program.files[program.main]) if program.runtime == "executorch" else {}
     if program.inputs is None or program.outputs is None:
+        if found:
+            return found
         raise UsageError(
             f"only a board can tell what {program.main} takes and gives",
             hint="name one, with --board; or give the signatures",
         )
-    return {program.function or "main": Signature(tuple(program.inputs), tuple(program.outputs))}
+    # The names of its tensors are the model's; the file has none.
+    return found | {program.function or "main": Signature(tuple(program.inputs), tuple(program.outputs))}
+
+
+def _of_executorch(main: Path) -> dict[str, Signature]:
+    """The methods of a .pte that take and give tensors; none of a file that cannot be read."""
+    found = {}
+    with contextlib.suppress(Damaged, OSError):
+        for name, method in read_methods(mapped(main)).items():
+            with contextlib.suppress(Damaged):  # it takes or gives what is no tensor
+                inputs, outputs = method.input_specs(), method.output_specs()
+                found[name] = Signature(tuple(spec for _, spec in inputs), tuple(spec for _, spec in outputs))
+    return found
 
 
 def _mapped(path: Path) -> memoryview:

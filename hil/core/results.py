@@ -195,6 +195,8 @@ class Artifact:
     # inputs, outputs: specs where known; the loaded program's own are the truth.
     inputs: tuple[TensorSpec, ...] | None = None
     outputs: tuple[TensorSpec, ...] | None = None
+    # entry point -> its inputs and outputs, where more than ``function`` is known.
+    methods: Mapping[str, tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]] = field(default_factory=dict)
     cached: bool = False
     seconds: float = 0.0  # how long compiling took (0 when cached)
     log: Path | None = None

@@ -26,6 +26,9 @@ _TABLE_BYTES = 4
 _TOLD_OVER = 16
 PROGRAM = b"ET12"
 BUNDLE = b"BP08"
+TENSORS = b"FT01"
+# Files of tensors that programs keep outside, as ExecuTorch names them.
+TENSORS_SUFFIX = ".ptd"
 _DEFAULT_METHOD = "forward"
 # ExecuTorch's ScalarType, which is PyTorch's.
 DTYPES = {
@@ -42,6 +45,7 @@ _BUNDLED_KINDS = ("", "tensor", "int", "bool", "double")
 _SCALARS = {"int": "int64", "bool": "bool", "double": "float64"}
 # KernelCall and DelegateCall name their values in field 1; MoveCall has two fields, a number each.
 _KERNEL_CALL, _DELEGATE_CALL, _MOVE_CALL = 1, 2, 3
+_EXTERNAL = 1  # of TensorDataLocation
 _MOST_DIMS = 32
 
 
@@ -77,10 +81,10 @@ class Table:
     def _offset(self, field: int) -> int:
         return int(self._table.Offset(4 + 2 * field))
 
-    def number(self, field: int, kind: str) -> Any:
-        """A number: ``Int8``, ``Uint64``, ``Float64``, ``Bool`` ...; 0 by default."""
+    def number(self, field: int, kind: str, default: int = 0) -> Any:
+        """A number: ``Int8``, ``Uint64``, ``Float64``, ``Bool`` ...; ``default`` is the schema's."""
         offset, flags = self._offset(field), getattr(self._types, f"{kind}Flags")
-        return self._table.Get(flags, self._table.Pos + offset) if offset else flags.py_type(0)
+        return self._table.Get(flags, self._table.Pos + offset) if offset else flags.py_type(default)
 
     def text(self, field: int) -> str:
         """A string; "" by default."""
@@ -158,6 +162,7 @@ class Method:
     backends: tuple[str, ...]  # what its delegates were compiled for: ``XnnpackBackend``
     # (backend, operator) of each call of a delegate or a kernel, in order, one of the two "".
     calls: tuple[tuple[str, str], ...] = ()
+    external: tuple[str, ...] = ()  # the tensors whose values are in a file beside the program, by name
 
     @property
     def writers(self) -> tuple[str, ...]:
@@ -234,6 +239,44 @@ def read_methods(data: memoryview) -> dict[str, Method]:
         return {method.name: method for method in map(_method, _root(program_in(data), PROGRAM).tables(1))}
 
 
+def tensors_beside(program: Path, methods: Mapping[str, Method]) -> Path | None:
+    """The ``.ptd`` file in a program's folder that holds the tensors which the program keeps outside.
+
+    It is the one of the program's name, else the only one that has them all. A program that says of no tensor that it
+    is outside has one too where a file has its name: what a delegate keeps there, the program does not list.
+
+    Raises:
+        Damaged: none holds them, or several do; or one of the program's name is no such file.
+    """
+    wanted = {name for method in methods.values() for name in method.external}
+    own = program.with_suffix(TENSORS_SUFFIX)
+    if own.is_file():
+        if missing := sorted(wanted - _tensor_names(own)):
+            raise Damaged(f"it keeps the tensor {missing[0]!r} outside, and {own.name} has none of that name")
+        return own
+    if not wanted:
+        return None
+    found = []
+    for file in sorted(program.parent.glob(f"*{TENSORS_SUFFIX}")):
+        with contextlib.suppress(Damaged, OSError):
+            found += [file] * (wanted <= _tensor_names(file))
+    if len(found) != 1:
+        which = f"{' and '.join(one.name for one in found[:3])} have them" if found else "none beside it has them"
+        raise Damaged(
+            f"it keeps {len(wanted)} tensors ({sorted(wanted)[0]} among them) in a {TENSORS_SUFFIX} file, and {which}: "
+            f"put the file beside the program as {own.name}"
+        )
+    return found[0]
+
+
+def _tensor_names(file: Path) -> set[str]:
+    data = mapped(file)
+    with reading():
+        if bytes(data[4:8]) != TENSORS:
+            raise Damaged(f"{file.name} is no file of ExecuTorch's tensors")
+        return {one.text(0) for one in root_table(data).tables(2)}
+
+
 def pick_method(methods: Mapping[str, Method], name: str) -> Method | None:
     """The method of a name; of "" the only one, or ``forward``. None where there is no such method."""
     if name:
@@ -293,7 +336,15 @@ def _method(plan: Table) -> Method:
         operators=tuple(dict.fromkeys(operators)),
         backends=tuple(dict.fromkeys(backends)),
         calls=tuple(calls),
+        external=tuple(dict.fromkeys(filter(None, map(_external, values)))),
     )
+
+
+def _external(value: Table) -> str:
+    """The name of a tensor whose values the program does not hold; "" of any other value."""
+    held = value.table(1) if value.number(0, "Uint8") == _KINDS.index("tensor") else None
+    more = held.table(9) if held is not None else None
+    return more.text(1) if more is not None and more.number(2, "Int8") == _EXTERNAL else ""
 
 
 def _value(value: Table, *, is_fixed: bool) -> Value:

@@ -434,3 +434,10 @@ def test_cases_can_be_profiled(project, small):
     assert {row.iteration for row in profile.rows} == set(range(10))
     assert all(row.onnx_nodes == ("relu",) for row in profile.rows if row.kind == "compute")
     assert (project.folder / "compiled" / "small_layer_Relu_relu-sim" / "passes.csv").exists()
+
+
+def test_s_shows_what_compilers_and_workers_print_as_it_comes(project, small):
+    project.set_up(small)
+    live = project.test("-k", "Relu", "--recompute-cache", "-s")
+    assert live.code == 0, live.out
+    assert "small_layer_Relu_relu: compile | $ " in live.out and "iree-compile" in live.out

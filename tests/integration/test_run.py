@@ -303,3 +303,9 @@ def test_external_data_travels_with_the_model(hil, simulator, tmp_path):
     ended = hil("run", path, "--board", simulator, "--json")
     assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR")
     assert "m.data" in ended.case["reason"]
+
+
+def test_verbose_shows_what_tools_and_workers_print_beside_the_result(hil):
+    ended = hil("run", DIGITS / "digits_cnn.onnx", "--recompute-cache", "-v", "--json", "--fault", "crash")
+    assert ended.code == 3 and ended.case["outcome"] == "RUN_CRASH"
+    assert "digits_cnn: compile | $ " in ended.err and "sim | simulated SIGSEGV" in ended.err

@@ -24,6 +24,7 @@ from hil.controller.cli.options import (
     split_targets,
     target_options,
     tolerance_options,
+    verbose_option,
     wait_option,
     workshop,
 )
@@ -38,6 +39,9 @@ _sign = click.option("--sign", "key", type=FILE, metavar="KEY", help="Sign it wi
 
 _BUNDLE = click.argument("bundle", type=FILE)
 _method = click.option("--method", "methods", multiple=True, metavar="M", help="Only this entry point. Repeats.")
+_case = click.option(
+    "--case", "cases", multiple=True, metavar="C", help="Only this case: its name, its number, or METHOD/NAME. Repeats."
+)
 _key = click.option(
     "--key", type=FILE, metavar="PUB", help="Refuse a bundle that none of the ed25519 keys in this file has signed."
 )
@@ -52,7 +56,7 @@ def bundle() -> None:
 @click.argument("model", type=FILE)
 @board_options
 @run_option("runtime")
-@click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point. Repeats.")
+@click.option("--function", "functions", multiple=True, metavar="F", help="Only this entry point, not all. Repeats.")
 @run_options("dims", "compile_flags")
 @cache_options
 @click.option(
@@ -71,6 +75,7 @@ def bundle() -> None:
 @run_option("atol", help="Absolute tolerance of every case (default: by dtype).")
 @run_option("timeout")
 @wait_option
+@verbose_option
 @_sign
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Where the bundle goes (default: MODEL.hilb).")
 @json_option
@@ -102,6 +107,28 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
                 connect = functools.partial(pool.session, choice, runtimes=(options.runtime,))
                 bundle = create_bundle(request, choice, context, connect=connect, say=progress)
         return _save(bundle, target, key, as_json)
+
+
+@bundle.command(epilog="Example: hil bundle extract digits.hilb program")
+@_BUNDLE
+@click.argument("folder", type=FILE)
+@json_option
+def extract(bundle: Path, folder: Path, as_json: bool) -> int:
+    """Write the program of a BUNDLE, without its cases, into a FOLDER."""
+    from hil.controller.storage.runs import storing
+    from hil.controller.workloads.bundles.program_case import open_bundle
+
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already", hint="name a folder that is empty or not there")
+    opened = open_bundle(bundle)
+    with storing(folder, ""):
+        folder.mkdir(parents=True, exist_ok=True)
+    program = opened.extract(folder)
+    files = {name: path.stat().st_size for name, path in program.files.items()}
+    document: dict[str, Any] = {"folder": str(folder), "runtime": program.runtime, "main": program.main, "files": files}
+    document |= {"methods": list(program.methods), "exit_code": 0}
+    methods = f"{len(program.methods)} method{'s' * (len(program.methods) != 1)}: {', '.join(program.methods)}"
+    return answer(as_json, document, f"{program.files[program.main]}: {sum(files.values()):,} bytes, {methods}")
 
 
 @bundle.command(epilog="Example: hil bundle export digits.hilb --to flagfile digits_flagfiles")
@@ -187,13 +214,16 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 @_BUNDLE
 @target_options
 @_method
+@_case
 @_key
 @tolerance_options
 @iteration_options
 @limit_options
 @runs_option
 @json_option
-def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool, **settings: Any) -> int:
+def run(
+    bundle: Path, methods: tuple[str, ...], cases: tuple[str, ...], key: Path | None, as_json: bool, **settings: Any
+) -> int:
     """Run every case of a BUNDLE on a board, in one session, and compare with what is expected.
 
     Everything is stored as it comes, as `hil run` does, several boards or kinds of hardware as targets among it.
@@ -208,8 +238,8 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
         if len(targets) > 1:
             from hil.controller.workloads.matrix.workloads import bundle_matrix
 
-            return answer_matrix(as_json, *bundle_matrix(job, targets, methods, key, screen=screen))
-        record = run_bundle(job, methods, key, screen=screen)
+            return answer_matrix(as_json, *bundle_matrix(job, targets, methods, key, cases=cases, screen=screen))
+        record = run_bundle(job, methods, key, cases=cases, screen=screen)
     return answer(as_json, record, show=lambda: print_run(record))
 
 

@@ -17,6 +17,7 @@ from hil.controller.cli.options import (
     json_option,
     model_options,
     run_settings,
+    verbose_option,
     workshop,
 )
 from hil.controller.cli.screen import answer, say
@@ -29,6 +30,7 @@ from hil.errors import UsageError
 @board_options
 @model_options
 @compile_profile_option
+@verbose_option
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Where the program goes.")
 @json_option
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
@@ -56,7 +58,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
             say(f"compiling for {seen.target or seen.name}")
     with temporary_folder("hil-") as folder, workshop(1) as context:
         (Path(folder) / "logs").mkdir()
-        runner = Runner(context)
+        runner = Runner(context, lasting=False)
         case = runner.compile(runner.begin(model, options, Path(folder), want_inputs=False), config)
         if case.error is not None:
             raise case.error

@@ -163,8 +163,26 @@ fault_option = options(
         help="Of a simulator: programs have no network and no files to write (default: where the kernel allows it).",
     ),
 )
+
+
+def _show_live(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Show on stderr what tools print, until the command ends."""
+    if wanted and not context.resilient_parsing:
+        from hil.controller.storage import live
+
+        context.with_resource(live.showing(lambda text: click.echo(text, err=True)))
+
+
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=_show_live,
+    help="Show what compilers, importers, references and programs' workers print, as it comes.",
+)
 # Options of every verb that runs programs on a board.
-limit_options = options(run_options("timeout", "no_fallback"), wait_option, fault_option)
+limit_options = options(run_options("timeout", "no_fallback"), wait_option, verbose_option, fault_option)
 group_option = click.option(
     "--group",
     type=click.Choice(["node", "fused"]),
@@ -201,6 +219,16 @@ program_options = options(
     run_options("function", "dims", "compile_flags"),
 )
 model_options = options(program_options, cache_options)
+# The same where each runtime that is named is a target.
+target_program_options = options(
+    run_option(
+        "runtime",
+        multiple=True,
+        default=(),
+        help=f"{', '.join(RUNTIMES)}, ... (default: the board's); repeats: each is a target.",
+    ),
+    run_options("function", "dims", "compile_flags"),
+)
 runs_option = click.option("--out", type=FILE, metavar="DIR", help="Where runs are stored (default: hil-runs).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
 

@@ -16,6 +16,7 @@ from hil.controller.cli.options import (
     json_option,
     run_option,
     run_options,
+    verbose_option,
     wait_option,
 )
 from hil.controller.cli.screen import Screen, answer
@@ -58,6 +59,7 @@ def study() -> None:
     metavar="DIR",
     help="Where the table (study.json, .csv, .md) and everything else is stored, as it comes.",
 )
+@verbose_option
 @click.option("--resume", is_flag=True, help="Keep the rows that --out has already.")
 @json_option
 def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **settings: Any) -> int:

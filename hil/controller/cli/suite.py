@@ -27,6 +27,7 @@ from hil.controller.cli.options import (
     run_options,
     split_targets,
     tolerance_options,
+    verbose_option,
     wait_option,
     workshop,
 )
@@ -103,6 +104,7 @@ Examples:
 )
 @click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well.")
 @cache_options
+@verbose_option
 @profile_options
 @fault_option
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder (default: hil-suites/...).")

@@ -22,6 +22,8 @@ from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.devices.health import changed
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.measurement import BoardClock, CounterWatch
+from hil.controller.devices.worker_log import WorkerLog
+from hil.controller.storage import live
 from hil.controller.storage.cache import Cache
 from hil.core import clock
 from hil.core.digest import algorithm_of, digest_file
@@ -61,6 +63,7 @@ class Board:
         self._clock = BoardClock()
         self._there: set[str] = set()
         self._profiler: tuple[Path, str] | None = None
+        self._log: WorkerLog | None = None
         self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
@@ -272,7 +275,27 @@ class Board:
             self.look_again(error)
             self.push(artifact)
             loaded = load()
+        self.show_log(loaded.program_id)
         return LoadedProgram(self, self.client, artifact, loaded, no_fallback=no_fallback)
+
+    def show_log(self, program_id: str) -> None:
+        """Show what a program's worker writes to stderr as it comes, if anybody wants to see it."""
+        if not live.is_shown():
+            return
+        if self._log is None or self._log.client is not self.client:
+            self._end_log()
+            self._log = WorkerLog(self.name, self.client)
+        self._log.add(program_id)
+
+    def finish_log(self, program_id: str) -> None:
+        """Show what is left of that."""
+        if self._log is not None:
+            self._log.finish(program_id)
+
+    def _end_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def look_again(self, error: errors.BlobDamaged) -> None:
         """What was sent is not what it was: before the next use, ask what the board has."""
@@ -310,6 +333,7 @@ class Board:
     def close(self) -> None:
         """Give the board back."""
         self.closed = True
+        self._end_log()
         self.client.close()
         self._link.close()
 
@@ -465,6 +489,7 @@ class LoadedProgram:
 
     def unload(self) -> None:
         """End the worker; a board that is gone has none."""
+        self._board.finish_log(self.loaded.program_id)
         with contextlib.suppress(errors.BoardError):
             self._client.unload(self.loaded.program_id)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -154,6 +154,13 @@ class BoardClient(Protocol):
 
     def logs(self, program_id: str = "") -> list[str]:
         """What programs wrote to stderr so far."""
+
+    def follow_logs(self) -> Iterable[Any]:
+        """What programs write to stderr, a ``pb.LogLine`` each, as it comes, until the stream is cancelled.
+
+        Without an agent nothing comes before a program has ended.
+        """
+        return ()
 
     def close(self) -> None:
         """End session and connection."""

@@ -236,6 +236,10 @@ class AgentClient(AgentConnection, BoardClient):
         """
         return self._stub.Counters(pb.CountersRequest(period_ms=round(period_s * 1000)), metadata=self._token())
 
+    def follow_logs(self) -> Any:
+        """What workers write to stderr, as it comes; its errors are gRPC's own."""
+        return self._stub.Logs(pb.LogsRequest(follow=True), metadata=self._token())
+
     def logs(self, program_id: str = "") -> list[str]:
         """What workers wrote to stderr so far; of very much of it, the beginning."""
         lines: list[str] = []

@@ -63,7 +63,7 @@ class CompileOrder(_Order, total=False):
     """What a compiler is told beside the model: see :func:`hil.controller.backends.compilers.compile_model`."""
 
     debug_ir_passes: bool
-    failure: Path
+    failure: Path | None
 
 
 def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how: IsolatedCall) -> Any:

@@ -57,6 +57,7 @@ class Tools:
     config: BoardConfig | None = None  # of the board that the case is compiled for; None until that is known
     session: BoardSession | None = None  # the board that the case runs on; None for the stages that need none
     sink: ProgressSink = field(default_factory=ProgressSink)
+    lasting: bool = True  # whether the folders of cases stay when all is over
     logs: bool = True  # whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway
 
 
@@ -116,7 +117,7 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
         recompute=case.options.recompute,
         debug_ir=case.options.debug_ir,
         debug_ir_passes=case.options.debug_ir_passes,
-        failure=case.folder / "logs" / "compile-failure",
+        failure=case.folder / "logs" / "compile-failure" if tools.lasting else None,
         timeout=COMPILE_TIMEOUT_S,
         log=log,
     )

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hil.controller.storage import live
 from hil.controller.storage.isolated_worker import ERROR_FIELDS, SCRATCH
 from hil.core.processes import module_command, signal_group, signal_name
 from hil.core.scratch import new_folder, remove_tree
@@ -28,6 +29,8 @@ from hil.errors import HilError, StageError, StageTimeout
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
 _REAP_S = 10.0
+# How often what a call prints is looked for, where it is shown as it comes.
+_LOOK_S = 0.2
 # What a function may return, as JSON.
 _MOST_BYTES = 256 << 20
 # What a worker can be asked to call: see :func:`function_name`.
@@ -216,6 +219,21 @@ class _Worker:
 
     def ask(self, request: Mapping[str, Any], timeout: float | None, log: Path) -> dict[str, Any]:
         log_start = log.stat().st_size
+        follower = live.LogFollower(log) if live.is_shown() else None
+        try:
+            return self._ask(request, timeout, log, log_start, follower)
+        finally:
+            if follower is not None:
+                follower.look(end=True)
+
+    def _ask(
+        self,
+        request: Mapping[str, Any],
+        timeout: float | None,
+        log: Path,
+        log_start: int,
+        follower: live.LogFollower | None,
+    ) -> dict[str, Any]:
         stdin = self._process.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died just now: seen below as the end of its replies
@@ -223,7 +241,7 @@ class _Worker:
             stdin.flush()
         deadline = None if timeout is None else time.monotonic() + timeout
         begun = False
-        while (line := self._read_line(deadline)) is not None:
+        while (line := self._read_line(deadline, follower)) is not None:
             if not line:
                 raise (IsolatedCrash if begun else _NeverBegun)(self._exit_text(), detail=_tail(log, log_start))
             if begun:
@@ -232,7 +250,7 @@ class _Worker:
         self.kill()
         raise IsolatedTimeout(f"gave no result within {timeout:g} s", detail=_tail(log, log_start))
 
-    def _read_line(self, deadline: float | None) -> bytes | None:
+    def _read_line(self, deadline: float | None, follower: live.LogFollower | None) -> bytes | None:
         """The next line, nothing at the end of all of them, None when time is up."""
         stdout = self._process.stdout
         assert stdout is not None
@@ -243,7 +261,14 @@ class _Worker:
                 seen = len(self._received)
                 if seen > _MOST_BYTES:
                     raise IsolatedCrash(f"its process sent more than {_MOST_BYTES >> 20} MiB in one answer")
-                if not selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if follower is not None:
+                    follower.look()
+                    if not selector.select(_LOOK_S if left is None else min(left, _LOOK_S)):
+                        if left is None or left > _LOOK_S:
+                            continue
+                        return None
+                elif not selector.select(left):
                     return None
                 piece = os.read(stdout.fileno(), 1 << 16)
                 if not piece:

@@ -211,7 +211,7 @@ def _program(session: BoardSession, runtime: str) -> Check:
         return Check("program", SKIP, found, "hil run a program or a model of your own")
     with temporary_folder("hil-") as folder, Isolated() as isolated:
         (Path(folder) / "logs").mkdir()
-        runner = Runner(RunContext(Cache(), isolated))
+        runner = Runner(RunContext(Cache(), isolated), lasting=False)
         try:
             case = runner.begin(tiny_model(Path(folder)), Options(runtime=runtime), Path(folder))
             case = runner.whole(case, session)

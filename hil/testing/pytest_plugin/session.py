@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -20,6 +21,7 @@ from hil.controller.devices.board_resolver import choose
 from hil.controller.models.flows import Flow, load_flow
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
+from hil.controller.storage import live
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -35,7 +37,7 @@ from hil.controller.workloads.suites.store import SuiteRun
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder
-from hil.core.text import numbered
+from hil.core.text import numbered, visible
 from hil.errors import UsageError, did_you_mean
 from hil.testing.pytest_plugin.boards import BoardLender, BoardLocks
 from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, flows_of, out_folder, request_of
@@ -184,6 +186,11 @@ class PluginSession:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        if config.getoption("capture") == "no":
+            # pytest -s
+            live_output = contextlib.ExitStack()
+            live_output.enter_context(live.showing(lambda text: print(visible(text), flush=True)))
+            config.add_cleanup(live_output.close)
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
         self.is_worker = bool(self._worker)  # whether xdist started this process
         self.reported: set[tuple[str, str]] = set()  # errors of boards, told by a test already: board, message
@@ -331,16 +338,12 @@ class PluginSession:
                 parts.append(safe_name(board) if board else hw_type)
                 made.append(CaseTarget("-".join(parts), hw_type, request, flow, self._lender(alike, runtimes)))
         names = numbered([target.name for target in made])
-        settings = self.request.settings
-        if (dumps := settings.debug_ir) is not None and len(made) > 1:
-            made = [
-                replace(
-                    target,
-                    request=replace(target.request, settings=replace(settings, debug_ir=dumps / safe_name(name))),
-                )
-                for target, name in zip(made, names, strict=True)
-            ]
-        return tuple(replace(target, name=name) for target, name in zip(made, names, strict=True))
+        return tuple(
+            replace(
+                target, name=name, request=target.request.for_target(safe_name(name)) if made[1:] else target.request
+            )
+            for target, name in zip(made, names, strict=True)
+        )
 
     def _lender(self, choices: list[BoardChoice], runtimes: list[str]) -> BoardLender:
         key = tuple((choice.name, choice.config.hw_type) for choice in choices)

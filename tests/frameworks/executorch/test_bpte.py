@@ -233,3 +233,28 @@ def _at(y: torch.Tensor, index: int, value: float) -> torch.Tensor:
     changed = y.clone()
     changed.reshape(-1)[index] = value
     return changed
+
+
+def test_a_program_whose_weights_lie_outside_runs_bundled_and_by_itself(context, board, judged, tmp_path):
+    from executorch.devtools import BundledProgram
+    from executorch.devtools.bundled_program import config
+    from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
+    from executorch.exir import ExecutorchBackendConfig, to_edge
+
+    module = Linear().eval()
+    exported = torch.export.export(module, (X,))
+    program = to_edge(exported).to_executorch(ExecutorchBackendConfig(external_constants=True))
+    program.write_tensor_data_to_file(str(tmp_path))
+    suite = config.MethodTestSuite("forward", [config.MethodTestCase([X], list(module(X)))])
+    path = tmp_path / "outside.bpte"
+    path.write_bytes(serialize_from_bundled_program_to_flatbuffer(BundledProgram(program, [suite])))
+    made = read_bpte(path, context=context)
+    assert sorted(made.program.files) == ["_default_external_constant.ptd", "outside.pte"]
+    assert judged(made, tmp_path / "judged") == [True]
+    write_bpte(made, tmp_path / "again.bpte", context=context)
+    assert (tmp_path / "again.ptd").read_bytes() == (tmp_path / "_default_external_constant.ptd").read_bytes()
+    assert read_bpte(tmp_path / "again.bpte", context=context).program.files.keys() == {"again.pte", "again.ptd"}
+    (tmp_path / "_default_external_constant.ptd").unlink()
+    (tmp_path / "again.ptd").unlink()
+    with pytest.raises(UsageError, match=r"in a \.ptd file"):
+        read_bpte(path, context=context)

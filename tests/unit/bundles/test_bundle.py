@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from support.bundle_files import X, Y, bundle, case, program
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.bundles.cases import with_cases
 from hil.controller.models.inputs import random_tensor
+from hil.core.results import Artifact
 from hil.core.tensors import DTYPES, TensorSpec, dtype_name
 from hil.errors import StorageError, UsageError
 
@@ -214,3 +216,52 @@ def test_open_dimensions_without_a_name_may_differ(tmp_path):
 def test_what_json_cannot_say_of_its_making_is_refused(tmp_path, made):
     with pytest.raises((UsageError, ValueError)):
         Bundle.create(program(tmp_path), [MethodTestSuite("f", [case()])], made=made)
+
+
+TWO_METHODS = Path(__file__).parents[1] / "executorch_files" / "methods.pte"
+
+
+def suites_of(made: Bundle) -> list[MethodTestSuite]:
+    return [
+        MethodTestSuite(
+            method.name,
+            [MethodTestCase(one.inputs, one.expected_outputs, name=one.name) for one in method.cases],
+        )
+        for method in made.methods
+    ]
+
+
+def test_what_is_extracted_knows_all_methods_as_the_bundle_does(tmp_path):
+    signatures = {"f": Signature((X,), (Y,)), "g": Signature((Y,), (Y,))}
+    vector = np.ones(3, np.float32)
+    suites = [MethodTestSuite("f", [case()]), MethodTestSuite("g", [MethodTestCase([vector], [vector])])]
+    made = Bundle.create(program(tmp_path), suites, signatures=signatures)
+    (tmp_path / "out").mkdir()
+    artifact = made.extract(tmp_path / "out")
+    assert list(artifact.methods) == ["f", "g"]
+    assert Bundle.create(artifact, suites_of(made)).digest == made.digest
+
+
+def test_executorchs_program_tells_all_its_methods_itself():
+    files = {TWO_METHODS.name: TWO_METHODS}
+    artifact = Artifact("executorch", TWO_METHODS.name, files, {}, "forward", "executorch")
+    x = np.ones(3, np.float32)
+    made = Bundle.create(artifact, [MethodTestSuite("both", [MethodTestCase([x, x], [x + x, x])])])
+    assert [method.name for method in made.methods] == ["both", "forward"]
+    with pytest.raises(UsageError, match="no method 'half'") as caught:
+        Bundle.create(artifact, [MethodTestSuite("half", [])])
+    assert "both, forward" in caught.value.hint
+
+
+def test_cases_are_chosen_by_name_by_number_and_with_their_method(tmp_path):
+    (method,) = bundle(tmp_path, case(name="1"), case(name="other"), case(name="last")).methods
+
+    def chosen(*wanted: str) -> list[str]:
+        return [one.name for found in with_cases([method], wanted) for one in found.cases]
+
+    assert chosen() == ["1", "other", "last"]
+    assert chosen("1") == ["1"]  # a name comes before a number
+    assert chosen("2", "f/other") == ["other", "last"]
+    for wrong in ("3", "g/other", "-1"):
+        with pytest.raises(UsageError, match="no case"):
+            chosen(wrong)

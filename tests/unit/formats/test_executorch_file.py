@@ -10,7 +10,16 @@ import pytest
 from flatbuffers import Builder
 from support.executorch_crafted import bundled
 
-from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, program_in, read_cases, read_methods
+from hil.formats.executorch_file import (
+    Damaged,
+    is_bundle,
+    mapped,
+    pick_method,
+    program_in,
+    read_cases,
+    read_methods,
+    tensors_beside,
+)
 
 FILES = Path(__file__).parents[1] / "executorch_files"
 
@@ -146,3 +155,26 @@ def test_a_small_file_that_tells_of_a_huge_one_is_refused():
 def test_a_case_with_a_tensor_of_an_absurd_shape_is_refused(sizes: list[int]):
     with pytest.raises(Damaged, match="shape"):
         read_cases(bundled([sizes]))
+
+
+def test_tensors_outside_are_found_by_their_names_or_by_the_programs(tmp_path: Path):
+    program, tensors = tmp_path / "net.pte", (FILES / "outside.ptd").read_bytes()
+    program.write_bytes((FILES / "outside.pte").read_bytes())
+    methods = read_methods(mapped(program))
+    assert methods["forward"].external == ("l.weight", "l.bias")
+    with pytest.raises(Damaged, match=r"2 tensors \(l.bias among them\) .* put the file beside the program as net.ptd"):
+        tensors_beside(program, methods)
+    (tmp_path / "other.ptd").write_bytes(tensors)
+    (tmp_path / "broken.ptd").write_bytes(tensors[:40])
+    assert tensors_beside(program, methods) == tmp_path / "other.ptd"
+    (tmp_path / "again.ptd").write_bytes(tensors)
+    with pytest.raises(Damaged, match=r"again\.ptd and other\.ptd have them"):
+        tensors_beside(program, methods)
+    (tmp_path / "net.ptd").write_bytes(tensors)
+    assert tensors_beside(program, methods) == tmp_path / "net.ptd"
+    (tmp_path / "net.ptd").write_bytes(b"no such file")
+    with pytest.raises(Damaged, match="no file of ExecuTorch's tensors"):
+        tensors_beside(program, methods)
+    plain = tmp_path / "linear.pte"
+    plain.write_bytes((FILES / "linear.pte").read_bytes())
+    assert tensors_beside(plain, read_methods(mapped(plain))) is None

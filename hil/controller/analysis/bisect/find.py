@@ -155,7 +155,7 @@ class _Bench:
         def watch(case: Case, stage: Stage, note: str) -> None:
             self.screen.stage(label, len(ended), f"{case.name}: {stage.value} {note}".strip())
 
-        runner = Runner(self.context, sink=ProgressSink(watch))
+        runner = Runner(self.context, sink=ProgressSink(watch), lasting=self.keep)
         judged = {trial.case.name: (trial.atol, trial.by_chance) for trial in trials}
         cases = [trial.case for trial in trials]
         # What has been judged needs no memory any more: there may be hundreds of layers.

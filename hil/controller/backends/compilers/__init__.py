@@ -42,7 +42,7 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
         order: ``runtime``, which will load the program; ``flags``, the compiler's own, those of the target included;
             ``debug_ir``, a folder for the compiler's intermediate forms (the cache is not asked then), or None;
             ``debug_ir_passes``, whether those after each pass go there too; ``failure``, a folder for what shows a
-            failure again (without it nothing is kept); and how the work is done: see
+            failure again, or None, which is the cache alone (without it nothing is kept); and how the work is done: see
             :class:`hil.controller.models.compiling.Work`.
 
     Raises:

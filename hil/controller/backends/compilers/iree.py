@@ -38,10 +38,10 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     except (CompileFailed, CompileCrashed, StageTimeout) as error:
         if isinstance(error, CompileFailed):
             error.hint = error.hint or taken.hint
-        if (folder := order.get("failure")) is not None:
+        if "failure" in order:
             recipe = recipe_of(taken.model, taken.flags)
             seconds = time.monotonic() - begin
-            keep_failure(error, source_of(taken.model, recipe.flags), recipe.key, seconds, folder, order)
+            keep_failure(error, source_of(taken.model, recipe.flags), recipe.key, seconds, order["failure"], order)
         raise
     compiler = " after ".join(filter(None, (artifact.compiler, taken.by)))
     return replace(artifact, compiler=compiler, flags=(*taken.way, *artifact.flags))

@@ -68,12 +68,13 @@ class Found:
     notes: Sequence[str] = ()  # what else there is to say, a line each
 
 
-def keep_failure(error: StageError, source: Source, key: str, seconds: float, folder: Path, work: Work) -> None:
+def keep_failure(error: StageError, source: Source, key: str, seconds: float, folder: Path | None, work: Work) -> None:
     """Keep what shows a failure again in a folder, and tell in the error what the compiler was doing.
 
     Args:
         key: the program's in the cache, which keeps what is found of its failure too.
         seconds: how long compiling took until it failed.
+        folder: None keeps it in the cache alone.
     """
     hangs = isinstance(error, StageTimeout)
     limit = _TIME_S if hangs else _TIME_S + 3 * seconds
@@ -93,11 +94,12 @@ def keep_failure(error: StageError, source: Source, key: str, seconds: float, fo
             work["recompute"],
         )
         found = Found(**json.loads((entry / _FOUND).read_bytes()))
-        with storing(folder):
-            # What an earlier failure left.
-            shutil.rmtree(folder / IR, ignore_errors=True)
-            (folder / PASS).unlink(missing_ok=True)
-            shutil.copytree(entry, folder, ignore=shutil.ignore_patterns(META, _FOUND), dirs_exist_ok=True)
+        if folder is not None:
+            with storing(folder):
+                # What an earlier failure left.
+                shutil.rmtree(folder / IR, ignore_errors=True)
+                (folder / PASS).unlink(missing_ok=True)
+                shutil.copytree(entry, folder, ignore=shutil.ignore_patterns(META, _FOUND), dirs_exist_ok=True)
     except HilError as failed:
         error.detail = f"what the compiler was doing is not known: {failed.message}\n{error.detail}"
         return
@@ -107,7 +109,7 @@ def keep_failure(error: StageError, source: Source, key: str, seconds: float, fo
     lines = [f"{name}{text}" for name, text in told.items() if text]
     first, _, rest = error.detail.partition("\n")
     error.detail = "\n".join([*lines, *found.notes, rest if first.startswith(PHASE) else error.detail])
-    script = f"reproduce it: sh {shlex.quote(str(folder / SCRIPT))}"
+    script = f"reproduce it: sh {shlex.quote(str((folder or entry) / SCRIPT))}"
     error.hint = "; ".join(filter(None, (script, error.hint)))
 
 

@@ -23,6 +23,7 @@ from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, check_names
 from hil.errors import ImportFailed, LoadFailed, UsageError
+from hil.formats.executorch_file import TENSORS_SUFFIX
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
@@ -64,6 +65,8 @@ _BUILT_IN = {
         (".pte", ".bpte"),
         lambda head: head[4:6] in (b"ET", b"BP") and head[6:8].isdigit(),
         programs.describe_pte,
+        # A program that keeps tensors outside does not say in which file.
+        lambda path, function: sorted(path.parent.glob(f"*{TENSORS_SUFFIX}")),
     ),
     "so": Importer((".so",), lambda head: False, programs.describe_library, programs.values_beside),
     # Described so that whoever runs one as a model is told how it is run.

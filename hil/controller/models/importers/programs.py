@@ -11,7 +11,7 @@ from hil.controller.models.description import description
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.paths import is_file
 from hil.errors import ImportFailed, LoadFailed, UsageError
-from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods
+from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods, tensors_beside
 from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_in, read_functions
 from hil.formats.litert import PACKAGE, open_signature
 from hil.formats.xla_program import VALUES, find_signature
@@ -62,6 +62,7 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
             problem = f"has no method {function!r}" if function else f"has {len(methods)} methods and none is forward"
             raise UsageError(f"{file.name} {problem}", hint=f"--function with one of {', '.join(methods) or 'none'}")
         inputs, outputs = ([spec for _, spec in found] for found in (method.input_specs(), method.output_specs()))
+        tensors = tensors_beside(file, methods)
     except Damaged as error:
         raise ImportFailed(
             f"{file.name}: {error}", hint="a .pte is what ExecuTorch's to_executorch() writes"
@@ -72,6 +73,7 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
         inputs,
         outputs,
         dims,
+        external=[tensors.name] if tensors else [],
         producer={
             "name": "executorch",
             "bundled": is_bundle(data),

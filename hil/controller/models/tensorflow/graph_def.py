@@ -183,9 +183,8 @@ def open_graph(file: Path, function: str) -> Graph:
     identifiers: dict[str, str] = {}
     if is_config(Path(wanted)):
         if wanted not in configs:
-            raise UsageError(
-                f"there is no config {wanted!r} beside {file.name}", hint=did_you_mean(wanted, configs) or "--function"
-            )
+            hint = f"{did_you_mean(wanted, configs)}there is {', '.join(configs) or 'none'}"
+            raise UsageError(f"there is no config {wanted!r} beside {file.name}", hint=hint)
         feeds, fetches, identifiers = _configured(file.with_name(wanted), nodes)
     else:
         names, targets = nodes.leaves() if wanted == MAIN else nodes.named(wanted.split(","))

@@ -20,6 +20,7 @@ from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name, shape_text
 from hil.errors import UsageError
 from hil.formats.executorch_file import (
+    TENSORS_SUFFIX,
     BundledCase,
     Damaged,
     Method,
@@ -29,6 +30,7 @@ from hil.formats.executorch_file import (
     program_in,
     read_cases,
     read_methods,
+    tensors_beside,
 )
 from hil.formats.torch_values import to_torch
 
@@ -54,6 +56,7 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
             raise Damaged("it is no bundled program")
         methods, cases, program = read_methods(data), read_cases(data), bytes(program_in(data))
         signatures = {name: _signature(method) for name, method in methods.items()}
+        tensors = tensors_beside(path, methods)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except Damaged as error:
@@ -72,7 +75,8 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
     with temporary_folder("hil-bpte-") as folder:
         main = Path(folder) / f"{path.stem}.pte"
         main.write_bytes(program)
-        artifact = program_of(_RUNTIME, {main.name: main}, main.name, compiler="executorch")
+        files = {main.name: main} | ({tensors.name: tensors} if tensors else {})
+        artifact = program_of(_RUNTIME, files, main.name, compiler="executorch")
         made = {
             "imported": path.name,
             "backends": sorted({one for method in methods.values() for one in method.backends}),
@@ -83,7 +87,8 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
 def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     """A bundle as a ``.bpte`` that ExecuTorch's own tools load and verify.
 
-    Names of cases and tensors and the cases' tolerances have no place in it: who verifies one chooses a tolerance.
+    Names of cases and tensors and the cases' tolerances have no place in it: who verifies one chooses a tolerance. What
+    the program keeps outside goes into a ``.ptd`` of the same name.
 
     Raises:
         UsageError: the bundle's program is not ExecuTorch's, the package is not installed, or it cannot take a tensor.
@@ -114,6 +119,9 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             context.isolated.call(write, arguments, timeout=_WRITE_S, log=place / "log")
         except IsolatedError as error:
             raise UsageError(f"ExecuTorch cannot write the bundle: {error.message}", detail=error.detail) from error
+        for name, tensors in bundle.program.files.items():
+            if name.endswith(TENSORS_SUFFIX):
+                path.with_suffix(TENSORS_SUFFIX).write_bytes(tensors)
 
 
 def _check_own(methods: Mapping[str, Method], given: BundleMethod) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.checks import checked_inputs
 from hil.controller.backends.references import (
+    default_references,
     expected_result,
     measure_noise,
     run_reference,
@@ -26,7 +27,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
-from hil.controller.workloads.bundles.methods import import_methods, settled_signatures, signatures_of
+from hil.controller.workloads.bundles.methods import LEFT_OUT, import_methods, settled_signatures, signatures_of
 from hil.core import own_version
 from hil.core.results import Artifact, Model
 from hil.core.runtimes import runtime_for
@@ -44,7 +45,15 @@ class Request:
     # most) and time limit.
     options: Options = field(default_factory=Options)
     cases: tuple[str, ...] = ()  # ``[METHOD=]PATH`` of cases in files
-    random: int | None = None  # how many random cases each method gets; None is one where nothing else is given
+    # how many random cases each method gets; None is one where it is given none (of a model that no reference computes,
+    # where no method is given any).
+    random: int | None = None
+
+    @property
+    def is_of_main(self) -> bool:
+        """Whether it has cases and says of none whose they are: then they are the main method's."""
+        named = any(_method_and_path(text)[0] for text in self.cases)
+        return bool(self.cases or self.options.inputs or self.options.expected) and not named
 
 
 def create_bundle(
@@ -67,7 +76,9 @@ def create_bundle(
         BoardError: the board was needed and is not there.
     """
     check_options(request.options, choice)
-    models = import_methods(request.model, request.functions, context, dims=request.options.dims)
+    models, left_out = import_methods(
+        request.model, request.functions, context, only_main=request.is_of_main, dims=request.options.dims
+    )
     with temporary_folder("hil-bundle-") as folder:
         artifact, target = _compiled(request, models[0], choice, context, Path(folder), connect)
 
@@ -98,7 +109,7 @@ def create_bundle(
             "producer": dict(model.producer),
             "target": target,
             "tools": {"hil": own_version(), "compiler": artifact.compiler},
-        }
+        } | ({LEFT_OUT: left_out} if left_out else {})
         return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
 
 
@@ -117,7 +128,7 @@ def _compiled(
         config = connect().board.config
     (folder / "logs").mkdir()
     options = replace(request.options, function=model.function, runtime=runtime)
-    case = Runner(context).compile(Case(model.name, model.path, options, folder, model), config)
+    case = Runner(context, lasting=False).compile(Case(model.name, model.path, options, folder, model), config)
     if case.error is not None:
         raise case.error
     assert case.artifact is not None
@@ -154,7 +165,10 @@ class _Cases:
             outputs, source = (dict(expected.outputs), expected.source) if expected else ({}, "")
             found.append(MethodTestCase(inputs, outputs, name="given", source=source))
         found += [read_case(path, signature) for name, path in self.files if name in (method, "")]
-        for seed in range(options.seed, options.seed + (random if random is not None else int(not found))):
+        if random is None:
+            # Where nobody could say what comes out, other methods' cases will do.
+            random = int(not found and not (self.files and not default_references(model)))
+        for seed in range(options.seed, options.seed + random):
             inputs = self._inputs(signature, model, (), seed)
             found.append(MethodTestCase(inputs, {}, name=f"seed{seed}"))
         for case in found:
@@ -192,12 +206,15 @@ class _Cases:
         return replace(case, inputs=inputs, expected_outputs=outputs, source=result.source, noise=noise)
 
 
+def _method_and_path(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    return ("", text) if not equals or Path(text).exists() else (name, path)
+
+
 def _files(request: Request, methods: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """Of each ``[METHOD=]PATH`` the method, "" where none is named, and the path."""
     for text in request.cases:
-        name, equals, path = text.partition("=")
-        if not equals or Path(text).exists():
-            name, path = "", text
+        name, path = _method_and_path(text)
         if name not in methods and (name or len(methods) > 1):
             what = f"there is no method {name!r}" if name else "there are several methods"
             raise UsageError(f"--case {path}: {what}", hint=f"--case METHOD={path}, one of {', '.join(methods)}")

@@ -172,7 +172,7 @@ def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
     found = {file: parse_flagfile(file) for file in files}
     module, weights = _module(found)
     functions = list(dict.fromkeys(flags.function for flags in found.values()))
-    models = import_methods(module, [] if functions == [""] else functions, context)
+    models, _ = import_methods(module, [] if functions == [""] else functions, context)
     program = {module.name: module, **{weight.name: weight for weight in weights}}
     artifact = program_of("iree", program, module.name, function=models[0].function)
     signatures = signatures_of(artifact, models, context, ask=no_board)

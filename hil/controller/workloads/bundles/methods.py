@@ -31,31 +31,44 @@ _READ_S = 600.0
 _WHOLE = ("mlir", "vmfb", "tflite", "pte")
 
 
-def import_methods(path: Path, functions: Sequence[str], context: RunContext, **settings: Any) -> list[Model]:
-    """A model once for each of its entry points.
+def import_methods(
+    path: Path, functions: Sequence[str], context: RunContext, *, only_main: bool = False, **settings: Any
+) -> tuple[list[Model], list[str]]:
+    """A model once for each of its entry points, and a line for each that hil cannot pass tensors to.
 
     Args:
-        functions: those to take; none are all of a module, MLIR or compiled, and of another model its main one.
+        functions: those to take; none are all that a program of the model has.
+        only_main: whether none is the main one where the model tells which that is; a module of functions does not.
         settings: ``dims`` of :func:`import_model`.
     """
-    names = list(dict.fromkeys(functions)) or _functions(path, context)
     settings |= {"isolated": context.isolated, "cache": context.cache}
-    models = [import_model(path, function=name, **settings) for name in names]
+    names = list(dict.fromkeys(functions))
+    models, left_out = [], []
+    for name in names or _functions(path, context, only_main=only_main):
+        try:
+            models.append(import_model(path, function=name, **settings))
+        except ImportFailed as error:
+            if names or only_main:
+                raise
+            left_out.append((f"method {name}: {error.message}", error))
+    if not models:
+        raise left_out[0][1]
     if len(models) > 1 and models[0].format not in _WHOLE:
         raise UsageError(
             f"a program of {path.name} has one method: of a {models[0].format} model each is compiled by itself",
             hint="make a bundle of each, with one --function",
         )
-    return models
+    return models, [text for text, _ in left_out]
 
 
-def _functions(path: Path, context: RunContext) -> list[str]:
-    """The entry points of a module; of other models the one that their importers choose where none is named."""
+def _functions(path: Path, context: RunContext, *, only_main: bool) -> list[str]:
+    """The entry points of a module or a program; of other models the one that their importers choose."""
     reader: Callable[[str], Any] = mlir.functions
     if not _is_mlir(path):
         found = import_model(path, isolated=context.isolated, cache=context.cache)
         if found.format != "vmfb":
-            return [found.function]
+            several = found.producer.get("methods") or found.producer.get("functions") or ()
+            return list(several) if found.format in _WHOLE and several and not only_main else [found.function]
         reader = read_functions
     with temporary_folder("hil-bundle-") as folder:
         arguments = {"path": str(path.absolute())}

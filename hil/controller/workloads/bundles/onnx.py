@@ -54,7 +54,7 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
     found = data_sets(path)
     if not found:
         raise UsageError(f"{path} holds no test data", hint="a case is a folder test_data_set_N beside the model")
-    (model,) = import_methods(chosen, (), context)
+    (model,), _ = import_methods(chosen, (), context)
     main = next(name for name, file in model.files.items() if file == model.path)
     known = {"inputs": model.inputs, "outputs": model.outputs}
     artifact = program_of("onnxruntime", model.files, main, function=model.function, compiler="none", **known)

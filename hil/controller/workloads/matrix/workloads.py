@@ -73,15 +73,11 @@ def _run_suites(matrix: Matrix, screen: Progress) -> Done:
 
 
 def _request_of(request: Request, target: Target) -> Request:
-    """What a target is asked; files that the compiler writes for it lie in a folder of its own."""
+    """What a target is asked."""
     options: dict[str, Any] = dict(target.options)
     if board := options.pop("board", ""):
         options["boards"] = (board,)
-    settings = request.settings
-    if settings.debug_ir is not None:
-        settings = replace(settings, debug_ir=settings.debug_ir / target.name)
-    profiles = {kind: str(Path(folder, target.name)) for kind, folder in request.profiles.items()}
-    return replace(request, **options, settings=settings, profiles=profiles)
+    return request.for_target(target.name, **options)
 
 
 def job_matrix(job: Job, targets: Sequence[Target], *, screen: run_context.Progress) -> Done:
@@ -108,7 +104,13 @@ def _run_jobs(matrix: Matrix, screen: run_context.Progress) -> Done:
 
 
 def bundle_matrix(
-    job: Job, targets: Sequence[Target], methods: tuple[str, ...], key: Path | None, *, screen: run_context.Progress
+    job: Job,
+    targets: Sequence[Target],
+    methods: tuple[str, ...],
+    key: Path | None,
+    *,
+    cases: tuple[str, ...] = (),
+    screen: run_context.Progress,
 ) -> Done:
     """Run a bundle on every target, as :func:`job_matrix`."""
     matrix = _created("bundle", job, targets, "")
@@ -116,7 +118,8 @@ def bundle_matrix(
 
         def run(target: Target, folder: Path) -> dict[str, Any]:
             mine = _job_of(matrix, target)
-            return run_bundle(mine, methods, key, run_id=target.name, screen=screen, isolated=workers())
+            settings: dict[str, Any] = {"run_id": target.name, "screen": screen, "isolated": workers()}
+            return run_bundle(mine, methods, key, cases=cases, **settings)
 
         return matrix.folder, matrix.run(_reached(run), say=screen.note)
 

@@ -127,7 +127,8 @@ def by_iree(making: Making) -> Program:
     def compiled() -> Artifact:
         model = import_model(folder / MLIR, isolated=making.isolated, cache=making.cache)
         flags = making.config.compile_flags.get("iree", ())
-        return compile_iree(model, runtime="iree", flags=flags, debug_ir=None, **making.work)
+        failure = making.folder / "compile-failure"
+        return compile_iree(model, runtime="iree", flags=flags, debug_ir=None, failure=failure, **making.work)
 
     artifact = making.stage(tfcompile.COMPILE, compiled)
     described = json.loads((folder / SIGNATURE).read_text())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board_choice import is_lent
@@ -60,6 +61,14 @@ class Request:
         }
         settings = stored_settings(dict(plain.pop("settings")), Settings)
         return cls(**plain, settings=Settings(**settings))
+
+    def for_target(self, name: str, **options: Any) -> Request:
+        """The same with other options, for one of several targets: what is written beside its run lies apart."""
+        settings = self.settings
+        if settings.debug_ir is not None:
+            settings = replace(settings, debug_ir=settings.debug_ir / name)
+        profiles = {kind: str(Path(folder) / name) for kind, folder in self.profiles.items()}
+        return replace(self, **options, settings=settings, profiles=profiles)
 
     @property
     def on_farm(self) -> bool:

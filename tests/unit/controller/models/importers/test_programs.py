@@ -61,6 +61,19 @@ def test_a_method_that_is_not_there_is_bad_usage():
     assert error.value.hint == "--function with one of forward"
 
 
+def test_a_program_brings_the_file_of_its_tensors(tmp_path: Path):
+    model = import_model(FILES / "outside.pte")
+    assert sorted(model.files) == ["outside.ptd", "outside.pte"]
+    alone = tmp_path / "alone.pte"
+    alone.write_bytes((FILES / "outside.pte").read_bytes())
+    cache = Cache(tmp_path / "cache")
+    with pytest.raises(ImportFailed, match=r"beside the program as alone\.ptd"):
+        import_model(alone, cache=cache)
+    (tmp_path / "alone.ptd").write_bytes((FILES / "outside.ptd").read_bytes())
+    assert sorted(import_model(alone, cache=cache).files) == ["alone.ptd", "alone.pte"]
+    assert import_model(alone, cache=cache).cached
+
+
 LIBRARY = Signature(
     "step",
     (

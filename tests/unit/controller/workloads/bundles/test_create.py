@@ -142,3 +142,41 @@ def test_folders_must_be_whole(create, tmp_path):
     np.save(tmp_path / "folder" / "input_1.npy", np.ones(1))
     with pytest.raises(UsageError, match="input 1 twice"):
         create("folder")
+
+
+METHODS = Path(__file__).parents[3] / "executorch_files" / "methods.pte"
+
+
+@pytest.fixture
+def create_of_two(tmp_path: Path, context: RunContext, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bundle]:
+    """Makes bundles of a program of two methods; cases of them are both.npz and forward.npz."""
+    monkeypatch.chdir(tmp_path)
+    x, image = np.ones(3, F32), np.ones((2, 4), F32)
+    np.savez(tmp_path / "both.npz", input0=x, input1=x, output0=x + x, output1=x)
+    np.savez(tmp_path / "forward.npz", input0=image, output0=np.ones((2, 3), F32))
+
+    def call(*cases: str, **more: Any) -> Bundle:
+        request = Request(METHODS, more.pop("functions", ()), Options(runtime="executorch", **more), cases)
+        return create_bundle(request, choose(), context, connect=lambda: pytest.fail("no board is needed"))
+
+    return call
+
+
+def cases_of(made: Bundle) -> dict[str, list[str]]:
+    return {method.name: [case.name for case in method.cases] for method in made.methods}
+
+
+def test_a_program_of_several_methods_has_them_all(create_of_two):
+    made = create_of_two("both=both.npz", "forward=forward.npz")
+    assert cases_of(made) == {"both": ["both"], "forward": ["forward"]}
+    # Nobody could compute what the other answers: it has no case, and needs none.
+    assert cases_of(create_of_two("both=both.npz")) == {"both": ["both"], "forward": []}
+    assert cases_of(create_of_two("both=both.npz", functions=("both",))) == {"both": ["both"]}
+    with pytest.raises(UsageError, match="no method 'half'"):
+        create_of_two("half=both.npz")
+
+
+def test_a_case_that_names_no_method_is_of_the_main_one(create_of_two):
+    assert cases_of(create_of_two("forward.npz")) == {"forward": ["forward"]}
+    given = {"inputs": ("2x4xf32=1",), "expected": ("2x3xf32=1",)}
+    assert cases_of(create_of_two(**given)) == {"forward": ["given"]}

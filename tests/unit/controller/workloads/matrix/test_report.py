@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 from rich.console import Console
 from support.suite_runs import case, comparison, suite_run
@@ -69,6 +70,15 @@ def test_csv_has_a_case_a_row_and_a_target_a_column(tmp_path: Path):
     assert (row["id"], row["differs"], row["sim"], row["rpi"]) == ("b", "yes", "PASS", "FAIL")
     assert (row["rpi sqnr_db"], row["rpi device_p50_ms"], row["rpi max_abs"]) == ("7.1", "1.5", "0.37")
     assert row["rpi message"].startswith("y: 41 of 1024") and row["sim message"] == ""
+
+
+def test_the_document_is_what_its_schema_says(tmp_path: Path):
+    schemas = json.loads((Path(__file__).parents[5] / "docs" / "commands.schema.json").read_text())
+    report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a", "FAIL")])
+    report = MatrixReport("nets", [*report.targets, TargetResults("off", nothing_of(tmp_path / "off"), UNREACHED)])
+    document = json.loads(json.dumps({"schema": 1, "folder": "", **report.to_json()}))
+    jsonschema.Draft202012Validator(schemas["$defs"]["matrix"]).validate(document)
+    assert document["rows"][0]["cells"]["rpi"]["outcome"] == "FAIL" and document["differing"] == 2
 
 
 HOSTILE = "=1+1<script>alert(1)</script>|`*"

@@ -1,0 +1,68 @@
+"""What the workers of a board's programs write to stderr, shown as it comes (:mod:`hil.controller.storage.live`)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+
+import grpc
+
+from hil.controller.devices.board_client import BoardClient
+from hil.controller.storage import live
+from hil.errors import BoardError
+
+_JOIN_S = 2.0
+
+
+class WorkerLog:
+    """Follows the stderr of the programs that were loaded through one client, over one stream for all of them."""
+
+    def __init__(self, board: str, client: BoardClient) -> None:
+        self.client = client
+        self._board = board
+        self._lock = threading.Lock()
+        self._shown: dict[str, int] = {}  # program -> how many of its lines were shown
+        # Lines that came before it was known whose they are; a stream begins with those of other programs.
+        self._early: dict[str, list[str]] = defaultdict(list)
+        self._stream = client.follow_logs()
+        self._thread = threading.Thread(target=self._read, name="hil-worker-log", daemon=True)
+        self._thread.start()
+
+    def add(self, program_id: str) -> None:
+        """Show a program's lines from its first on."""
+        with self._lock:
+            self._shown[program_id] = 0
+            for text in self._early.pop(program_id, ()):
+                self._show(program_id, text)
+
+    def finish(self, program_id: str) -> None:
+        """Show what a program wrote and the stream has not brought yet; no more of it is shown."""
+        lines: list[str] = []
+        with contextlib.suppress(BoardError):
+            lines = self.client.logs(program_id)
+        with self._lock:
+            for text in lines[self._shown.get(program_id, 0) :]:
+                self._show(program_id, text)
+            self._shown.pop(program_id, None)
+
+    def close(self) -> None:
+        """End the stream."""
+        cancel = getattr(self._stream, "cancel", None)
+        if cancel is not None:
+            cancel()
+        self._thread.join(_JOIN_S)
+
+    def _read(self) -> None:
+        # Whoever runs the programs is told what becomes of the board.
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            for line in self._stream:
+                with self._lock:
+                    if line.program_id in self._shown:
+                        self._show(line.program_id, line.text)
+                    else:
+                        self._early[line.program_id].append(line.text)
+
+    def _show(self, program_id: str, text: str) -> None:
+        self._shown[program_id] += 1
+        live.show(self._board, text)
