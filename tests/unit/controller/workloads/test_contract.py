@@ -5,6 +5,8 @@ Each workload is entered by its library function. Boards, importers, compilers a
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
 import sys
@@ -700,6 +702,15 @@ def test_what_shows_a_compilers_death_again_is_where_the_record_says(
         assert told["detail"].startswith("phase: input\npass: CanonicalizerPass")
         script = Path(told["hint"].removeprefix("reproduce it: sh "))
         assert script.exists() and script.parts[-3:] == ("logs", "compile-failure", "reproduce.sh")
+
+
+def test_a_study_has_its_compilers_side_by_side(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    fake_boards.scripts[A] = {("run", "b"): RunFailed("no")}
+    by_study(tmp_path, ("one", "two"))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "study" / "matrix.csv").read_text())))
+    assert [(row["id"], row["differs"]) for row in rows] == [("a", "no"), ("b", "yes"), ("c", "no")]
+    assert sorted((rows[1]["one"], rows[1]["two"])) == ["PASS", "RUN_ERROR"]
+    assert (tmp_path / "study" / "junit.xml").exists()
 
 
 FLOWS = ("--hil-flow=onnxruntime", "--hil-flow=iree")
