@@ -112,7 +112,8 @@ Examples:
 def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **settings: Any) -> int:
     """Queue a job for each MODEL or BUNDLE, or a SUITE in as many jobs as its boards can share.
 
-    A SUITE is `operators`, `models`, or a folder of models; with --suite also a model. What the jobs need is uploaded,
+    A SUITE is `operators`, `models`, a folder of models, bundles, golden folders or flag files, or a file that brings
+    cases (.bpte, .flagfile): each case has its own result. With --suite also a model. What the jobs need is uploaded,
     once: this machine may be switched off then. Where --flow, --runtime, --select or --board repeat, each combination
     is a target with jobs of its own; with --wait they are shown side by side in the end.
     """

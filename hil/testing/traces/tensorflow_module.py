@@ -262,12 +262,12 @@ class Variables:
     def add(self, variables: Iterable[Any]) -> None:
         """Take in variables that a method uses, of which some may be older than the module: those keep their names."""
         for variable in variables:
-            if not any(variable is known for known in self._found.values()):
+            if not any(variable.handle is known.handle for known in self._found.values()):
                 self._found[_unique(_own_name(variable), self._found)] = variable
 
     def name(self, variable: Any) -> str:
         """Return what a variable that was found is called."""
-        return next(name for name, known in self._found.items() if known is variable)
+        return next(name for name, known in self._found.items() if known.handle is variable.handle)
 
     def name_of(self, item: Any) -> str:
         """Return what a captured variable is called, or a constant: by what it holds."""
