@@ -5,6 +5,8 @@ Each workload is entered by its library function. Boards, importers, compilers a
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
 import sys
@@ -667,6 +669,15 @@ def test_what_a_failing_case_left_is_where_its_record_says(
         assert list(folder.glob("outputs/*.npy")) and list(folder.glob("reference*/*.npy"))
         for report in place.glob("summary.md"):
             assert f"[outputs]({record['folder']}/outputs)" in report.read_text()
+
+
+def test_a_study_has_its_compilers_side_by_side(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    fake_boards.scripts[A] = {("run", "b"): RunFailed("no")}
+    by_study(tmp_path, ("one", "two"))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "study" / "matrix.csv").read_text())))
+    assert [(row["id"], row["differs"]) for row in rows] == [("a", "no"), ("b", "yes"), ("c", "no")]
+    assert sorted((rows[1]["one"], rows[1]["two"])) == ["PASS", "RUN_ERROR"]
+    assert (tmp_path / "study" / "junit.xml").exists()
 
 
 FLOWS = ("--hil-flow=onnxruntime", "--hil-flow=iree")
