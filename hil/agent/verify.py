@@ -19,7 +19,7 @@ from hil.agent.ipc import lay_out
 from hil.agent.machine import machine
 from hil.agent.supervisor import Supervisor, Worker
 from hil.bundles import Bundle, Method
-from hil.bundles.cases import BundledCase, check_loaded, untested
+from hil.bundles.cases import BundledCase, check_loaded, untested, with_cases
 from hil.bundles.signature import fingerprint, public_keys, verify
 from hil.compare.stats import summary
 from hil.compare.verdict import Verdict, compare
@@ -202,6 +202,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     options.add_argument("bundle", type=Path, metavar="BUNDLE", help="a .hilb file")
     options.add_argument("--method", action="append", default=[], metavar="M", help="only this entry point; repeats")
+    options.add_argument(
+        "--case", action="append", default=[], metavar="C", help="only this case: name or number; repeats"
+    )
     options.add_argument("--trusted-keys", type=Path, metavar="FILE", help="refuse what none of these keys has signed")
     options.add_argument("--device", default="", help="the runtime's device (default: its first)")
     options.add_argument("--timeout", type=float, default=60.0, metavar="S", help="limit of loading and of each case")
@@ -217,7 +220,9 @@ def _verify(options: argparse.Namespace) -> int:
         raise UsageError("--timeout must be above 0 seconds")
     bundle = Bundle.open(options.bundle)
     by = verify(bundle.head, public_keys(options.trusted_keys)) if options.trusted_keys else ""
-    methods = [bundle.method(name) for name in dict.fromkeys(options.method)] or list(bundle.methods)
+    methods = with_cases(
+        [bundle.method(name) for name in dict.fromkeys(options.method)] or bundle.methods, options.case
+    )
     settings = {"device": options.device, "timeout": options.timeout, "no_fallback": options.no_fallback}
     show = (lambda result: None) if options.as_json else (lambda result: print(_line(result), flush=True))
     results = verify_bundle(bundle, methods, **settings, watch=show)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from hil.core.results import Noise
 from hil.core.tensors import Array, TensorSpec, type_text
-from hil.errors import LoadFailed
+from hil.errors import LoadFailed, UsageError, one_of
 
 # By name, or in the method's order.
 Values: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
@@ -106,6 +106,40 @@ def _alike(one: TensorSpec, other: TensorSpec) -> bool:
         return False
     sizes = zip(one.shape, other.shape, strict=True)
     return all(a == b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
+
+
+def with_cases(methods: Sequence[Method], wanted: Sequence[str]) -> list[Method]:
+    """The methods that have one of these cases, each with those alone; of no cases, all methods as they are.
+
+    Args:
+        wanted: a case's name, or its number among its method's where none is called so, or ``METHOD/NAME``.
+
+    Raises:
+        UsageError: there is no such case.
+    """
+    if not wanted:
+        return list(methods)
+    kept: dict[str, set[str]] = {}
+    for one in wanted:
+        found = [
+            (method.name, case.name) for method in methods for case in method.cases if _is_called(one, method, case)
+        ]
+        if not found and one.isdecimal():
+            found = [(method.name, method.cases[int(one)].name) for method in methods if int(one) < len(method.cases)]
+        if not found:
+            names = [f"{method.name}/{case.name}" for method in methods for case in method.cases]
+            raise UsageError(f"there is no case {one!r}", hint=one_of(names, "one of "))
+        for name, case in found:
+            kept.setdefault(name, set()).add(case)
+    return [
+        replace(method, cases=tuple(case for case in method.cases if case.name in kept[method.name]))
+        for method in methods
+        if method.name in kept
+    ]
+
+
+def _is_called(name: str, method: Method, case: BundledCase) -> bool:
+    return name in (case.name, f"{method.name}/{case.name}")
 
 
 def untested(methods: Sequence[Method]) -> str:

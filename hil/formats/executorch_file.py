@@ -81,10 +81,10 @@ class Table:
     def _offset(self, field: int) -> int:
         return int(self._table.Offset(4 + 2 * field))
 
-    def number(self, field: int, kind: str) -> Any:
-        """A number: ``Int8``, ``Uint64``, ``Float64``, ``Bool`` ...; 0 by default."""
+    def number(self, field: int, kind: str, default: int = 0) -> Any:
+        """A number: ``Int8``, ``Uint64``, ``Float64``, ``Bool`` ...; ``default`` is the schema's."""
         offset, flags = self._offset(field), getattr(self._types, f"{kind}Flags")
-        return self._table.Get(flags, self._table.Pos + offset) if offset else flags.py_type(0)
+        return self._table.Get(flags, self._table.Pos + offset) if offset else flags.py_type(default)
 
     def text(self, field: int) -> str:
         """A string; "" by default."""

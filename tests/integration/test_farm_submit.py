@@ -61,6 +61,23 @@ def test_a_model_is_run_and_shown_and_what_it_made_is_fetched(call, tmp_path):
     assert call("logs", name, "-f").out.count("digits_cnn: PASS\n") == 1
 
 
+def test_options_that_repeat_are_targets_with_jobs_of_their_own(call, tmp_path):
+    sent = submitted(call, MODEL, "--runtime", "iree", "--runtime", "onnxruntime")["targets"]
+    assert [one["name"] for one in sent] == ["iree", "onnxruntime"]
+    for one in sent:
+        assert call("logs", one["submission"], "-f").code == 0
+    done = call("result", *(one["submission"] for one in sent), "--out", "both", "--json")
+    assert done.code == 0, done.err
+    (row,) = done.document["rows"]
+    assert (row["id"], row["differs"]) == ("digits_cnn", False)
+    assert [target["runtime"] for target in done.document["targets"]] == ["iree", "onnxruntime"]
+    assert (tmp_path / "both" / "matrix.html").exists()
+    flows = ("--flow", "iree", "--flow", "onnxruntime")
+    suite = call("submit", MODEL.parent, *flows, "--filter", "=digits_cnn_full_model", "--wait")
+    assert suite.code == 0, suite.err
+    assert "1 case on 2 targets, none differs" in suite.out
+
+
 def test_the_exit_code_is_the_job_s_own(call, tmp_path):
     np.save(tmp_path / "wrong.npy", np.zeros((1, 10), np.float32))
     wrong = call("submit", MODEL, "--expected", "wrong.npy", "--wait")

@@ -242,3 +242,28 @@ def test_thousands_of_cases_stay_quick_and_can_all_be_seen(page, tmp_path):
     assert min(page.run(timed) for _ in range(3)) < 3000
     page.click("#more button:last-child")
     assert len(shown(page)) == len(records)
+
+
+def test_a_single_cold_iteration_is_not_ranked(page, tmp_path):
+    cold = {"iterations": 1, "cold": True}
+    opened(page, tmp_path / "some", case("a", **cold), case("b", device_p50_ns=9e6))
+    (text,) = page.texts("#device-plot")
+    assert "1 of 1 case, each the median of 10 iterations" in text
+    assert "1 case was timed by 1 cold iteration and is not ranked" in text
+    opened(page, tmp_path / "all", case("a", **cold), case("b", **cold))
+    (text,) = page.texts("#device-plot")
+    assert text.startswith("every case was timed by 1 cold iteration") and "--iterations 20" in text
+
+
+def test_a_row_links_what_its_case_left(page, tmp_path):
+    (tmp_path / "run/cases/q/outputs").mkdir(parents=True)
+    (tmp_path / "ir/q").mkdir(parents=True)
+    other = {"against": "another", "outcome": "PASS", "outputs": [comparison()]}
+    record = case("q", "FAIL", left={"ir": "../ir/q"}, other_references=(other,), disagreement="this vs that")
+    opened(page, tmp_path / "run", record)
+    page.click(FIRST)
+    links = page.run(
+        "[...document.querySelectorAll('.detail dd a')].map(one => `${one.textContent} ${one.getAttribute('href')}`)"
+    )
+    assert links == ["cases/q ./cases/q", "outputs ./cases/q/outputs", "ir ./../ir/q"]
+    assert "Beside another reference: another" in page.texts(".detail")[0]

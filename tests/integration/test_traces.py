@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import jsonschema
 import numpy as np
 import pytest
+from referencing import Registry, Resource
 from support.models import DIGITS
 
 from hil.controller.pipeline.flagfiles import parse_flagfile
@@ -111,6 +114,15 @@ def python(place) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+def valid(document: Any, verb: str) -> None:
+    """Validate what a verb printed with --json."""
+    folder = Path(__file__).parents[2] / "docs"
+    schemas = [(path.name, json.loads(path.read_text())) for path in folder.glob("*.schema.json")]
+    registry = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in schemas)
+    schema = {"$ref": f"commands.schema.json#/$defs/{verb.replace(' ', '%20')}"}
+    jsonschema.Draft202012Validator(schema, registry=registry).validate(document)
+
+
 def split(module):
     module.twice(uniform([4]))
     found = module.split(ndarange([4], np.int32) - 1)
@@ -147,12 +159,12 @@ def test_a_trace_is_made_again_on_another_board_after_its_folder_was_moved(hil, 
     reference = trace.parents[2] / "iree-llvm-cpu_ref"
     assert hil("trace", "compare", again.document["id"], reference).code == 0
     compared = hil("trace", "compare", wrong.document["id"], reference, "--json")
-    assert compared.code == 1 and [one["outcome"] for one in compared.document["traces"][0]["calls"]] == [
-        "PASS",
-        "FAIL",
-    ]
+    (found,) = compared.document["traces"]
+    assert compared.code == 1 and [one["outcome"] for one in found["calls"]] == ["PASS", "FAIL"]
     shown = hil("trace", "show", trace, "--json")
-    assert shown.document["calls"][1]["program"]["function"] == "split" and shown.document["backend"] == "iree_llvmcpu"
+    assert shown.document["calls"][1]["program"]["function"] == "split"
+    for ended, verb in ((again, "run"), (compared, "compare"), (shown, "show")):
+        valid(ended.document, f"trace {verb}")
     done = subprocess.run(
         [own_tool("iree-run-module"), "--flagfile=flagfile"], cwd=trace, capture_output=True, text=True
     )

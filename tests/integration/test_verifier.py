@@ -34,8 +34,7 @@ pytest.importorskip("ziglang")
 pytestmark = pytest.mark.ci
 
 FUZZER = Path(__file__).parents[1] / "fuzzing" / "verifier.c"
-# It is built in a moment, for the system's own C library is not built first.
-HERE = f"{platform.machine()}-linux-gnu.2.17"
+HERE = verifiers.own_target()
 MLIR = """
 func.func @double(%x: tensor<2x3xf32>) -> tensor<2x3xf32> {
   %0 = arith.addf %x, %x : tensor<2x3xf32>

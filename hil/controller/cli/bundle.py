@@ -39,6 +39,9 @@ _sign = click.option("--sign", "key", type=FILE, metavar="KEY", help="Sign it wi
 
 _BUNDLE = click.argument("bundle", type=FILE)
 _method = click.option("--method", "methods", multiple=True, metavar="M", help="Only this entry point. Repeats.")
+_case = click.option(
+    "--case", "cases", multiple=True, metavar="C", help="Only this case: its name, its number, or METHOD/NAME. Repeats."
+)
 _key = click.option(
     "--key", type=FILE, metavar="PUB", help="Refuse a bundle that none of the ed25519 keys in this file has signed."
 )
@@ -211,13 +214,16 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 @_BUNDLE
 @target_options
 @_method
+@_case
 @_key
 @tolerance_options
 @iteration_options
 @limit_options
 @runs_option
 @json_option
-def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool, **settings: Any) -> int:
+def run(
+    bundle: Path, methods: tuple[str, ...], cases: tuple[str, ...], key: Path | None, as_json: bool, **settings: Any
+) -> int:
     """Run every case of a BUNDLE on a board, in one session, and compare with what is expected.
 
     Everything is stored as it comes, as `hil run` does, several boards or kinds of hardware as targets among it.
@@ -232,8 +238,8 @@ def run(bundle: Path, methods: tuple[str, ...], key: Path | None, as_json: bool,
         if len(targets) > 1:
             from hil.controller.workloads.matrix.workloads import bundle_matrix
 
-            return answer_matrix(as_json, *bundle_matrix(job, targets, methods, key, screen=screen))
-        record = run_bundle(job, methods, key, screen=screen)
+            return answer_matrix(as_json, *bundle_matrix(job, targets, methods, key, cases=cases, screen=screen))
+        record = run_bundle(job, methods, key, cases=cases, screen=screen)
     return answer(as_json, record, show=lambda: print_run(record))
 
 

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 # In seconds.
 UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 
-select_option = click.option(
-    "--select", "selector", default="", metavar="SELECTOR", help='What the board must be: "chip=a53, mem>=1GiB".'
+_WANTED = 'What the board must be: "chip=a53, mem>=1GiB"'
+select_option = click.option("--select", "selector", default="", metavar="SELECTOR", help=f"{_WANTED}.")
+# The same where each that is named is a target.
+selects_option = click.option(
+    "--select", "selector", multiple=True, metavar="SELECTOR", help=f"{_WANTED}; repeats: each is a target."
 )
 priority_option = click.option(
     "--priority",

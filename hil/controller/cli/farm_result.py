@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import click
 from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import connected
 from hil.controller.cli.options import FOLDER, json_option
-from hil.controller.cli.screen import Bars, answer, say
+from hil.controller.cli.screen import Bars, answer, answer_matrix, say
 from hil.controller.farm.messages import ENDED, JobState, Kind
 from hil.core.results import Timings, gravest
 from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
@@ -20,6 +20,7 @@ from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 if TYPE_CHECKING:
     from hil.controller.farm.client import FarmClient
     from hil.controller.farm.results import EndedJob
+    from hil.controller.farm.submitting import Submitted
     from hil.protocol.v1 import farm_pb2 as pb
 
 _job = click.argument("job", metavar="JOB")
@@ -44,17 +45,19 @@ def logs(job: str, live: bool, as_json: bool) -> int:
 
 
 @command(epilog="Example: hil farm result 17 --out hil-runs/from-farm")
-@_job
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--out", type=FOLDER, metavar="DIR", help="Fetch what it made.")
 @json_option
-def result(job: str, out: Path | None, as_json: bool) -> int:
-    """Show how a JOB ended; the exit code is its own.
+def result(jobs: tuple[str, ...], out: Path | None, as_json: bool) -> int:
+    """Show how a JOB ended; the exit code is its own. Several are shown side by side: a case a row, a JOB a column.
 
     With --out also what it made is fetched: the run's folder, as `hil run` makes it. A suite's parts become one suite
     run with all its reports, below hil-suites where --out says nothing.
     """
     with connected() as farm:
-        return _show(farm, job, out=out, as_json=as_json)
+        if len(jobs) > 1:
+            return _show_targets(farm, {job: job for job in jobs}, out=out, as_json=as_json)
+        return _show(farm, jobs[0], out=out, as_json=as_json)
 
 
 @command(epilog="Example: hil farm cancel 17")
@@ -82,6 +85,24 @@ def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bo
         say(f"job {submission} goes on: hil farm logs {submission} -f follows it, hil farm cancel {submission} ends it")
         raise
     return _show(farm, str(submission), out=None, as_json=as_json)
+
+
+def wait_for_targets(farm: FarmClient, sent: Mapping[str, Submitted], *, logs: bool, as_json: bool) -> int:
+    """Follow the jobs of all targets, and show side by side what they came to; errors are those of :func:`wait_for`."""
+    jobs = [job for one in sent.values() for job in one.jobs]
+    numbers = " ".join(str(one.submission) for one in sent.values())
+    try:
+        _follow(farm, jobs, None if as_json else say, logs=logs)
+    except (KeyboardInterrupt, FarmUnreachable, NoSuchBoard):
+        say(f"jobs {numbers} go on: hil farm result {numbers} shows them, when they have ended")
+        raise
+    return _show_targets(farm, {name: str(one.submission) for name, one in sent.items()}, out=None, as_json=as_json)
+
+
+def _show_targets(farm: FarmClient, names: Mapping[str, str], *, out: Path | None, as_json: bool) -> int:
+    from hil.controller.farm.results import fetch_targets
+
+    return answer_matrix(as_json, *fetch_targets(farm, names, out))
 
 
 def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] | None, *, logs: bool = True) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.farm_options import connected, priority_option, project_option, select_option
+from hil.controller.cli.farm_options import connected, priority_option, project_option, selects_option
 from hil.controller.cli.options import (
     FILE,
     flow_option,
@@ -17,10 +19,11 @@ from hil.controller.cli.options import (
     iteration_options,
     json_option,
     options,
-    program_options,
     reference_options,
     run_option,
     seconds,
+    split_targets,
+    target_program_options,
     tolerance_options,
 )
 from hil.controller.cli.screen import answer, say
@@ -29,9 +32,14 @@ from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.options import CaseSettings, Job, specs_of
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
+if TYPE_CHECKING:
+    from hil.controller.farm.submitting import Submitted
+
 schedule_options = options(
-    select_option,
-    click.option("--board", default="", metavar="NAME", help="This very board of the farm."),
+    selects_option,
+    click.option(
+        "--board", multiple=True, metavar="NAME", help="This very board of the farm; repeats: each is a target."
+    ),
     priority_option,
     click.option(
         "--timeout",
@@ -60,7 +68,7 @@ _bundle_options = options(
 )
 _suite_options = options(
     click.option("--suite", "as_suite", is_flag=True, help="A model's file is a suite: also every layer of it."),
-    flow_option("iree"),
+    flow_option("iree", repeats=True),
     case_options,
     click.option("--confirm", type=click.IntRange(min=0), default=0, metavar="N", help="Run a mismatch N more times."),
     click.option("--keep-all", is_flag=True, help="Keep the tensors of cases that passed as well."),
@@ -89,7 +97,7 @@ Examples:
 @click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE")
 @schedule_options
 @click.option("--wait", is_flag=True, help="Show what the jobs print until they end; the exit code is theirs.")
-@program_options
+@target_program_options
 @input_options
 @reference_options
 @tolerance_options
@@ -104,10 +112,12 @@ Examples:
 def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **settings: Any) -> int:
     """Queue a job for each MODEL or BUNDLE, or a SUITE in as many jobs as its boards can share.
 
-    A SUITE is `operators`, `models`, or a folder of models; with --suite also a model. What the jobs need is uploaded,
-    once: this machine may be switched off then.
+    A SUITE is `operators`, `models`, a folder of models, bundles, golden folders or flag files, or a file that brings
+    cases (.bpte, .flagfile): each case has its own result. With --suite also a model. What the jobs need is uploaded,
+    once: this machine may be switched off then. Where --flow, --runtime, --select or --board repeat, each combination
+    is a target with jobs of its own; with --wait they are shown side by side in the end.
     """
-    from hil.controller.cli.farm_result import wait_for
+    from hil.controller.cli.farm_result import wait_for, wait_for_targets
     from hil.controller.farm.submitting import kind_of
     from hil.controller.farm.submitting import submit as send
 
@@ -115,17 +125,32 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
         raise UsageError("nothing to run was named", hint="hil farm submit MODEL, or hil farm submit --help")
     kind = kind_of(words, suite=as_suite) if words else Kind.RUN
     _refuse_foreign(kind)
-    how = {name: settings.pop(name) for name in _SCHEDULE}
-    if how["timeout_s"] <= 0:
+    if settings["timeout_s"] <= 0:
         raise UsageError("--timeout must be above 0")
+    targets = split_targets(settings, "flow" if kind is Kind.SUITE else "runtime", "selector", "board")
+    settings |= {name: "".join(settings[name]) for name in ("flow", "runtime")}
+    logs = kind is not Kind.SUITE
     with connected() as farm:
-        load = _load(farm, kind, words, how, settings)
-        if not load.specs:
+        loads = []
+        for target in targets:
+            mine = {**settings, **target.options}
+            how = {name: mine.pop(name) for name in _SCHEDULE}
+            loads.append((_load(farm, kind, words, how, mine), how))
+        load, how = loads[0]
+        if not any(one.specs for one, _ in loads):
             say(f"hil: nothing to run: {words[0]} has no cases that the options choose")
             return EXIT_NOTHING_RAN
+        if len(targets) > 1:
+            sent = {
+                target.name: send(farm, replace(one, title=f"{one.title} {target.name}"), how, say=say)
+                for target, (one, how) in zip(targets, loads, strict=True)
+                if one.specs
+            }
+            if wait:
+                return wait_for_targets(farm, sent, logs=logs, as_json=as_json)
+            return _answer_targets(as_json, sent)
         done = send(farm, load, how, say=say)
         if wait:
-            logs = kind is not Kind.SUITE
             return wait_for(farm, done.submission, done.jobs, logs=logs, as_json=as_json)
     count = f" ({len(done.jobs)} jobs)" if len(done.jobs) > 1 else ""
     return answer(
@@ -133,6 +158,16 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
         {"submission": done.submission, "jobs": done.jobs, "uploaded_bytes": done.sent},
         f"{load.title} is job {done.submission}{count}: hil farm logs {done.submission} -f",
     )
+
+
+def _answer_targets(as_json: bool, sent: Mapping[str, Submitted]) -> int:
+    rows = [
+        {"name": name, "submission": one.submission, "jobs": one.jobs, "uploaded_bytes": one.sent}
+        for name, one in sent.items()
+    ]
+    every = " ".join(str(one.submission) for one in sent.values())
+    lines = [f"{name} is job {one.submission}" for name, one in sent.items()]
+    return answer(as_json, {"targets": rows}, *lines, f"side by side, when they have ended: hil farm result {every}")
 
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:

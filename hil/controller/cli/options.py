@@ -219,6 +219,16 @@ program_options = options(
     run_options("function", "dims", "compile_flags"),
 )
 model_options = options(program_options, cache_options)
+# The same where each runtime that is named is a target.
+target_program_options = options(
+    run_option(
+        "runtime",
+        multiple=True,
+        default=(),
+        help=f"{', '.join(RUNTIMES)}, ... (default: the board's); repeats: each is a target.",
+    ),
+    run_options("function", "dims", "compile_flags"),
+)
 runs_option = click.option("--out", type=FILE, metavar="DIR", help="Where runs are stored (default: hil-runs).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
 

@@ -175,3 +175,36 @@ def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_js
     described = [{"run": one.run, "model": one.model, "board": one.board} for one in found]
     document = {"profiles": described, "trace": trace, **asdict(cost)}
     answer(as_json, document, f"written: {trace}, {cost.events} events")
+
+
+@profile.command("import", epilog="Example: hil profile import run.etdp -o from-phone --model mobilenet --board phone")
+@click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where it goes.",
+)
+@click.option("--model", default="", metavar="NAME", help="What ran (default: the file's name).")
+@click.option("--board", default="elsewhere", show_default=True, metavar="NAME", help="Where it ran.")
+@click.option(
+    "--unit",
+    type=click.Choice(["ns", "us", "ms", "s"]),
+    default="ns",
+    show_default=True,
+    help="Of the times in the file, where the runtime was built with a clock of its own.",
+)
+@json_option
+def import_profile(file: Path, output: Path, model: str, board: str, unit: str, as_json: bool) -> None:
+    """Make a profile of an ETDump, which ExecuTorch's runtime wrote elsewhere: on a phone, say."""
+    from hil.controller.analysis.profile.collect import check_folder
+    from hil.controller.analysis.profile.etdump_profile import profile_of
+    from hil.controller.analysis.profile.store import write_profile
+
+    found = profile_of(file, model=model, board=board, unit=unit)
+    check_folder(output, "run")
+    write_profile(found, output)
+    document = {"profile": output, "model": found.model, "board": board, "rows": len(found.rows)}
+    answer(as_json, document, f"{output}: {len(found.rows)} rows; hil profile show {output}")

@@ -19,15 +19,13 @@ from hil.controller.cli.options import (
     profiled_counts,
     reference_options,
     refuse_beside_resume,
-    run_option,
-    run_options,
     runs_option,
     split_targets,
     target_options,
+    target_program_options,
     tolerance_options,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, print_cases
-from hil.core.runtimes import RUNTIMES
 
 
 @command(
@@ -38,13 +36,7 @@ Examples:
 )
 @click.argument("models", nargs=-1, type=FILE, metavar="MODEL...")
 @target_options
-@run_option(
-    "runtime",
-    multiple=True,
-    default=(),
-    help=f"{', '.join(RUNTIMES)}, ... (default: the board's); repeats: each is a target.",
-)
-@run_options("function", "dims", "compile_flags")
+@target_program_options
 @cache_options
 @input_options
 @reference_options

@@ -12,9 +12,12 @@ from typing import Any
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.job_files import typed_request
-from hil.controller.farm.messages import ENDED, JobResult, JobSpec
-from hil.controller.storage.runs import storing
+from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind
+from hil.controller.storage.runs import Run, storing
+from hil.controller.workloads.matrix.files import write_matrix, write_targets
+from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of, results_of_run
 from hil.controller.workloads.suites.reports import write_reports
+from hil.controller.workloads.suites.reports.results import load_run
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
 from hil.core.results import Outcome, exit_code_of
@@ -77,6 +80,71 @@ def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -
         cases = {at: digest for at, digest in one.result.files.items() if PurePosixPath(at).parts[0] == "cases"}
         _fetch(farm, cases, folder)
     return run
+
+
+def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) -> tuple[Path | None, MatrixReport]:
+    """What several submissions came to, side by side.
+
+    Args:
+        names: target -> its submission, or one of its jobs.
+        out: where what they made goes, a folder for each; None fetches suites alone, to a folder below ``hil-suites``.
+
+    Returns:
+        The folder, None where nothing was fetched, and the report.
+
+    Raises:
+        UsageError: there is no such job, one has not ended, or the folder is not empty.
+        FarmError: the store has their files no more.
+    """
+    every = {target: outcomes(farm, name) for target, name in names.items()}
+    suites = [ended[0].spec.options["typed"] for ended in every.values() if ended[0].spec.kind is Kind.SUITE]
+    if suites and len(suites) < len(every):
+        raise UsageError("suites and models are not put side by side", hint="name jobs of one kind")
+    folder = out or (default_folder(suites[0]["suite"], "matrix") if suites else None)
+    targets = []
+    for target, ended in every.items():
+        place = (folder or Path()) / target
+        if suites:
+            targets.append(TargetResults(target, load_run(fetch_suite(farm, ended, place).folder)))
+            continue
+        for one in ended if out else ():
+            fetch_run(farm, one, place if len(ended) == 1 else place / one.name)
+        targets.append(_side(target, ended, place))
+    named = (one["suite"] for one in suites) if suites else (one.run.suite for one in targets if one.run.suite)
+    title = ", ".join(dict.fromkeys(named)) or "farm"
+    report = MatrixReport(title, targets)
+    if suites and folder:
+        write_targets(folder, title, [target.name for target in targets])
+    elif folder:
+        write_matrix(report, folder)
+    return folder, report
+
+
+def _side(target: str, ended: Sequence[EndedJob], folder: Path) -> TargetResults:
+    """The jobs of a submission of models or bundles as one column."""
+    whole, error = nothing_of(folder), None
+    for one in ended:
+        if one.result.record.get("cases"):
+            run = results_of_run(Run(folder, dict(one.result.record)))
+            suite = ", ".join(filter(None, (whole.suite, run.suite)))
+            boards = tuple(dict.fromkeys((*whole.boards, *run.boards)))
+            records, missing = (*whole.records, *run.records), (*whole.missing, *run.missing)
+            interrupted = whole.interrupted or run.interrupted
+            runtime = run.runtime or whole.runtime
+            whole = replace(
+                whole,
+                suite=suite,
+                boards=boards,
+                runtime=runtime,
+                records=records,
+                missing=missing,
+                interrupted=interrupted,
+            )
+        else:
+            result = one.result
+            known = {"outcome": result.outcome, "message": f"job {one.name}: {result.reason or 'it came to no result'}"}
+            error = {**known, "hint": "", "exit_code": result.exit_code}
+    return TargetResults(target, whole, error)
 
 
 def _fetch(farm: FarmClient, files: Mapping[str, str], folder: Path) -> None:

@@ -72,7 +72,7 @@ class BackendRows:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Tell what was skipped: tests that passed elsewhere say nothing of it."""
         for reason, tests in self._missing.items():
-            terminalreporter.write_line(visible(f"hil: {reason} ({len(tests)} traces)"))
+            terminalreporter.write_line(visible(f"hil: {reason} ({len(tests)} trace{'s' if len(tests) > 1 else ''})"))
 
 
 def _reports(of: pytest.TestReport, row: dict[str, Any]) -> Iterator[pytest.TestReport]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,13 +54,19 @@ def expected(record: CaseRecord) -> str:
     return visible(f"{record.ended}: {expectation['reason']}{issue}")
 
 
-def commands(record: CaseRecord, here: Path) -> str:
-    """What repeats a failure, shows its difference, and where its tensors and logs are, as one types it ``here``."""
+def commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
+    """What repeats a failure, shows its difference, and where its tensors, logs and IR are, as one types it ``here``.
+
+    Args:
+        out: the folder that what the case left elsewhere is relative to.
+    """
     lines = [repeat(record.repeat)]
     if record.diff:
         lines.append(f"see the diff:  {_from(here, record.diff, record.folder)}")
     if record.folder and Path(record.folder).exists():
         lines.append(f"stored in:     {typed(here, record.folder)}")
+    for what, where in record.left.items():
+        lines.append(f"{what + ':':<14} {typed(here, os.path.normpath(out / where))}")
     return "\n".join(lines)
 
 

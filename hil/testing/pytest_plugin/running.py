@@ -184,7 +184,7 @@ class CaseRun:
         if self._case is None:
             return failure_text.repeat(self._repeat)
         record = self.record or self._recorded(self._case)
-        return failure_text.commands(record, self.plugin.config.invocation_params.dir)
+        return failure_text.commands(record, self.plugin.config.invocation_params.dir, self.hil_case.out)
 
     def end(self) -> None:
         """The test is over: its outcome and times go to whoever reads reports."""

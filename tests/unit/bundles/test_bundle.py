@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.bundle_files import X, Y, bundle, case, program
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.bundles.cases import with_cases
 from hil.controller.models.inputs import random_tensor
 from hil.core.results import Artifact
 from hil.core.tensors import DTYPES, TensorSpec, dtype_name
@@ -250,3 +251,17 @@ def test_executorchs_program_tells_all_its_methods_itself():
     with pytest.raises(UsageError, match="no method 'half'") as caught:
         Bundle.create(artifact, [MethodTestSuite("half", [])])
     assert "both, forward" in caught.value.hint
+
+
+def test_cases_are_chosen_by_name_by_number_and_with_their_method(tmp_path):
+    (method,) = bundle(tmp_path, case(name="1"), case(name="other"), case(name="last")).methods
+
+    def chosen(*wanted: str) -> list[str]:
+        return [one.name for found in with_cases([method], wanted) for one in found.cases]
+
+    assert chosen() == ["1", "other", "last"]
+    assert chosen("1") == ["1"]  # a name comes before a number
+    assert chosen("2", "f/other") == ["other", "last"]
+    for wrong in ("3", "g/other", "-1"):
+        with pytest.raises(UsageError, match="no case"):
+            chosen(wrong)

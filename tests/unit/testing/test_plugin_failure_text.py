@@ -37,3 +37,8 @@ def test_a_folder_with_a_space_in_its_name_can_be_typed(tmp_path: Path):
     record = CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", folder=str(tmp_path / "my out"), repeat="pytest")
     (tmp_path / "my out").mkdir()
     assert commands(record, tmp_path).splitlines()[-1] == "stored in:     'my out'"
+
+
+def test_the_compilers_ir_is_named_as_one_types_it(tmp_path: Path):
+    record = CaseRecord("m", "m", "s", "f", "iree", "FAIL", "FAIL", repeat="pytest", left={"ir": "../../ir/m"})
+    assert commands(record, tmp_path, tmp_path / "out/sim").splitlines()[-1] == "ir:            ir/m"

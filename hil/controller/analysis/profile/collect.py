@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hil.controller.analysis.profile.compile_time import profile_compile
 from hil.controller.analysis.profile.estimate import Estimate, Estimates, estimate
+from hil.controller.analysis.profile.etdump_profile import etdump_rows, read_events
 from hil.controller.analysis.profile.iree_profile import DISPATCH, IreeEvents, read_ireeprof
 from hil.controller.analysis.profile.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, write_csv
@@ -28,8 +29,9 @@ from hil.core.clock import ClockFit
 from hil.core.scratch import temporary_folder
 from hil.core.timeline import Call, OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError, UsageError
+from hil.formats import etdump
 
-IREE_FILE, ONNXRUNTIME_FILE = "profile.ireeprof", "onnxruntime.json"
+IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE = "profile.ireeprof", "onnxruntime.json", etdump.FILE
 RAW = "raw"
 COMPUTE, RUNTIME = "compute", "runtime"
 
@@ -54,7 +56,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
     with temporary_folder("hil-profile-") as place:
         raw, scratch = folder / RAW, Path(place)
         with storing(raw):
-            for name in (IREE_FILE, ONNXRUNTIME_FILE):  # those of an older profile
+            for name in (IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE):  # those of an older profile
                 (raw / name).unlink(missing_ok=True)
             for name, content in capture.taken.files.items() if capture.taken else ():
                 raw.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,8 @@ class _Reader:
 
     def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
         """Return the operations; append the counters in the runtime's files to ``samples``."""
-        for name, read in ((IREE_FILE, self._iree), (ONNXRUNTIME_FILE, self._onnxruntime)):
+        readers = ((IREE_FILE, self._iree), (ONNXRUNTIME_FILE, self._onnxruntime), (ETDUMP_FILE, self._etdump))
+        for name, read in readers:
             if name in self.taken.files:
                 return self._or_note("no profile of the operations", functools.partial(read, samples)) or iter(())
         names = ", ".join(self.taken.files) or "nothing"
@@ -132,6 +135,12 @@ class _Reader:
         self.notes.extend(events.notes)
         make = functools.partial(estimate, model, cache=cache, **self.how)
         return onnxruntime_rows(events, self._or_note("no estimates", make) or Estimates(), **self.labels)
+
+    def _etdump(self, samples: list[Sample]) -> Iterator[OpRow]:
+        taken = self.taken
+        events = read_events(self.raw / ETDUMP_FILE)
+        run, board = self.labels["run"], self.labels["board"]
+        return etdump_rows(events, run=run, board=board, clock=taken.clock_pairs, warmup=taken.warmup)
 
     def _or_note(self, without: str, make: Callable[[], Made]) -> Made | None:
         try:

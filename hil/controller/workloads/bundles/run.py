@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hil.bundles.cases import untested
+from hil.bundles.cases import untested, with_cases
 from hil.bundles.signature import sealed
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.pipeline.options import Job
@@ -27,6 +27,7 @@ def run_bundle(
     methods: tuple[str, ...],
     key: Path | None,
     *,
+    cases: tuple[str, ...] = (),
     run_id: str = "",
     screen: Progress,
     isolated: Isolated | None = None,
@@ -36,7 +37,7 @@ def run_bundle(
 
     Args:
         job: the board and how to run; its one model is the bundle's file. Tolerances go before the cases' own.
-        methods: those to run; none are all.
+        methods, cases: those to run (:func:`hil.bundles.cases.with_cases`); none are all.
         key: as :func:`open_bundle` takes it.
         run_id, isolated, choice: as :func:`hil.controller.workloads.run_job.run_job` takes them.
 
@@ -49,7 +50,7 @@ def run_bundle(
     """
     (path,) = job.models
     bundle = open_bundle(path, key)
-    chosen = [bundle.method(name) for name in dict.fromkeys(methods)] or list(bundle.methods)
+    chosen = with_cases([bundle.method(name) for name in dict.fromkeys(methods)] or bundle.methods, cases)
     job = replace(job, runtime=bundle.program.runtime)
     choice = choice or choice_of(job)
     if missing := untested(chosen):
@@ -58,15 +59,15 @@ def run_bundle(
         place = Path(folder)
         (place / "program").mkdir()
         artifact = sealed(bundle.extract(place / "program"), bundle.head, place)
-        cases = [
+        runs = [
             ProgramCase(path, bundle.digest, method, given, artifact).begin(job.options(), Path())
             for method in chosen
             for given in method.cases
         ]
-        names = numbered([safe_name(case.name) for case in cases], alike=str.casefold)
-        cases = [replace(case, name=name) for case, name in zip(cases, names, strict=True)]
+        names = numbered([safe_name(case.name) for case in runs], alike=str.casefold)
+        runs = [replace(case, name=name) for case, name in zip(runs, names, strict=True)]
         run = RunStore(job.out).create(path.stem, jsonable(asdict(job)), run_id)
-        if not cases:
+        if not runs:
             run.record.update(exit_code=EXIT_NOTHING_RAN, finished=True)
             run.save()
             return {**run.record, "folder": str(run.folder)}
@@ -74,7 +75,7 @@ def run_bundle(
             run,
             job,
             choice,
-            cases,
+            runs,
             RunContext(Cache(), workers),
             screen,
             runtime=job.runtime,

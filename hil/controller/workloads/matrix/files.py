@@ -197,7 +197,8 @@ def _brief(cell: Cell) -> str:
     record = cell.record
     if record is None or record.device_p50_ns is None:
         return cell.word
-    return f"{cell.word} {seconds(record.device_p50_ns / 1e9)}{' cold' if record.cold else ''}"
+    how = " cold" if record.cold else f" ({record.iterations})"
+    return f"{cell.word} {seconds(record.device_p50_ns / 1e9)}{how}"
 
 
 def _why(cell: Cell) -> str:

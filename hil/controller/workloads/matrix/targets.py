@@ -13,7 +13,15 @@ from hil.core.text import numbered
 from hil.errors import UsageError
 
 # Field of a request -> its option. A target is called after their values in this order.
-AXES = MappingProxyType({"flow": "--flow", "runtime": "--runtime", "board": "--board", "hw_type": "--runtime-hw-type"})
+AXES = MappingProxyType(
+    {
+        "flow": "--flow",
+        "runtime": "--runtime",
+        "selector": "--select",
+        "board": "--board",
+        "hw_type": "--runtime-hw-type",
+    }
+)
 
 
 @dataclass(frozen=True)

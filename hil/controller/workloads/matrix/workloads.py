@@ -104,7 +104,13 @@ def _run_jobs(matrix: Matrix, screen: run_context.Progress) -> Done:
 
 
 def bundle_matrix(
-    job: Job, targets: Sequence[Target], methods: tuple[str, ...], key: Path | None, *, screen: run_context.Progress
+    job: Job,
+    targets: Sequence[Target],
+    methods: tuple[str, ...],
+    key: Path | None,
+    *,
+    cases: tuple[str, ...] = (),
+    screen: run_context.Progress,
 ) -> Done:
     """Run a bundle on every target, as :func:`job_matrix`."""
     matrix = _created("bundle", job, targets, "")
@@ -112,7 +118,8 @@ def bundle_matrix(
 
         def run(target: Target, folder: Path) -> dict[str, Any]:
             mine = _job_of(matrix, target)
-            return run_bundle(mine, methods, key, run_id=target.name, screen=screen, isolated=workers())
+            settings: dict[str, Any] = {"run_id": target.name, "screen": screen, "isolated": workers()}
+            return run_bundle(mine, methods, key, cases=cases, **settings)
 
         return matrix.folder, matrix.run(_reached(run), say=screen.note)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hil.controller.pipeline.record import verdict_record
 from hil.controller.storage.runs import RunStore
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
 from hil.controller.workloads.traces.trace import Trace, arrays_in
@@ -68,7 +69,7 @@ class TraceComparison:
                 "method": one.method,
                 "outcome": one.outcome.value,
                 "reason": one.reason,
-                "outputs": [output.record() for output in one.outputs],
+                "verdict": None if one.verdict is None else verdict_record(one.verdict),
             }
             for one in self.calls
         ]
@@ -78,7 +79,8 @@ class TraceComparison:
     def lines(self) -> list[str]:
         """For people: the outcome, then every call, of one that agrees a line."""
         head = f"{self.outcome.value}  {self.name}"
-        lines = [f"{head}  {self.reason}" if self.reason else f"{head}  {len(self.calls)} calls agree"]
+        agree = "1 call agrees" if len(self.calls) == 1 else f"{len(self.calls)} calls agree"
+        lines = [f"{head}  {self.reason or agree}"]
         return [*lines, *(f"  {line}" for call in self.calls for line in call.lines(failed_only=True))]
 
 

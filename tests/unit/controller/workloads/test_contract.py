@@ -24,7 +24,8 @@ from hil.controller.analysis.bisect import find as bisection
 from hil.controller.backends import compilers, references
 from hil.controller.farm import submitting
 from hil.controller.farm.host import job_attempt
-from hil.controller.farm.messages import JobSpec
+from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
+from hil.controller.farm.results import fetch_targets
 from hil.controller.models import importers
 from hil.controller.pipeline.options import CaseSettings, Job, Options, flag_of, specs_of
 from hil.controller.storage import isolated as isolated_module
@@ -49,6 +50,7 @@ from hil.controller.workloads.study.toolchains import Making, Program, Way
 from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Request, Settings
 from hil.core.results import Artifact, Model, RunResult
+from hil.core.text import jsonable
 from hil.errors import (
     EXIT_BOARD,
     EXIT_INTERRUPTED,
@@ -543,6 +545,19 @@ def matrix_of_pytest(place: Path) -> MatrixReport:
     return load_matrix(place / "out" / "models")
 
 
+def matrix_of_farm(place: Path) -> MatrixReport:
+    spec = JobSpec(Kind.RUN, {}).to_json()
+    rows = {}
+    for board in (A, B):
+        job = Job(models=models(place / "models"), board=board, runtime="onnxruntime", out=place / "runs")
+        record = run_job(job, screen=Quiet())
+        ended = JobResult(int(record["exit_code"]), str(record["outcome"]), record=jsonable(record)).to_json()
+        rows[board] = [{"name": "1", "state": JobState.DONE.value, "spec": spec, **ended}]
+    farm = SimpleNamespace(ask=lambda verb, name, specs: rows[name])
+    _, report = fetch_targets(farm, {target.name: target.options["board"] for target in BOTH}, None)
+    return report
+
+
 MATRICES = {"run": matrix_of_run, "bundle run": matrix_of_bundle, "suite": matrix_of_suite}
 
 
@@ -553,7 +568,11 @@ def marked(report: MatrixReport) -> dict[str, list[str]]:
     return rows
 
 
-@pytest.mark.parametrize(("workload", "make"), [*MATRICES.items(), ("pytest", matrix_of_pytest)], indirect=["workload"])
+@pytest.mark.parametrize(
+    ("workload", "make"),
+    [*MATRICES.items(), ("pytest", matrix_of_pytest), ("run", matrix_of_farm)],
+    indirect=["workload"],
+)
 def test_a_matrix_has_a_case_a_row_and_a_target_a_column(
     fake_boards: FakeBoards, workload: Workload, make: Callable[[Path], MatrixReport], tmp_path: Path
 ) -> None:

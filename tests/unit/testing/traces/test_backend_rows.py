@@ -37,7 +37,7 @@ def test_each_backend_has_a_row(pytester: pytest.Pytester, words: tuple[str, ...
     pytester.makepyfile(TESTS)
     done = pytester.runpytest("--junitxml=found.xml", "-p", "no:cacheprovider", *words)
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["hil: SKIP: no cuda device (1 traces)"])
+    done.stdout.fnmatch_lines(["hil: SKIP: no cuda device (1 trace)"])
     cases = {case.get("name"): case for case in ElementTree.parse(pytester.path / "found.xml").iter("testcase")}
     rows = {name: [child.tag for child in case] for name, case in cases.items()}
     assert rows == {

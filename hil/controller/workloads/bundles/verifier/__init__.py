@@ -25,9 +25,9 @@ _ERROR = re.compile(r"(?:error: |undefined symbol: )(?P<what>.*)")
 
 
 def own_target() -> str:
-    """The target of this machine, as Zig calls it; linked with musl, a program needs nothing of the system."""
+    """The target of this machine, as Zig calls it."""
     machine = platform.machine().lower()
-    return f"{_ARCH.get(machine, machine)}-linux-musl"
+    return f"{_ARCH.get(machine, machine)}-linux-{'gnu' if platform.libc_ver()[0] == 'glibc' else 'musl'}"
 
 
 def build_verifier(
@@ -36,7 +36,7 @@ def build_verifier(
     """Build the verifier; returns the target that it is for.
 
     Args:
-        target: as Zig calls it, ``aarch64-linux-musl``; "" is this machine.
+        target: as Zig calls it; "" is this machine. With musl (``aarch64-linux-musl``) it needs nothing of the board.
         runtime: the source, C or C++, of what runs programs, with the functions of ``runtime.h``.
         arguments: for the compiler and the linker: libraries, folders of headers.
 

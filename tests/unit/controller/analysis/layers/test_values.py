@@ -155,6 +155,17 @@ def test_onnx_own_evaluator_answers_where_onnxruntime_cannot(
     assert dtype_name(found["m"].dtype) == "bfloat16"
 
 
+def test_the_reference_that_is_named_computes_the_values(
+    imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
+) -> None:
+    model = imported(residual_cnn())
+    found = activations(model, inputs_of(model), references=["onnx-reference"], **settings)
+    assert found.source.startswith("onnx-reference") and not found.refused
+    with pytest.raises(UsageError, match="iree-llvm-cpu does not show the values inside") as caught:
+        activations(model, inputs_of(model), references=["iree-llvm-cpu"], **settings)
+    assert caught.value.hint == "one of onnxruntime, onnx-reference"
+
+
 def test_the_models_own_outputs_are_told_from_the_rest(
     imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
 ) -> None:
