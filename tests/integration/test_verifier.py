@@ -28,11 +28,13 @@ from hil.core.npy import save_npy
 from hil.core.results import Artifact, Noise
 from hil.core.tensors import DTYPES, NUMPY_DTYPES, SUB_BYTE_BITS, dtype_name, dtype_of, pack, spec_of, to_bytes
 from hil.errors import UsageError
+from hil.formats.executorch_file import mapped, read_cases, read_methods
 from hil.formats.iree_command import RUN_TOOL, own_tool
 
 pytest.importorskip("ziglang")
 pytestmark = pytest.mark.ci
 
+EXECUTORCH = Path(__file__).parents[1] / "unit" / "executorch_files"
 FUZZER = Path(__file__).parents[1] / "fuzzing" / "verifier.c"
 HERE = verifiers.own_target()
 MLIR = """
@@ -370,6 +372,41 @@ def fake(folder: Path) -> Artifact:
     return Artifact("none", "none.bin", {"none.bin": folder / "none.bin"}, {}, "m0", "nobody")
 
 
+# ---- ExecuTorch's bundled programs
+
+
+@pytest.mark.parametrize("name", ["mixed", "methods"])
+def test_a_bundled_program_is_read_and_judged_as_hil_does(verify, tmp_path, name):
+    """The runner is a script, with the flags of ExecuTorch's own, that gives answers known beforehand."""
+    path = EXECUTORCH / f"{name}.bpte"
+    data = mapped(path)
+    methods, cases = read_methods(data), read_cases(data)
+    script = tmp_path / "executor_runner"
+    script.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/called\nfor word; do case $word in\n--output_file=*) out=${{word#*=}} ;;\n'
+        f"--method_name=*) method=${{word#*=}} ;;\nesac; done\ncp {tmp_path}/${{method:-forward}}/* $(dirname $out)/\n"
+    )
+    script.chmod(0o755)
+    for method, given in cases.items():
+        (tmp_path / method).mkdir()
+        for place, array in enumerate(given[0].expected_outputs):
+            (tmp_path / method / f"o-{place}.bin").write_bytes(np.ascontiguousarray(array).tobytes())
+    code, out, err = verify("--case", "0", path, script)
+    assert code == 0 and out.count("PASS") == len(cases), out + err
+    called = (tmp_path / "called").read_text().splitlines()
+    inputs = len(methods["forward"].inputs)
+    line = next(one for one in called if "--method_name" not in one)
+    assert "/program/program.pte " in line and line.split("--inputs=")[1].split()[0].count(",") == inputs - 1
+    wrong = np.array(cases["forward"][0].expected_outputs[0])
+    wrong.flat[1] += 0.5
+    (tmp_path / "forward" / "o-0.bin").write_bytes(wrong.tobytes())
+    code, out, _ = verify("--method", "forward", "--case", "0", path, script)
+    assert code == 1 and "1 of 6 values out of tolerance (rtol " in out and "first and worst at [0, 1]: " in out, out
+    (tmp_path / "forward" / "o-0.bin").write_bytes(wrong.tobytes()[:-4])
+    code, out, _ = verify("--method", "forward", "--case", "0", path, script)
+    assert code == 1 and "has 20 bytes, what is expected has 24" in out
+
+
 # ---- bad files
 
 
@@ -388,6 +425,14 @@ def fuzzer(tmp_path_factory) -> Path:
         [*verifiers.FLAGS, *safe, f"-I{verifiers.SOURCES}", *map(str, parts), str(FUZZER), "-lm", "-o", str(path)], HERE
     )
     return path
+
+
+@pytest.mark.parametrize("name", ["mixed.bpte", "methods.bpte"])
+def test_no_mutated_bundled_program_crashes_it(fuzzer, name):
+    seed = random.randrange(1 << 31)
+    ended = subprocess.run([fuzzer, EXECUTORCH / name, str(seed), "20000"], capture_output=True, text=True)
+    assert ended.returncode == 0, f"seed {seed}: {ended}"
+    assert int(ended.stdout.split()[2]) > 20
 
 
 def test_no_mutated_file_crashes_it(fuzzer, tmp_path):

@@ -90,6 +90,22 @@ class Classifier(tf.Module):
         return loss, logits
 
 
+class ByHandles(tf.Module):
+    """A step whose optimizer, one of TensorFlow 1, knows the variables by their handles alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = tf.Variable(tf.random.normal([4, 3]), name="weights")
+        self.optimizer = tf.compat.v1.train.AdamOptimizer(0.01)
+
+    @tf.function(input_signature=[tf.TensorSpec([8, 4])])
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x, self.weights) ** 2)
+        self.optimizer.apply_gradients([(tape.gradient(loss, self.weights), self.weights)])
+        return loss
+
+
 class Scaled(tf.Module):
     """Weights that nothing assigns, and variables that methods with and without a signature assign."""
 

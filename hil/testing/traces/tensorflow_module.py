@@ -28,6 +28,9 @@ from hil.testing.traces.runners import Answer, Called, Inputs, Runner, content_n
 from hil.testing.traces.target import Target
 from hil.testing.traces.tensorflow_programs import Programs, call_key, same_array
 
+# Methods of Keras models that are no functions of tensors.
+_LOOPS = ("predict", "fit", "evaluate")
+
 
 class TfSubject:
     """A module class, whose methods are ``exported_names``, or every public ``tf.function``.
@@ -72,6 +75,11 @@ class TfSubject:
                 raise UsageError(
                     f"{self.name} has no method {name!r}, which exported_names names",
                     hint=f"{did_you_mean(name, found)}its functions are {', '.join(found) or 'none'}",
+                )
+            if name in _LOOPS and str(getattr(getattr(module, name), "__module__", "")).startswith("keras."):
+                raise UsageError(
+                    f"{self.name}.{name} is Keras's own loop over batches, in Python, and no function of tensors",
+                    hint="export what it calls, exported_names=['call'], or a tf.function of your own",
                 )
         return module
 
@@ -262,12 +270,12 @@ class Variables:
     def add(self, variables: Iterable[Any]) -> None:
         """Take in variables that a method uses, of which some may be older than the module: those keep their names."""
         for variable in variables:
-            if not any(variable is known for known in self._found.values()):
+            if not any(variable.handle is known.handle for known in self._found.values()):
                 self._found[_unique(_own_name(variable), self._found)] = variable
 
     def name(self, variable: Any) -> str:
         """Return what a variable that was found is called."""
-        return next(name for name, known in self._found.items() if known is variable)
+        return next(name for name, known in self._found.items() if known.handle is variable.handle)
 
     def name_of(self, item: Any) -> str:
         """Return what a captured variable is called, or a constant: by what it holds."""

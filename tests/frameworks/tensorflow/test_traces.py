@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.traced_modules import (
+    ByHandles,
     Classifier,
     Counter,
     Edges,
@@ -178,6 +179,17 @@ def test_training_steps_carry_the_weights_from_call_to_call():
     assert result.outcome is Outcome.PASS, result.lines()
     losses = [call.outputs[0] for call in Trace.load(result.folder).calls]
     assert len(losses) == 3 and len({loss.item() for loss in losses}) == 3
+
+
+def test_variables_that_are_reached_through_their_handles_alone_are_compared_by_their_names():
+    def steps(module):
+        for _ in range(2):
+            module.step(uniform([8, 4]), rtol=1e-5)
+
+    [result] = compare_backends(steps, ByHandles)
+    assert result.outcome is Outcome.PASS, result.lines()
+    names = {output.name.removeprefix("variable ") for output in result.comparisons[1].outputs} - {"0"}
+    assert names == {"weights", "weights/Adam", "weights/Adam_1", "beta1_power", "beta2_power"}
 
 
 def test_what_no_method_assigns_is_a_constant_of_the_program(place):
@@ -477,6 +489,20 @@ def test_expected_failures_are_foreseen_by_backend(place):
     strict = python("test_simple.py", *words)
     assert strict.returncode == 1
     assert "iree_llvmcpu: XPASS" in strict.stderr and "board:faulty.toml: FAIL" in strict.stderr
+
+
+def test_a_keras_model_s_predict_points_to_what_it_calls():
+    def make():
+        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(2)])
+
+    def called(module):
+        module.call(uniform([1, 4]), rtol=1e-5)
+
+    with pytest.raises(UsageError, match="loop over batches") as refused:
+        compare_backends(called, make, exported_names=["predict"])
+    assert "exported_names=['call']" in refused.value.hint
+    [result] = compare_backends(called, make, exported_names=["call"])
+    assert result.outcome is Outcome.PASS, result.lines()
 
 
 def test_what_cannot_be_is_refused():

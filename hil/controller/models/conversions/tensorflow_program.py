@@ -13,6 +13,7 @@ import numpy as np
 
 from hil.controller.models.compiling import entering, native_compiler
 from hil.controller.models.conversions.batch_norm import expand_batch_norm_grad
+from hil.controller.models.conversions.loops import INLINE, unroll
 from hil.controller.models.importers.mlir import function_in
 from hil.controller.models.tensorflow.graphs import converter_text, error_text
 from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
@@ -67,8 +68,9 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
 
 # IREE 3.13's compiler lays out what the body of a loop takes as what its condition takes. Its own clean-ups may have
 # left the two different (of the last step of an LSTM, say): it reads past a list then, and dies or makes a program that
-# is wrong. Such loops become branches; not all, for its runtime fails at some branches (two variables that change
-# places) that are fine as loops.
+# is wrong. The steps of such loops are written out where their number can be told. Others become branches; not all, for
+# values that go round through branches (two variables that change places, an RNN's states) are at times overwritten
+# before they are read, from run to run of one program, which are fine as loops.
 _BRANCHES = "builtin.module(func.func(iree-stablehlo-legalize-control-flow,iree-top-level-scf-to-cfg))"
 _LOOP = re.compile(r"\bstablehlo\.while\b")
 _PROBE = (
@@ -80,7 +82,7 @@ _INNER = f".{ENTRY}"
 
 
 def prepare(mlir: str) -> str:
-    """A module that IREE compiles, as text with locations: loops that it would compile wrongly have become branches.
+    """A module that IREE compiles, as text with locations: loops that it would compile wrongly are there no more.
 
     Raises:
         CompileFailed: it does not parse, for it holds what is no StableHLO.
@@ -117,9 +119,13 @@ def lowered_module(
             elif name != ENTRY:
                 _rename(module, function_in(module, ENTRY), name)
         if _LOOP.search(mlir) and _is_miscompiled(module):
-            print("iree-compile cannot take the loops as they are: they are made branches", flush=True)
-            with context:
-                passmanager.PassManager.parse(_BRANCHES).run(module.operation)
+            print("iree-compile cannot take the loops as they are: their steps are written out", flush=True)
+            with context, ir.Location.unknown():
+                passmanager.PassManager.parse(INLINE).run(module.operation)
+                unroll(module)
+                if "stablehlo.while" in str(module) and _is_miscompiled(module):
+                    print("iree-compile cannot take the loops that are left either: they are made branches", flush=True)
+                    passmanager.PassManager.parse(_BRANCHES).run(module.operation)
     except ir.MLIRError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:] if line.strip()]
         raise CompileFailed(

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from hil.controller.storage.texts import unique_name
+from hil.core.tensors import Array
 from hil.errors import CompileFailed
 
 Structure = Any
@@ -107,6 +108,50 @@ def assigned(concrete: Any) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, eq=False)
+class HandledVariable:
+    """A variable of which a function captured the handle alone, as TensorFlow 1's optimizers and raw operations do."""
+
+    handle: Any
+    name: str
+    dtype: Any
+    shape: Any
+
+    @classmethod
+    def of(cls, tensor: Any) -> Any:
+        """The variable that a tensor is the handle of; the tensor itself where it is none of a variable's."""
+        import tensorflow as tf
+
+        data = getattr(tensor, "_handle_data", None) if tensor.dtype.name == "resource" else None
+        kinds = list(data.shape_and_type) if data is not None else []
+        if len(kinds) != 1:
+            return tensor
+        return cls(tensor, "variable", tf.as_dtype(kinds[0].dtype), tf.TensorShape(kinds[0].shape))
+
+    def read_value(self) -> Any:
+        """What it holds."""
+        import tensorflow as tf
+
+        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+
+    def numpy(self) -> Array:
+        """What it holds, as an array."""
+        array: Array = self.read_value().numpy()
+        return array
+
+    def assign(self, value: Any) -> None:
+        """Have it hold something else."""
+        import tensorflow as tf
+
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
+
+    def is_initialized(self) -> bool:
+        """Whether it holds anything."""
+        import tensorflow as tf
+
+        return bool(tf.raw_ops.VarIsInitializedOp(resource=self.handle))
+
+
 def is_variable(item: Any) -> bool:
     """Whether what a function captured is a variable rather than a tensor."""
     return hasattr(item, "handle")
@@ -157,7 +202,7 @@ class HandleGraph:
 def _captures(concrete: Any) -> list[tuple[str, Any]]:
     """Name and variable, or else the tensor itself, of all that a function captured."""
     variables = {id(variable.handle): variable for variable in concrete.graph.variables}
-    items = [variables.get(id(tensor), tensor) for tensor in concrete.captured_inputs]
+    items = [variables.get(id(tensor), HandledVariable.of(tensor)) for tensor in concrete.captured_inputs]
     taken: set[str] = set()
     return [(unique_name(_name(item), taken), item) for item in items]
 

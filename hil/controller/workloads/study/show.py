@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
 from hil.controller.storage.texts import table
+from hil.controller.workloads.matrix.files import write_matrix
+from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
 from hil.controller.workloads.study.record import FAILED, PASSED, Row, StageResult
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
 from hil.controller.workloads.suites.reports.summary import markdown_table
 from hil.controller.workloads.suites.reports.tables import csv_text
+from hil.controller.workloads.suites.store import CaseRecord
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,8 +86,42 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*markdown_table(list(lines[0]), texts), *([""] if failed else []), *failed, ""])
 
 
+def side_by_side(rows: Sequence[Row], folder: Path) -> MatrixReport:
+    """The experiments as rows and the compilers as columns, as every workload's targets are shown."""
+    targets = []
+    for way in dict.fromkeys(row.way for row in rows):
+        mine = [row for row in rows if row.way == way]
+        records = tuple(_record(row) for row in mine if row.outcome is not None)
+        missing = tuple(row.experiment.name for row in mine if row.outcome is None)
+        targets.append(TargetResults(way, replace(nothing_of(folder), flow=way, records=records, missing=missing)))
+    return MatrixReport("study", targets)
+
+
+def _record(row: Row) -> CaseRecord:
+    failed, outcome = row.failed, str(row.outcome and row.outcome.value)
+    worst = row.worst
+    return CaseRecord(
+        id=row.experiment.name,
+        model=row.experiment.name,
+        suite="study",
+        flow=row.way,
+        runtime="",
+        outcome=outcome,
+        ended=outcome,
+        stage=failed.name if failed else "",
+        message=failed.message if failed else "",
+        detail=row.detail,
+        timings={stage.name: stage.seconds for stage in row.stages},
+        artifact_bytes=row.size,
+        outputs=({"name": worst.get("of"), "passed": failed is None, "max_abs": worst.get("max_abs")},)
+        if worst
+        else (),
+    )
+
+
 def write_tables(rows: Sequence[Row], folder: Path) -> None:
-    """Write the table as CSV (with every stage's seconds and message) and as Markdown."""
+    """Write the table as CSV (with every stage's seconds and message) and Markdown, and the compilers side by side."""
+    write_matrix(side_by_side(rows, folder), folder)
     (folder / MARKDOWN).write_text(markdown(rows))
     lines = []
     for row in rows:

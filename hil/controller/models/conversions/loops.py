@@ -1,0 +1,158 @@
+"""Loops of StableHLO that take a number of steps which their text tells, such as an RNN's, step by step.
+
+IREE is in trouble with loops of many values: see :mod:`hil.controller.models.conversions.tensorflow_program`. Without
+one it is not, nor does the host wait for a condition after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from hil.core.tensors import Array
+
+# What a module may become: a loop that would be more operations stays one.
+MOST_OPERATIONS = 20_000
+_MOST_STEPS = 10_000
+# Calls in a loop are in the way of counting its steps.
+INLINE = "builtin.module(inline,canonicalize,cse,symbol-dce)"
+
+_COMPARED: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
+)
+_COMPUTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "stablehlo.add": np.add,
+        "stablehlo.subtract": np.subtract,
+        "stablehlo.multiply": np.multiply,
+        "stablehlo.minimum": np.minimum,
+        "stablehlo.maximum": np.maximum,
+        "stablehlo.and": np.bitwise_and,
+        "stablehlo.or": np.bitwise_or,
+        "stablehlo.not": np.invert,
+        "stablehlo.select": np.where,
+        "stablehlo.reshape": np.asarray,
+    }
+)
+# A number that a loop counts with; None is one that only running it tells.
+Known = Array | None
+
+
+def unroll(module: Any) -> None:
+    """Put the steps of each loop whose number can be told, inner loops first, in the loop's place."""
+    for loop in list(_loops(module.operation)):
+        try:
+            steps = _steps(loop)
+        except RecursionError:  # it begins where thousands of steps written out end
+            steps = None
+        size = sum(1 for _ in _nested(loop.regions[1]))
+        if steps is not None and steps * size <= MOST_OPERATIONS:
+            _write_out(loop, steps)
+
+
+def _loops(operation: Any) -> Iterator[Any]:
+    """The loops in an operation, inner ones first."""
+    for region in operation.regions:
+        for inner in _nested(region, deep=False):
+            yield from _loops(inner)
+            if inner.name == "stablehlo.while":
+                yield inner
+
+
+def _nested(region: Any, *, deep: bool = True) -> Iterator[Any]:
+    for block in region:
+        for inner in block:
+            yield inner.operation
+            if deep:
+                for below in inner.operation.regions:
+                    yield from _nested(below)
+
+
+def _steps(loop: Any) -> int | None:
+    """How many steps a loop takes; None where that cannot be told, or it takes more than anybody wants to see."""
+    condition, body = (region.blocks[0] for region in loop.regions)
+    state = [_value(operand, {}) for operand in loop.operands]
+    for steps in range(_MOST_STEPS):
+        [goes_on] = _run(condition, state)
+        if goes_on is None:
+            return None
+        if not goes_on:
+            return steps
+        state = _run(body, state)
+    return None
+
+
+def _run(block: Any, state: list[Known]) -> list[Known]:
+    """What a block returns of the numbers that are known."""
+    known = dict(zip(block.arguments, state, strict=True))
+    *_, end = block
+    return [_value(operand, known) for operand in end.operation.operands]
+
+
+def _value(value: Any, known: dict[Any, Known]) -> Known:
+    """A scalar's value, by what computes it; those that were found are added to ``known``."""
+    from iree.compiler import ir
+
+    if value in known:
+        return known[value]
+    known[value] = None
+    if str(value.type) in _DTYPES and isinstance(value.owner, (ir.Operation, ir.OpView)):
+        known[value] = _computed(value.owner.operation, known)
+    return known[value]
+
+
+def _computed(operation: Any, known: dict[Any, Known]) -> Known:
+    from iree.compiler import ir
+
+    if operation.name == "stablehlo.constant":
+        dense = operation.attributes["value"]
+        is_number = isinstance(dense, ir.DenseIntElementsAttr)
+        return _wrapped(np.asarray(dense[0]), operation) if is_number else None
+    compute = _COMPUTED.get(operation.name)
+    if operation.name == "stablehlo.compare":
+        text = str(operation.attributes["comparison_direction"])
+        compute = next(found for name, found in _COMPARED.items() if f" {name}>" in text)
+    if compute is None or str(operation.results[0].type) not in _DTYPES:
+        return None
+    given = [_value(operand, known) for operand in operation.operands]
+    return None if any(one is None for one in given) else _wrapped(np.asarray(compute(*given)), operation)
+
+
+_DTYPES = {f"tensor<i{bits}>": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)} | {"tensor<i1>": np.dtype(bool)}
+
+
+def _wrapped(value: Array, operation: Any) -> Known:
+    dtype = _DTYPES.get(str(operation.results[0].type))
+    return None if dtype is None else value.astype(dtype)
+
+
+def _write_out(loop: Any, steps: int) -> None:
+    from iree.compiler import ir
+
+    body = loop.regions[1].blocks[0]
+    *operations, end = list(body)
+    values = list(loop.operands)
+    point = ir.InsertionPoint(loop)
+    for _ in range(steps):
+        now = dict(zip(body.arguments, values, strict=True))
+        for operation in operations:
+            copy = operation.operation.clone(point)
+            _take(copy, now)
+            now.update(zip(operation.operation.results, copy.results, strict=True))
+        values = [now.get(operand, operand) for operand in end.operation.operands]
+    for result, value in zip(loop.results, values, strict=True):
+        result.replace_all_uses_with(value)
+    loop.erase()
+
+
+def _take(operation: Any, values: Mapping[Any, Any]) -> None:
+    """Have an operation, and those in it, take other values."""
+    for number, operand in enumerate(operation.operands):
+        if operand in values:
+            operation.operands[number] = values[operand]
+    for region in operation.regions:
+        for inner in _nested(region, deep=False):
+            _take(inner, values)

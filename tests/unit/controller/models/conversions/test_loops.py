@@ -1,0 +1,62 @@
+"""Loops whose number of steps can be told are written out; the others stay."""
+
+from __future__ import annotations
+
+import pytest
+from iree.compiler import ir, passmanager
+
+from hil.controller.models.conversions.loops import INLINE, unroll
+
+# A loop that counts to a number, doubles a tensor in each step, and holds one that does the same twice.
+COUNTED = """
+func.func @main(%x: tensor<2xf32>, %n: tensor<i32>) -> (tensor<2xf32>, tensor<i32>) {{
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %most = stablehlo.constant dense<{most}> : tensor<i32>
+  %r:2 = stablehlo.while(%i = {first}, %y = %x) : tensor<i32>, tensor<2xf32> cond {{
+    %goes = func.call @goes(%i, %most) : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %goes : tensor<i1>
+  }} do {{
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %two = stablehlo.constant dense<2> : tensor<i32>
+    %q:2 = stablehlo.while(%j = %zero, %z = %y) : tensor<i32>, tensor<2xf32> cond {{
+      %more = stablehlo.compare LT, %j, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %more : tensor<i1>
+    }} do {{
+      %next = stablehlo.add %j, %one : tensor<i32>
+      %sum = stablehlo.add %z, %y : tensor<2xf32>
+      stablehlo.return %next, %sum : tensor<i32>, tensor<2xf32>
+    }}
+    %next = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %next, %q#1 : tensor<i32>, tensor<2xf32>
+  }}
+  return %r#1, %r#0 : tensor<2xf32>, tensor<i32>
+}}
+func.func private @goes(%i: tensor<i32>, %most: tensor<i32>) -> tensor<i1> {{
+  %less = stablehlo.compare LT, %i, %most : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  return %less : tensor<i1>
+}}
+"""
+
+
+def unrolled(**values: object) -> str:
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(COUNTED.format(**values))
+        passmanager.PassManager.parse(INLINE).run(module.operation)
+        unroll(module)
+        assert module.operation.verify()
+        return str(module)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_the_steps_of_counted_loops_stand_in_their_place(steps):
+    text = unrolled(first="%zero", most=steps)
+    assert "stablehlo.while" not in text
+    assert text.count("stablehlo.add") == steps * (1 + 2 * 2)
+
+
+def test_a_loop_stays_whose_steps_only_running_it_tells_while_the_one_in_it_is_written_out():
+    assert unrolled(first="%n", most=3).count("stablehlo.while") == 1
+
+
+def test_a_loop_of_too_many_steps_stays():
+    assert unrolled(first="%zero", most=9000).count("stablehlo.while") == 1
