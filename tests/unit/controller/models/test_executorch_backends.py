@@ -1,0 +1,58 @@
+"""ExecuTorch's backends: what is found and refused, and a board that lacks what a program was compiled for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from hil.controller.devices.board import Board
+from hil.controller.models.executorch_backends import executorch_backends, pick_backend, recipe_inputs
+from hil.controller.models.flows import check_flow, flows
+from hil.core.results import Artifact
+from hil.errors import CannotRunHere, LoadFailed, PartMissing, UsageError
+
+
+def test_every_flow_of_executorchs_names_a_backend_and_options_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QNN_SDK_ROOT", "/opt/qnn")
+    for name, flow in flows().items():
+        if flow.runtime != "executorch":
+            continue
+        check_flow(flow, name)
+        (backend,) = [flag.removeprefix("--backend=") for flag in flow.compile_flags if flag.startswith("--backend=")]
+        backend = backend.partition(",")[0]
+        options = dict(flag[2:].split("=", 1) for flag in flow.compile_flags if not flag.startswith("--backend="))
+        pick_backend(backend).given(backend, options)
+        if flow.recipe:
+            assert flow.settings.get("backend", "xnnpack") == backend
+            assert pick_backend(backend).quantizer is not None
+
+
+def test_what_a_backend_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QNN_SDK_ROOT", raising=False)
+    with pytest.raises(UsageError, match="did you mean 'vulkan'"):
+        pick_backend("vulcan")
+    with pytest.raises(UsageError, match="no flag '--devise=GPU'"):
+        pick_backend("openvino").given("openvino", {"devise": "GPU"})
+    with pytest.raises(UsageError, match="QNN_SDK_ROOT is not set"):
+        pick_backend("qnn").given("qnn", {})
+    with pytest.raises(UsageError, match="webgpu has no quantizer"):
+        recipe_inputs({"backend": "webgpu", "options": {}})
+    with pytest.raises(UsageError, match="are texts"):
+        recipe_inputs({"backend": "xnnpack", "options": {"bits": 8}})
+    assert {"xnnpack", "portable"} <= executorch_backends().keys()
+
+
+@pytest.mark.parametrize(
+    ("needs", "raised"), [(["VulkanBackend"], CannotRunHere), (["CoreMLBackend"], PartMissing), ([], PartMissing)]
+)
+def test_only_what_was_compiled_for_another_board_is_a_skip(needs: list[str], raised: type[LoadFailed]) -> None:
+    def load_program(*_: object, **__: object) -> None:
+        raise PartMissing("main.pte delegates to VulkanBackend, which this board's ExecuTorch does not have")
+
+    board = SimpleNamespace(config=SimpleNamespace(devices={}), client=SimpleNamespace(load_program=load_program))
+    artifact = Artifact("executorch", "main.pte", {}, {}, "", "executorch 1", notes={"needs": needs})
+    with pytest.raises(LoadFailed) as error:
+        Board.load(board, artifact)  # type: ignore[arg-type]
+    assert type(error.value) is raised
+    assert error.value.outcome == ("SKIP" if raised is CannotRunHere else "LOAD_ERROR")
