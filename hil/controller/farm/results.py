@@ -237,8 +237,9 @@ def _records(part: EndedJob, run: SuiteRun, request: Request) -> Iterable[CaseRe
     ended = {}
     for line in part.result.record.get("cases") or ():
         record = CaseRecord.of_json(line)
-        diff = record.diff.replace(was, str(run.folder)) if was else record.diff
-        ended[record.id] = replace(record, repeat=request.command(record.id), diff=diff)
+        # What they name of the run's folder is fetched.
+        here = {name: getattr(record, name).replace(was, str(run.folder)) for name in ("diff", "hint") if was}
+        ended[record.id] = replace(record, repeat=request.command(record.id), **here)
     cancelled = part.result.exit_code == EXIT_INTERRUPTED
     for case in part.spec.options["cases"]:
         if case[0] in ended:

@@ -45,6 +45,8 @@ from hil.core.results import Outcome, RunResult, Stage
 from hil.core.runtimes import compiler_for, runtime_for
 from hil.core.tensors import Array, TensorSpec, read_as
 
+# The folder, among a case's logs, of what shows again how its compiler failed.
+COMPILE_FAILURE = "compile-failure"
 # What the reference of the plain model is called among those that could not answer.
 _PLAIN = "of the plain model"
 
@@ -117,7 +119,7 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
         recompute=case.options.recompute,
         debug_ir=case.options.debug_ir,
         debug_ir_passes=case.options.debug_ir_passes,
-        failure=case.folder / "logs" / "compile-failure" if tools.lasting else None,
+        failure=case.folder / "logs" / COMPILE_FAILURE if tools.lasting else None,
         timeout=COMPILE_TIMEOUT_S,
         log=log,
     )

@@ -28,6 +28,9 @@ from hil.testing.traces.runners import Answer, Called, Inputs, Runner, content_n
 from hil.testing.traces.target import Target
 from hil.testing.traces.tensorflow_programs import Programs, call_key, same_array
 
+# Methods of Keras models that are no functions of tensors.
+_LOOPS = ("predict", "fit", "evaluate")
+
 
 class TfSubject:
     """A module class, whose methods are ``exported_names``, or every public ``tf.function``.
@@ -72,6 +75,11 @@ class TfSubject:
                 raise UsageError(
                     f"{self.name} has no method {name!r}, which exported_names names",
                     hint=f"{did_you_mean(name, found)}its functions are {', '.join(found) or 'none'}",
+                )
+            if name in _LOOPS and str(getattr(getattr(module, name), "__module__", "")).startswith("keras."):
+                raise UsageError(
+                    f"{self.name}.{name} is Keras's own loop over batches, in Python, and no function of tensors",
+                    hint="export what it calls, exported_names=['call'], or a tf.function of your own",
                 )
         return module
 

@@ -491,6 +491,20 @@ def test_expected_failures_are_foreseen_by_backend(place):
     assert "iree_llvmcpu: XPASS" in strict.stderr and "board:faulty.toml: FAIL" in strict.stderr
 
 
+def test_a_keras_model_s_predict_points_to_what_it_calls():
+    def make():
+        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(2)])
+
+    def called(module):
+        module.call(uniform([1, 4]), rtol=1e-5)
+
+    with pytest.raises(UsageError, match="loop over batches") as refused:
+        compare_backends(called, make, exported_names=["predict"])
+    assert "exported_names=['call']" in refused.value.hint
+    [result] = compare_backends(called, make, exported_names=["call"])
+    assert result.outcome is Outcome.PASS, result.lines()
+
+
 def test_what_cannot_be_is_refused():
     def called(module):
         module.get()

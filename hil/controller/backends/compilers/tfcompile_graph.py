@@ -11,7 +11,7 @@ from typing import Any
 
 from hil.controller.models.compiling import entering
 from hil.controller.models.tensorflow.graph_def import VARIABLE_OP, Graph
-from hil.controller.models.tensorflow.graphs import HandleGraph, error_text
+from hil.controller.models.tensorflow.graphs import HandleGraph, captured, error_text, is_variable
 from hil.controller.models.tensorflow.source import Source, named_outputs, open_model, spec_of
 from hil.controller.storage.texts import foreign_errors, unique_name
 from hil.core.tensors import TensorSpec, to_bytes
@@ -97,20 +97,16 @@ def _import(concrete: Any) -> dict[str, Any]:
 
     variables: dict[str, Any] = {}
     nodes: dict[str, Any] = {}
-    by_handle = {id(variable.handle): variable for variable in concrete.graph.variables}
-    captured = zip(concrete.captured_inputs, concrete.inputs[-len(concrete.captured_inputs) :], strict=True)
-    for value, placeholder in captured if concrete.captured_inputs else ():
-        if value.dtype != tf.resource:
-            nodes[placeholder.name] = tf.constant(value.numpy())
+    items = captured(concrete)
+    for (told, item), placeholder in zip(items, concrete.inputs[len(concrete.inputs) - len(items) :], strict=True):
+        if not is_variable(item):
+            nodes[placeholder.name] = tf.constant(item.numpy())
             continue
-        variable = by_handle.get(id(value))
-        if variable is None:
-            raise CompileFailed("the function uses a resource that is no variable, such as a table: tfcompile has none")
-        name = tf.compat.v1.get_default_graph().unique_name(str(variable.name).split(":")[0], mark_as_used=False)
+        name = tf.compat.v1.get_default_graph().unique_name(told, mark_as_used=False)
         # tfcompile knows a variable by its shared name.
-        handle = tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, name=name, shared_name=name)
+        handle = tf.raw_ops.VarHandleOp(dtype=item.dtype, shape=item.shape, name=name, shared_name=name)
         nodes[placeholder.name] = handle
-        variables[handle.op.name] = variable
+        variables[handle.op.name] = item
     tf.graph_util.import_graph_def(concrete.graph.as_graph_def(), input_map=nodes, name=_SCOPE)
     return variables
 

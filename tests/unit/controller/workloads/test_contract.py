@@ -59,6 +59,7 @@ from hil.errors import (
     EXIT_STAGE,
     BoardLost,
     BoardUnreachable,
+    CompileCrashed,
     HilError,
     ReferenceFailed,
     RunFailed,
@@ -669,6 +670,38 @@ def test_what_a_failing_case_left_is_where_its_record_says(
         assert list(folder.glob("outputs/*.npy")) and list(folder.glob("reference*/*.npy"))
         for report in place.glob("summary.md"):
             assert f"[outputs]({record['folder']}/outputs)" in report.read_text()
+
+
+def dying_compiler(model: Model, *, failure: Path, **_: Any) -> Artifact:
+    """A compiler that dies, and leaves what shows that again."""
+    failure.mkdir(parents=True)
+    (failure / "reproduce.sh").touch()
+    hint = f"reproduce it: sh {failure / 'reproduce.sh'}"
+    raise CompileCrashed("it died", hint=hint, detail="phase: input\npass: CanonicalizerPass")
+
+
+def by_model_jobs(place: Path) -> dict[str, str]:
+    work = submitting.load_models(Job(models=models(place / "models"), runtime="onnxruntime"))
+    return by_farm(place, work)
+
+
+@pytest.mark.parametrize("enter", [by_run, by_suite, by_bench, by_pytest, by_suite_job, by_model_jobs])
+def test_what_shows_a_compilers_death_again_is_where_the_record_says(
+    fake_boards: FakeBoards,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    enter: Callable[[Path], dict[str, str]],
+) -> None:
+    monkeypatch.setattr(by_pytest, "pytester", pytester, raising=False)
+    for module, name in places_of(compile_model):
+        monkeypatch.setattr(module, name, dying_compiler)
+    assert set(enter(tmp_path).values()) == {"COMPILE_CRASH"}
+    for record in stored(tmp_path):
+        told = record.get("error") or record
+        assert told["detail"].startswith("phase: input\npass: CanonicalizerPass")
+        script = Path(told["hint"].removeprefix("reproduce it: sh "))
+        assert script.exists() and script.parts[-3:] == ("logs", "compile-failure", "reproduce.sh")
 
 
 def test_a_study_has_its_compilers_side_by_side(fake_boards: FakeBoards, tmp_path: Path) -> None:

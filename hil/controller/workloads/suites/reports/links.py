@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hil.compare.verdict import compare_output
 from hil.controller.analysis.profile.store import TRACE
+from hil.controller.pipeline.stages import COMPILE_FAILURE
 from hil.controller.storage.paths import exists, is_folder
 from hil.controller.workloads.suites.reports.results import SuiteResults, kind_of
 from hil.controller.workloads.suites.store import CaseRecord
@@ -43,6 +44,8 @@ def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) ->
         found = [path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
         for name in [*([PICTURE] if exists(folder / PICTURE) else []), *sorted(found)]:
             yield ("difference" if name == PICTURE else name), f"{record.folder}/{name}"
+        if is_folder(folder / "logs" / COMPILE_FAILURE):
+            yield "compiler's failure", f"{record.folder}/logs/{COMPILE_FAILURE}"
     for what, where in record.left.items():
         if exists(run.folder / where / TRACE):
             yield f"{what}'s trace", f"{where}/{TRACE}"

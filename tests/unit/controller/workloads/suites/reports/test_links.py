@@ -52,6 +52,15 @@ def test_every_report_links_what_a_failing_case_left(tmp_path: Path) -> None:
     assert not re.search(re.escape(str(tmp_path)) + "(?!.*hil compare)", texts["summary.md"])
 
 
+def test_what_shows_a_compilers_failure_again_is_linked(tmp_path: Path) -> None:
+    (tmp_path / "cases/a/logs/compile-failure").mkdir(parents=True)
+    run = load_run(suite_run(tmp_path, [case("a", "COMPILE_CRASH", folder="cases/a")]))
+    assert dict(links_of(run, run.records[0])) == {
+        "logs": "cases/a/logs",
+        "compiler's failure": "cases/a/logs/compile-failure",
+    }
+
+
 def test_what_is_gone_is_not_linked(tmp_path: Path) -> None:
     run = load_run(suite_run(tmp_path, [case("a", "FAIL", folder="cases/a", left={"ir": "../gone"})]))
     assert list(links_of(run, run.records[0])) == []
