@@ -55,7 +55,7 @@ static void *taken(struct block *block)
     return block->data;
 }
 
-void *allocate(size_t count, size_t size)
+void *allocate(uint64_t count, uint64_t size)
 {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX / 2)

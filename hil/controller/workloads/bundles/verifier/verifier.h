@@ -24,7 +24,7 @@ enum { EXIT_ALL_PASSED = 0, EXIT_DIFFERS = 1, EXIT_USAGE = 2, EXIT_STAGE = 3, EX
 void refuse(const char *hint, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 /* Calls ``work``; false where it was refused, with message and hint. */
 bool attempt(void (*work)(void *), void *context, char *message, size_t size, const char **hint);
-void *allocate(size_t count, size_t size);
+void *allocate(uint64_t count, uint64_t size); /* 64 bits on boards of 32 too: what is too much is refused, not cut off */
 /* A larger array that begins as the old one. */
 void *enlarged(void *old, size_t count, size_t more, size_t size);
 char *text_of(const char *format, ...) __attribute__((format(printf, 1, 2)));
