@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 
@@ -12,6 +14,7 @@ from hil.controller.cli.main import cli
 from hil.formats.etdump import EXECUTE, read_etdump
 from hil.formats.executorch_file import Damaged
 
+SCHEMA = Path(__file__).parents[3] / "docs" / "commands.schema.json"
 FILES = Path(__file__).parents[1] / "executorch_files"
 
 
@@ -64,7 +67,8 @@ def test_damaged_files_are_told_and_never_a_traceback() -> None:
 def test_a_file_from_elsewhere_becomes_a_profile(tmp_path: Path) -> None:
     folder = tmp_path / "profile"
     arguments = ["profile", "import", str(FILES / "portable.etdp"), "-o", str(folder), "--model", "cnn", "--unit", "us"]
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    document = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).output)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text())["$defs"]["profile import"])
     profile = read_profile(folder)
     assert (profile.model, profile.board, len(profile.calls[0].iterations_ns)) == ("cnn", "elsewhere", 3)
     assert {row.kind for row in profile.rows} == {"compute", "runtime"}
