@@ -598,7 +598,7 @@ MATRICES = {
 def marked(report: MatrixReport) -> dict[str, list[str]]:
     """Case -> its outcomes by target, with a mark last where they differ."""
     rows = {
-        row.id.removeprefix("call_").lstrip("012_")[:1]: [cell.word for cell in row.cells] + ["*"] * row.differs
+        re.sub("call_._", "", row.id)[:1]: [cell.word for cell in row.cells] + ["*"] * row.differs
         for row in report.rows
     }
     assert [target.name for target in report.targets] == ["unix__fake_a", "unix__fake_b"]
