@@ -134,7 +134,7 @@ def test_the_documents_own_test_passes_and_leaves_what_the_document_draws(place)
     assert {path.name for path in module.iterdir()} == REPORT | {
         "tf_input.mlir", "iree_input.mlir", "iree_llvmcpu", "iree_vmvx", "tflite", "tf_ref"
     }  # fmt: skip
-    heads, *rows = list(csv.reader((module / "matrix.csv").open()))
+    heads, *rows = list(csv.reader((module / "matrix.csv").read_text().splitlines()))
     assert [dict(zip(heads, row, strict=True))["id"] for row in rows] == ["SimpleArithmeticModule/simple_mul"]
     assert heads[5:8] == ["iree_llvmcpu", "iree_vmvx", "tflite"] and rows[0][4:8] == ["no", "PASS", "PASS", "PASS"]
     ref_trace = Trace.load(f"{module}/tf_ref/traces/simple_mul/")
