@@ -1,4 +1,4 @@
-"""Models of one format made into another, in a process of their own, once: PyTorch into MLIR, Keras into TFLite."""
+"""Models of one format made into another, in a process of their own, once: PyTorch into MLIR, Keras into ONNX."""
 
 from __future__ import annotations
 

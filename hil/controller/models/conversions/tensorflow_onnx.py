@@ -6,6 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,8 @@ from hil.formats.litert import open_signature
 from hil.formats.ort_values import ONNX_TYPES
 
 _OPSET = 18  # the newest of tf2onnx 1.17
-_HINT = (
-    "the model runs as a whole without ONNX (hil run); an ONNX file of it from another exporter can be named instead"
-)
+_HINT = "hil run takes the whole model without ONNX; or name an ONNX file of it from another exporter"
+
 # What no name of a node needs: the calls that it lay in, and what tf2onnx and TensorFlow number on through the life of
 # a process.
 _NOISE = re.compile(r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+|_frozen_\d+|__\d+")
@@ -97,12 +97,7 @@ def tflite_to_onnx(path: str, function: str, output: str, dims: Mapping[str, int
             f"tf2onnx converts the first graph of {file.name}, and {opened.name!r} is another", hint=_HINT
         )
     check_dims(file.name, dims, {dim for spec in opened.inputs for dim in spec.shape if isinstance(dim, str)})
-    inputs = [
-        TensorSpec(
-            spec.name, spec.dtype, tuple(dims.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape)
-        )
-        for spec in opened.inputs
-    ]
+    inputs = [replace(spec, shape=tuple(dims.get(str(dim), dim) for dim in spec.shape)) for spec in opened.inputs]
     model = _convert(file.name, opened.tensor_names(), (inputs, opened.outputs), tflite_path=path)
     _write(model, function, inputs, opened.outputs, Path(output))
 
