@@ -207,7 +207,7 @@ def _write(
     taken: set[str] = set()
     for node in graph.node:
         node.name = unique_name(_NOISE.sub("", node.name) or node.op_type, taken)
-    graph.name = function
+    graph.name = function or "main"  # ONNX has no graph without one
     heavy = sum(len(weight.raw_data) for weight in graph.initializer) > EXTERNAL_FROM_BYTES
     onnx.save(model, output, save_as_external_data=heavy, location=f"{output.name}.data")
     with foreign_errors(CompileFailed, "what tf2onnx made is no valid ONNX model", hint=_HINT):
