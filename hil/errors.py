@@ -126,13 +126,6 @@ class PartMissing(LoadFailed):
     """The board's runtime lacks what the program calls: a backend, or operators."""
 
 
-class CannotRunHere(LoadFailed):
-    """The program was compiled for what this board does not have: it was not run."""
-
-    outcome = "SKIP"
-    exit_code = EXIT_NOTHING_RAN
-
-
 class RunFailed(StageError):
     """The runtime on the board reported an error while running the program."""
 
@@ -152,9 +145,10 @@ class StageTimeout(StageError):
 
 
 class NotRun(StageError):
-    """It was not run, for a reason that is no failure of its own."""
+    """It was not run, for a reason that is no failure of its own: what it needs is not here."""
 
     outcome = "SKIP"
+    exit_code = EXIT_NOTHING_RAN
 
 
 class RanElsewhere(StageError):

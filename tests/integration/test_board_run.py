@@ -23,7 +23,9 @@ def to(board: VirtualBoard, user: str = "root") -> list[object]:
     return ["--board", f"{user}@{board.ip}", "--identity", board.identity, "--known-hosts", board.known_hosts]
 
 
-@pytest.mark.parametrize("arch", [pytest.param("x86_64", marks=pytest.mark.daily), "aarch64"])
+@pytest.mark.parametrize(
+    "arch", [pytest.param("x86_64", marks=pytest.mark.daily), pytest.param("aarch64", marks=pytest.mark.slow)]
+)
 def test_a_new_board_is_deployed_to_by_the_first_run_and_by_no_other(hil, make_board, arch):
     board = make_board(name="new", arch=arch)
     first = hil("run", DIGITS_CNN, *to(board), "--json")

@@ -254,7 +254,7 @@ class Board:
 
         Raises:
             LoadFailed, RunCrashed, StageTimeout: as the board says.
-            CannotRunHere: the board lacks what the program was compiled for.
+            NotRun: the board lacks what the program was compiled for.
             BlobDamaged: what was sent again was altered, too.
         """
         device = self.config.devices.get(artifact.runtime, "")
@@ -264,8 +264,10 @@ class Board:
                 return self.client.load_program(artifact, device=device, timeout=timeout)
             except errors.PartMissing as error:
                 if any(need in error.message for need in artifact.notes.get("needs", ())):
-                    raise errors.CannotRunHere(
-                        f"it was compiled, and not run: {error.message}", hint="--board with one that has it"
+                    raise errors.NotRun(
+                        f"it was compiled, and not run: {error.message}",
+                        stage=error.stage,
+                        hint="--board with one that has it",
                     ) from error
                 raise
 

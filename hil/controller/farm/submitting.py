@@ -233,10 +233,10 @@ def _below(file: Path, root: Path) -> Path:
         r"^--(module|parameters|input|expected_output)=(.*[=@])?/", file.read_text(), re.M
     ):
         raise UsageError(f"{file} names files by absolute paths, which a board's host has not", hint=hint)
-    here = Path(os.path.normpath(file))
-    if not here.is_relative_to(os.path.normpath(root)):
+    here, suite = (Path(os.path.normpath(path.absolute())) for path in (file, root))
+    if not here.is_relative_to(suite):
         raise UsageError(f"{file} lies outside {root}, the suite's folder", hint=hint)
-    return here.relative_to(os.path.normpath(root))
+    return here.relative_to(suite)
 
 
 def _files_of(model: SuiteModel, context: RunContext) -> Iterable[Path]:
