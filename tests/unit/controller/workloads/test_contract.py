@@ -61,6 +61,7 @@ from hil.errors import (
     BoardUnreachable,
     CompileCrashed,
     HilError,
+    NotRun,
     ReferenceFailed,
     RunFailed,
     StageTimeout,
@@ -352,6 +353,7 @@ EVENTS = {
     "a board lost in the run": ("run", lost, "BOARD_LOST"),
     "a program that fails": ("run", lambda: RunFailed("no"), "RUN_ERROR"),
     "a program that hangs": ("run", lambda: StageTimeout("late"), "TIMEOUT"),
+    "a program that a board lacks something for": ("load", lambda: NotRun("no such delegate"), "SKIP"),
 }
 
 
