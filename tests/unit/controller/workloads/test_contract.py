@@ -60,11 +60,13 @@ from hil.core.text import jsonable
 from hil.errors import (
     EXIT_BOARD,
     EXIT_INTERRUPTED,
+    EXIT_NOTHING_RAN,
     EXIT_STAGE,
     BoardLost,
     BoardUnreachable,
     CompileCrashed,
     HilError,
+    NotRun,
     ReferenceFailed,
     RunFailed,
     StageTimeout,
@@ -277,7 +279,7 @@ def by_trace_run(place: Path, **how: Any) -> dict[str, str]:
 
 def by_check(place: Path) -> dict[str, str]:
     (found,) = [one for one in check_board(fake_choice(), runtime="onnxruntime") if one.name == "program"]
-    return {"tiny": "PASS" if found.state == "pass" else found.found.partition(":")[0]}
+    return {"tiny": {"pass": "PASS", "skip": "SKIP"}.get(found.state, found.found.partition(":")[0])}
 
 
 def by_pytest(place: Path, **how: Any) -> dict[str, str]:
@@ -374,6 +376,7 @@ EVENTS = {
     "a board lost in the run": ("run", lost, "BOARD_LOST"),
     "a program that fails": ("run", lambda: RunFailed("no"), "RUN_ERROR"),
     "a program that hangs": ("run", lambda: StageTimeout("late"), "TIMEOUT"),
+    "a program that a board lacks something for": ("load", lambda: NotRun("no such delegate"), "SKIP"),
 }
 
 
@@ -399,6 +402,29 @@ def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
     assert workload.run(tmp_path) == workload.wanted("PASS" if again else outcome)
     assert fake_boards.did.count(f"{stage} {workload.case}") == 1 + again
     assert all(board.closed for board in fake_boards.opened)
+
+
+def test_a_bench_measures_nothing_that_did_not_run(
+    fake_boards: FakeBoards, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_boards.scripts[A] = {("load", "b"): NotRun("no such delegate")}
+    monkeypatch.setattr(bench_job, "measure", lambda *_: pytest.fail("nothing was loaded"))
+    job = Job(models=models(tmp_path / "models", "b"), board=A, runtime="onnxruntime", out=tmp_path / "runs")
+    document = bench_job.run_bench(bench_job.BenchJob(job), screen=Quiet())
+    assert (document["sides"][0]["outcome"], document["exit_code"]) == ("SKIP", EXIT_NOTHING_RAN)
+
+
+def test_in_pytest_what_cannot_run_is_a_skip_with_its_reason(
+    fake_boards: FakeBoards, pytester: pytest.Pytester
+) -> None:
+    models(pytester.path / "models")
+    fake_boards.scripts[A] = {("load", "b"): NotRun("no such delegate")}
+    pytester.makeini("[pytest]\nhil_models = models\n")
+    words = ("-rs", f"--hil-board={A}", "--hil-flow=onnxruntime", "--hil-no-layers", "--junitxml=junit.xml")
+    ended = pytester.runpytest_inprocess(*words)
+    ended.assert_outcomes(passed=2, skipped=1)
+    ended.stdout.fnmatch_lines(["SKIPPED*models/b.onnx*no such delegate"])
+    assert '"hil_outcome" value="SKIP"' in (pytester.path / "junit.xml").read_text()
 
 
 def test_cases_pass_where_nothing_happens_and_boards_are_given_back(
