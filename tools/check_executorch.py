@@ -22,6 +22,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.reports.results import Delegation
+from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.torch_cases import TorchTest, torch_tests
 from hil.core.scratch import temporary_folder
@@ -128,9 +129,12 @@ def stock_name(flow: str) -> str:
 @click.argument("suite", type=click.Choice(["operators", "models"]), default="operators")
 @click.option("--flow", default="xnnpack", show_default=True, help="One of hil's flows that the tester has as well.")
 @click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="As for hil suite run; repeats.")
+@click.option(
+    "--run", "stored", type=Path, metavar="DIR", help="Take hil's side from this run of the suite: run nothing."
+)
 @click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def main(suite: str, flow: str, patterns: tuple[str, ...], jobs: int | None, as_json: bool) -> int:
+def main(suite: str, flow: str, patterns: tuple[str, ...], stored: Path | None, jobs: int | None, as_json: bool) -> int:
     """Run ExecuTorch's backend tester and hil on the same cases, and compare outcomes and what was delegated.
 
     Ends with 1 where the tester finds something that hil does not, with 5 when no case matches.
@@ -138,7 +142,10 @@ def main(suite: str, flow: str, patterns: tuple[str, ...], jobs: int | None, as_
     with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
         context = RunContext(Cache(), isolated)
         tests = {test.id: test for test in torch_tests(suite, load_flow(flow), context)}
-        records = _run_hil(suite, flow, patterns, jobs, Path(folder) / "run").records()
+        if stored is None:
+            records = _run_hil(suite, flow, patterns, jobs, Path(folder) / "run").records()
+        else:
+            records = records_of(stored, suite, flow, patterns)
         if not records:
             return EXIT_NOTHING_RAN
         if strange := next((record.id for record in records if record.id not in tests), None):
@@ -157,6 +164,15 @@ def main(suite: str, flow: str, patterns: tuple[str, ...], jobs: int | None, as_
     else:
         _print(counts, findings)
     return EXIT_FAIL if counts[DIFFERENT] else EXIT_OK
+
+
+def records_of(folder: Path, suite: str, flow: str, patterns: tuple[str, ...]) -> list[CaseRecord]:
+    """The cases of a stored run that the patterns select."""
+    run = SuiteRun.open(folder)
+    if (has := (run.head["suite"], run.head["flow"])) != (suite, flow):
+        raise UsageError(f"{folder} is a run of {' with '.join(has)}, not of {suite} with {flow}")
+    chosen = Request(suite, filters=patterns)
+    return [record for record in run.records() if chosen.selects(record.id)]
 
 
 def _run_hil(suite: str, flow: str, patterns: Sequence[str], jobs: int | None, out: Path) -> SuiteRun:

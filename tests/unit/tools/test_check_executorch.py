@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.suite_runs import case
+from support.suite_runs import case, suite_run
 
+from hil.errors import UsageError
 from tools.check_executorch import (
     CRASHED,
     DIFFERENT,
@@ -13,6 +14,7 @@ from tools.check_executorch import (
     SAME,
     STRICTER,
     compare_outcomes,
+    records_of,
     stock_name,
 )
 
@@ -60,6 +62,13 @@ def test_what_was_delegated_must_be_the_same_too(delegated, undelegated, kind):
     found = compare_outcomes(case("a", notes=SHARED), stock("SUCCESS", "", delegated, undelegated))
     assert found.kind == kind
     assert ("add" in found.hil) == (kind == DIFFERENT)
+
+
+def test_hils_side_may_be_a_stored_run_of_the_same_suite_and_flow(tmp_path):
+    run = suite_run(tmp_path / "run", [case("add_a"), case("sub_a")], suite="operators", flow="xnnpack")
+    assert [record.id for record in records_of(run, "operators", "xnnpack", ("add*",))] == ["add_a"]
+    with pytest.raises(UsageError, match="is a run of operators with xnnpack, not of models with xnnpack"):
+        records_of(run, "models", "xnnpack", ())
 
 
 def test_an_expected_failure_counts_as_what_it_ended_in():

@@ -68,7 +68,7 @@ _BUILT_IN = {
         # A program that keeps tensors outside does not say in which file.
         lambda path, function: sorted(path.parent.glob(f"*{TENSORS_SUFFIX}")),
     ),
-    "so": Importer((".so",), lambda head: False, programs.describe_library, programs.values_beside),
+    "so": Importer((".so",), lambda head: False, programs.describe_library, programs.read_with_library),
     # Described so that whoever runs one as a model is told how it is run.
     "hilb": Importer((".hilb",), lambda head: head.startswith(b"\x89HILB"), refuse_bundle),
     "pt2": Importer((".pt2",), lambda head: False, pt2.describe),
