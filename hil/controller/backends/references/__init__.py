@@ -171,7 +171,8 @@ def run_reference(name: str, model: Model, inputs: Mapping[str, Array], **work: 
         try:
             outputs = load_tensors(folder)
         except UsageError as error:
-            raise ReferenceFailed(f"{who} wrote no outputs that can be read", detail=error.message) from error
+            hint = "its compute writes them into the folder outputs, with hil.plugins.save_tensors"
+            raise ReferenceFailed(f"{who} wrote no outputs that can be read", hint=hint) from error
         if package_of(_GROUP, name):
             _check_outputs(who, model, outputs)
 
