@@ -1,39 +1,42 @@
-"""Traces under a name of their own: :mod:`hil.testing` has the same, and a module is compiled for one backend here.
+"""Traces of a module's calls: a module compiled for one backend, and stored traces read and compared.
 
 >>> import hil.traces
 >>> with hil.traces.compile(MyModule, "iree_vmvx") as module:                      # doctest: +SKIP
 ...     module.predict(x)
+
+Tests that compare backends are written with :mod:`hil.testing`. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hil import testing
-
 if TYPE_CHECKING:
+    from hil.controller.workloads.traces.comparing import CallComparison as CallComparison
+    from hil.controller.workloads.traces.comparing import Judging as Judging
+    from hil.controller.workloads.traces.comparing import compare_traces as compare_traces
+    from hil.controller.workloads.traces.stored import TraceComparison as TraceComparison
+    from hil.controller.workloads.traces.stored import compare_stored as compare_stored
+    from hil.controller.workloads.traces.stored import find_traces as find_traces
     from hil.controller.workloads.traces.trace import ModuleCall as ModuleCall
     from hil.controller.workloads.traces.trace import Trace as Trace
     from hil.testing.traces.compiled import CompiledModule as CompiledModule
     from hil.testing.traces.compiled import compile as compile
-    from hil.testing.traces.model_files import ModelFile as ModelFile
-    from hil.testing.traces.session import ModuleTraces as ModuleTraces
-    from hil.testing.traces.session import compare_backends as compare_backends
-    from hil.testing.traces.testcase import TracedModuleTestCase as TracedModuleTestCase
-    from hil.testing.traces.testcase import compile_module as compile_module
-    from hil.testing.traces.testcase import main as main
-    from hil.testing.traces.traced import TracedModule as TracedModule
-    from hil.testing.traces.traced import ndarange as ndarange
-    from hil.testing.traces.traced import set_random_seed as set_random_seed
-    from hil.testing.traces.traced import uniform as uniform
 
-_OWN = ("CompiledModule", "compile")
-__all__ = sorted([*_OWN, *testing.__all__])
+_STORED = "hil.controller.workloads.traces"
+_HOMES = {
+    f"{_STORED}.comparing": ("CallComparison", "Judging", "compare_traces"),
+    f"{_STORED}.stored": ("TraceComparison", "compare_stored", "find_traces"),
+    f"{_STORED}.trace": ("ModuleCall", "Trace"),
+    "hil.testing.traces.compiled": ("CompiledModule", "compile"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OWN:
-        return getattr(testing, name)
-    from hil.testing.traces import compiled
+    if name not in _HOME:
+        raise AttributeError(f"module 'hil.traces' has no attribute {name!r}")
+    from importlib import import_module
 
-    return getattr(compiled, name)
+    return getattr(import_module(_HOME[name]), name)

@@ -33,7 +33,7 @@ _OWN_COLUMN = ("name", "site", "host", "hw_type")
 _BYTES = ("mem", "memory", "disk")
 # What nobody looks for in a table of boards; selectors know them all the same.
 _DETAILS = ("agent", "devices", "features", "kernel", "libc", "system")
-_GOOD = ("PASS", "XFAIL", "SKIP", "")
+_GOOD = ("PASS", "XFAIL", "")
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,8 @@ def _result(job: Row) -> Part:
         return "; ".join(filter(None, (again, wish))), "dim"
     if job["exit_code"] is None:
         return (f"attempt {job['attempts']}" if job["attempts"] > 1 else ""), "dim"
+    if job["outcome"] == "SKIP":
+        return f"SKIP {job['reason']}", "yellow"
     good = job["outcome"] in _GOOD and not job["exit_code"]
     outcome = job["outcome"] or ("" if good else f"exit {job['exit_code']}")
     return " ".join(filter(None, (outcome, job["reason"]))), "green" if good else "red"

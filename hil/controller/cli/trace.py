@@ -10,16 +10,17 @@ import click
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
-    board_options,
     cache_options,
     iteration_options,
     json_option,
     limit_options,
     run_options,
     runs_option,
+    split_targets,
+    target_options,
     tolerance_options,
 )
-from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.screen import Screen, answer, answer_matrix
 
 _TRACE = click.argument("trace", type=FILE)
 
@@ -34,7 +35,7 @@ def trace() -> None:
 
 @trace.command(epilog="Example: hil trace run hil-traces/Module/iree_llvmcpu/traces/predict --board root@10.0.0.7")
 @_TRACE
-@board_options
+@target_options
 @click.option(
     "--against",
     type=FILE,
@@ -52,14 +53,20 @@ def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> in
     """Compile what a TRACE called for a board, and make all its calls there, in order, with their state.
 
     What a call assigns goes into the calls after it, and is compared like what it returns. Everything is stored as it
-    comes, as `hil run` does; the folder `trace` of the run is a trace of this board.
+    comes, as `hil run` does; the folder `trace` of the run is a trace of this board. Where --board or --runtime-hw-type
+    repeat, each is a target, and the answer is a table with a call a row and a target a column.
     """
     from hil.controller.pipeline.options import Job
     from hil.controller.workloads.bundles.show import print_run
     from hil.controller.workloads.traces.run import run_trace
 
+    targets = split_targets(settings, "board", "hw_type")
     job = Job(models=(trace,), **settings)
     with Screen(quiet=as_json) as screen:
+        if len(targets) > 1:
+            from hil.controller.workloads.matrix.workloads import trace_matrix
+
+            return answer_matrix(as_json, *trace_matrix(job, targets, against, screen=screen))
         record = run_trace(job, against, screen=screen)
     return answer(as_json, record, show=lambda: print_run(record))
 

@@ -59,16 +59,19 @@ class ExecuTorchBackend:
                 )
         return {**self.options, **options}
 
+    def functions(self) -> list[str]:
+        """The names of its functions. Raises ValueError: another process cannot find one."""
+        return [function_name(one) for one in (self.lower, self.quantizer) if one is not None]
+
     def made_by(self) -> dict[str, Any]:
         """What its programs depend on, beside model and options. Raises UsageError: a package is not installed."""
         versions = {package: needed_version(package) for package in self.packages}
-        functions = [function_name(one) for one in (self.lower, self.quantizer) if one is not None]
-        return {"functions": functions, "versions": versions, "version": self.version}
+        return {"functions": self.functions(), "versions": versions, "version": self.version}
 
 
 def executorch_backends() -> dict[str, ExecuTorchBackend]:
     """Every backend by name: hil's own and those of the entry-point group."""
-    return registered(GROUP, _BUILT_IN)
+    return registered(GROUP, _BUILT_IN, ExecuTorchBackend, ExecuTorchBackend.functions)
 
 
 def pick_backend(name: str) -> ExecuTorchBackend:

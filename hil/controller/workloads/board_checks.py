@@ -14,7 +14,7 @@ from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, Check, check_l
 from hil.core.board_config import Power
 from hil.core.scratch import temporary_folder
 from hil.core.text import TextSink
-from hil.errors import BoardBusy, BoardError, HilError, UsageError
+from hil.errors import BoardBusy, BoardError, HilError, NotRun, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.board import Board
@@ -219,6 +219,8 @@ def _program(session: BoardSession, runtime: str) -> Check:
             return Check("program", FAIL, error.message, error.hint)
     if case.outcome is Outcome.PASS:
         return Check("program", PASS, "a tiny model runs and gives the right answer")
+    if isinstance(case.error, NotRun):
+        return Check("program", SKIP, case.reason, case.error.hint)
     if isinstance(case.error, BoardBusy):
         return Check("program", SKIP, case.reason, "try again when the board is free")
     mend = case.error.hint if case.error else ""

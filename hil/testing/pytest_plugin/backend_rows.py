@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pytest
 
 from hil.core.text import visible
 
 if TYPE_CHECKING:
-    from hil.testing.traces.session import TargetResult
+    from hil.controller.workloads.suites.store import CaseRecord
+    from hil.core.results import Outcome
+
+
+class BackendResult(Protocol):
+    """What a trace came to on one backend."""
+
+    @property
+    def record(self) -> CaseRecord:
+        """The outcome and the reason."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The record's."""
+
+    @property
+    def backend_id(self) -> str:
+        """The backend's name, numbered where there are several of it."""
+
+    def lines(self) -> list[str]:
+        """What is wrong, for people."""
+
 
 # Of a test's last report: a row a backend. xdist hands on whatever JSON can say.
 _ROWS = "hil_backends"
@@ -19,7 +40,7 @@ _PASSED: Literal["passed"] = "passed"
 _FAILED, _SKIPPED = "failed", "skipped"
 
 
-def add_rows(item: pytest.Item, results: Iterable[TargetResult]) -> None:
+def add_rows(item: pytest.Item, results: Iterable[BackendResult]) -> None:
     """Keep what a trace came to on each backend with the test."""
     rows = item.stash.setdefault(_KEPT, [])
     for result in results:

@@ -227,6 +227,8 @@ class CaseRun:
             return
         if outcome is Outcome.XFAIL:
             pytest.xfail(failure_text.expected(record))
+        if outcome is Outcome.SKIP:
+            pytest.skip(visible(record.message))
         pytest.fail(failure_text.failure(self.case, record, again=self._told_before()), pytrace=False)
 
     def _told_before(self) -> bool:

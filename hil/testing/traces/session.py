@@ -23,6 +23,7 @@ from hil.controller.storage.runs import storing
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
+from hil.controller.workloads.traces.report import write_report
 from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in, call_name, same_bits
 from hil.core.results import Noise, Outcome, RunResult, Stage
 from hil.core.scratch import temporary_folder
@@ -146,7 +147,9 @@ class ModuleTraces:
                 traced.trace.reference = self._trace_folder(self.reference, name)
                 save_traced(traced, self._trace_folder(target, name), wanted=wanted.trace)
             traces.append(traced)
-        return [self._judged(target, wanted, traced) for target, traced in zip(self.targets, traces, strict=True)]
+        results = [self._judged(target, wanted, traced) for target, traced in zip(self.targets, traces, strict=True)]
+        write_report(self.folder, self._trace_folder(self.reference, name), [result.record for result in results])
+        return results
 
     def close(self) -> None:
         """Give boards back, end processes."""
@@ -258,6 +261,7 @@ class ModuleTraces:
             timings={"run_s": traced.seconds},
             outputs=tuple(jsonable(output.record()) for one in comparisons for output in one.outputs),
             against=wanted.trace.ran_by,
+            folder=self._trace_folder(target, traced.trace.name).relative_to(self.folder).as_posix(),
         )
 
 

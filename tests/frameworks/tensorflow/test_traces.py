@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -103,6 +104,10 @@ def place(tmp_path, shared_cache, monkeypatch) -> Path:
     return tmp_path
 
 
+# The report of several backends.
+REPORT = {"matrix.csv", "matrix.md", "matrix.html", "junit.xml"}
+
+
 def python(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=280, env=dict(os.environ)
@@ -126,9 +131,12 @@ def test_the_documents_own_test_passes_and_leaves_what_the_document_draws(place)
         drawn += [f"{backend}/compiled.vmfb", f"{backend}/traces/simple_mul/flagfile"]
     drawn += [f"{backend}/traces/simple_mul/log.txt" for backend in ("iree_llvmcpu", "iree_vmvx", "tflite", "tf_ref")]
     assert [path for path in drawn if not (module / path).is_file()] == []
-    assert {path.name for path in module.iterdir()} == {
+    assert {path.name for path in module.iterdir()} == REPORT | {
         "tf_input.mlir", "iree_input.mlir", "iree_llvmcpu", "iree_vmvx", "tflite", "tf_ref"
     }  # fmt: skip
+    heads, *rows = list(csv.reader((module / "matrix.csv").read_text().splitlines()))
+    assert [dict(zip(heads, row, strict=True))["id"] for row in rows] == ["SimpleArithmeticModule/simple_mul"]
+    assert heads[5:8] == ["iree_llvmcpu", "iree_vmvx", "tflite"] and rows[0][4:8] == ["no", "PASS", "PASS", "PASS"]
     ref_trace = Trace.load(f"{module}/tf_ref/traces/simple_mul/")
     tar_trace = Trace.load(f"{module}/iree_vmvx/traces/simple_mul/")
     abs_diff = np.abs(ref_trace.calls[0].outputs[0] - tar_trace.calls[0].outputs[0])
@@ -147,7 +155,7 @@ def test_the_documents_own_test_passes_and_leaves_what_the_document_draws(place)
         (["--target_backends=tf"], {"tf_ref", "tf"}),
         (
             ["--reference_backend=iree_vmvx", "--target_backends=iree_vmvx,iree_vmvx"],
-            {"iree_vmvx_ref", "iree_vmvx_0", "iree_vmvx_1", "tf_input.mlir", "iree_input.mlir"},
+            {"iree_vmvx_ref", "iree_vmvx_0", "iree_vmvx_1", "tf_input.mlir", "iree_input.mlir"} | REPORT,
         ),
     ],
     ids=["tf beside itself", "a backend beside itself, twice"],

@@ -141,7 +141,7 @@ class _Bench:
             with BoardPool(f"hil bench {run.id}", wait_s=self.bench.job.wait_s, say=self.screen.note) as pool:
                 for number in range(len(self.jobs)):
                     self._prepare(run, number, pool)
-                if all(case.outcome in (Outcome.PASS, Outcome.SKIP) for case in self.cases):
+                if all(map(_can_be_measured, self.cases)):
                     self._measure(run)
         except StorageError:
             raise
@@ -200,7 +200,7 @@ class _Bench:
                 self.sides.append(Side("AB"[number], case, board))
                 if case.model is None:
                     self.recorder.keep(case, "references")  # that came with a stored bench
-            if case.outcome in (Outcome.PASS, Outcome.SKIP):
+            if _can_be_measured(case):
                 self.programs[case.name] = keep_program(run, case)
         except BoardError as error:
             case = case.ended(error, Stage.PUSH)
@@ -275,3 +275,8 @@ class _Bench:
         self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
         if not note:
             self.recorder.write(case)
+
+
+def _can_be_measured(case: Case) -> bool:
+    """Whether it ran, and gave the right answer or one that nobody was to compare."""
+    return case.error is None and case.outcome in (Outcome.PASS, Outcome.SKIP)

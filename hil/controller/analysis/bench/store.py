@@ -29,7 +29,7 @@ from hil.controller.pipeline.options import Job
 from hil.controller.storage.runs import Run, storing, write_file
 from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
-from hil.errors import EXIT_FAIL, EXIT_OK, UsageError
+from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
 
 
 def read_document(run: Run) -> dict[str, Any]:
@@ -241,8 +241,10 @@ def _histogram(durations: Nanoseconds) -> dict[str, Any]:
 
 
 def _exit_code(cases: Sequence[Case], compared: Comparison | None, allowed: float | None) -> int:
-    """The gravest outcome's, and 1 where B is slower by more than is allowed."""
+    """The gravest outcome's; 5 where a program could not be run, 1 where B is slower by more than is allowed."""
     code = max((case.outcome.exit_code for case in cases if case.outcome is not None), default=EXIT_OK)
+    if code == EXIT_OK and any(isinstance(case.error, NotRun) for case in cases):
+        return EXIT_NOTHING_RAN
     if allowed is None or compared is None or compared.verdict != "slower" or compared.ratio - 1 <= allowed:
         return code
     return code or EXIT_FAIL

@@ -19,7 +19,7 @@ from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.runs import GO_ON
 from hil.core.digest import algorithm_of, check, digest_file
 from hil.core.files import write_atomic
-from hil.core.results import Outcome
+from hil.core.results import Outcome, exit_code_of
 from hil.core.runtimes import RUNTIMES
 from hil.core.text import jsonable
 from hil.errors import EXIT_BOARD, FarmError, FarmUnreachable, UsageError
@@ -108,9 +108,7 @@ def _heard(call: Callable[[], T]) -> T:
 def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
     cases: Sequence[Mapping[str, Any]] = record["cases"]
     code = int(record["exit_code"])
-    worst: Mapping[str, Any] = next(
-        (one for one in cases if Outcome(one["outcome"]).exit_code == code and one["outcome"] != Outcome.SKIP), {}
-    )
+    worst: Mapping[str, Any] = next((one for one in cases if exit_code_of([Outcome(one["outcome"])]) == code), {})
     reason = ""
     if worst and code:
         reason = f"{worst.get('name') or worst.get('id')}: {worst.get('reason') or worst.get('message')}"

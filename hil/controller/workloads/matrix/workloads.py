@@ -6,6 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hil.controller.workloads.suites.job import Progress, check_request, resume_
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.store import HEAD as SUITE
 from hil.controller.workloads.suites.store import default_folder
+from hil.controller.workloads.traces.run import run_trace
 from hil.core.text import jsonable, numbered
 from hil.errors import BoardError, BoardRefused, BoardUnreachable, UsageError
 
@@ -114,12 +116,19 @@ def bundle_matrix(
 ) -> Done:
     """Run a bundle on every target, as :func:`job_matrix`."""
     matrix = _created("bundle", job, targets, "")
+    return _run_one(matrix, partial(run_bundle, methods=methods, key=key, cases=cases), screen)
+
+
+def trace_matrix(job: Job, targets: Sequence[Target], against: Path | None, *, screen: run_context.Progress) -> Done:
+    """Make a stored trace's calls again on every target, as :func:`job_matrix`."""
+    return _run_one(_created("trace", job, targets, ""), partial(run_trace, against=against), screen)
+
+
+def _run_one(matrix: Matrix, run_file: Callable[..., dict[str, Any]], screen: run_context.Progress) -> Done:
     with _workers(1) as workers:
 
         def run(target: Target, folder: Path) -> dict[str, Any]:
-            mine = _job_of(matrix, target)
-            settings: dict[str, Any] = {"run_id": target.name, "screen": screen, "isolated": workers()}
-            return run_bundle(mine, methods, key, cases=cases, **settings)
+            return run_file(_job_of(matrix, target), run_id=target.name, screen=screen, isolated=workers())
 
         return matrix.folder, matrix.run(_reached(run), say=screen.note)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import copy
 import functools
 import threading
@@ -15,7 +16,7 @@ from hil.bundles import Signature
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import checked_cases
 from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
-from hil.controller.models.conversions import can_convert
+from hil.controller.models.conversions import can_convert, missing_package
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
@@ -115,6 +116,26 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
             make = functools.partial(whole.make_layer, layer, choice.inputs)
             specs.append(CaseSpec(f"{name}_layer_{layer.name}", name, make, layer.name, layer.op, content))
     return specs
+
+
+def left_uncut(models: Sequence[SuiteModel], flow: Flow, context: RunContext) -> list[str]:
+    """What is said of models whose layers are no cases for want of a package: a line for each package."""
+    missing: dict[str, list[str]] = {}
+    for model in (one for one in models if one.own_cases is None):
+        with contextlib.suppress(HilError):  # its case runs into it, and tells
+            format = import_model(model.path, dims=model.dims, isolated=context.isolated, cache=context.cache).format
+            if format != "onnx" and _converts(format, flow) and (package := missing_package(format, "onnx")):
+                missing.setdefault(package, []).append(model.name)
+    return [
+        f"the layers of {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {package} is not installed here"
+        for package, names in missing.items()
+    ]
+
+
+def _converts(format: str, flow: Flow) -> bool:
+    """Whether models of a format that is not ONNX have layers in a flow: what it runs must come from ONNX as well."""
+    takes_onnx = flow.runtime in RUNTIMES and RUNTIMES[flow.runtime].from_onnx
+    return takes_onnx and not flow.recipe and can_convert(format, "onnx")
 
 
 def _own_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[CaseSpec]:
@@ -219,8 +240,7 @@ class _Whole:
             raise
         except HilError:  # its case runs into it again, and tells
             return False
-        takes_onnx = self.flow.runtime in RUNTIMES and RUNTIMES[self.flow.runtime].from_onnx
-        return format == "onnx" or (takes_onnx and not self.flow.recipe and can_convert(format, "onnx"))
+        return format == "onnx" or (_converts(format, self.flow) and not missing_package(format, "onnx"))
 
     def content(self) -> str:
         """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""

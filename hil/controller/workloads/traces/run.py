@@ -35,6 +35,7 @@ def run_trace(
     job: Job,
     against: Path | None = None,
     *,
+    run_id: str = "",
     screen: Progress,
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
@@ -44,7 +45,7 @@ def run_trace(
     Args:
         job: the board and how to run; its one model is the trace's folder. Tolerances go before the calls' own.
         against: the trace whose outputs are expected; None is the one that the trace was compared with, or its own.
-        isolated, choice: as :func:`hil.controller.workloads.run_job.run_job` takes them.
+        run_id, isolated, choice: as :func:`hil.controller.workloads.run_job.run_job` takes them.
 
     Returns:
         The run's record (the schema of docs/run.schema.json), a case a call, with ``folder``, its place.
@@ -64,7 +65,7 @@ def run_trace(
     with lent(isolated, 1) as workers:
         context = RunContext(Cache(), workers)
         cases = replay.cases(job, context)
-        run = RunStore(job.out).create(safe_name(f"{trace.module_name}-{trace.name}"), jsonable(asdict(job)))
+        run = RunStore(job.out).create(safe_name(f"{trace.module_name}-{trace.name}"), jsonable(asdict(job)), run_id)
         record = run_cases(
             run,
             job,
@@ -79,7 +80,7 @@ def run_trace(
         )
     if record["folder"]:
         made = Trace(trace.module_name, choice.name, trace.name, trace.source, replay.ran_by, replay.made)
-        made.reference = place
+        made.reference, made.error = place, replay.error
         made.save(run.folder / OF_RUN)
     return record
 
@@ -109,6 +110,7 @@ class Replay:
     wanted: Trace  # the trace whose outputs are expected
     made: list[ModuleCall] = field(default_factory=list)  # the calls so far, as this board made them
     ran_by: str = ""
+    error: str = ""  # why a call gave nothing: what was made ends before the first that did not
     # What variables and constants hold now; and of a variable whose new value did not come, the call that lacks it.
     state: dict[str, Array] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
@@ -153,6 +155,7 @@ class Replay:
         own = arrays_in(call.outputs)
         if case.result is None or len(outputs) != len(own) + len(call.program.assigned):
             self.lost |= dict.fromkeys(call.program.assigned, case.name)
+            self.error = self.error or f"{case.name}: {case.reason}"
             return
         self.ran_by = self.ran_by or case.result.source
         arrays = [same_bits(dtype_name(one.dtype), array) for one, array in zip(own.values(), outputs, strict=False)]
@@ -165,7 +168,8 @@ class Replay:
         given = iter(arrays)
         returned = replace_leaves(call.outputs, lambda leaf: next(given) if isinstance(leaf, np.ndarray) else leaf)
         assigned = tuple(news)
-        self.made.append(replace(call, outputs=returned, state=news, assigned=assigned, program=None))
+        if not self.error:
+            self.made.append(replace(call, outputs=returned, state=news, assigned=assigned, program=None))
         yield from ()
 
 

@@ -84,7 +84,9 @@ class TraceComparison:
         return [*lines, *(f"  {line}" for call in self.calls for line in call.lines(failed_only=True))]
 
 
-def compare_stored(first: Path, second: Path, judging: Judging, out: Path | None = None) -> list[TraceComparison]:
+def compare_stored(
+    first: Path, second: Path, judging: Judging | None = None, out: Path | None = None
+) -> list[TraceComparison]:
     """Compare the traces of two places, the second's being the reference's.
 
     One is compared with one, whatever they are called; of several those that lie alike in both places. What only one

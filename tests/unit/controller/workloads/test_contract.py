@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ from hil.controller.workloads.matrix.workloads import (
     resume_job_matrix,
     resume_suite_matrix,
     suite_matrix,
+    trace_matrix,
 )
 from hil.controller.workloads.run_job import run_job
 from hil.controller.workloads.study import run as study_run
@@ -51,16 +53,20 @@ from hil.controller.workloads.study.record import Asked, Experiment
 from hil.controller.workloads.study.toolchains import Making, Program, Way
 from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Request, Settings
+from hil.controller.workloads.traces.run import run_trace
+from hil.controller.workloads.traces.trace import CallProgram, ModuleCall, Trace
 from hil.core.results import Artifact, Model, RunResult
 from hil.core.text import jsonable
 from hil.errors import (
     EXIT_BOARD,
     EXIT_INTERRUPTED,
+    EXIT_NOTHING_RAN,
     EXIT_STAGE,
     BoardLost,
     BoardUnreachable,
     CompileCrashed,
     HilError,
+    NotRun,
     ReferenceFailed,
     RunFailed,
     StageTimeout,
@@ -254,9 +260,26 @@ def by_traces(place: Path) -> dict[str, str]:
     return ended
 
 
+def three_calls(place: Path) -> Path:
+    """A stored trace that calls three programs, once each."""
+    module = place / "Net"
+    module.mkdir(parents=True)
+    files = models(module)
+    calls = [
+        ModuleCall(file.stem, (ONE,), (ONE * 2,), program=CallProgram(file, file.stem, "onnxruntime")) for file in files
+    ]
+    return Trace("Net", "fake", "all", calls=calls).save(module / "fake" / "traces" / "all")
+
+
+def by_trace_run(place: Path, **how: Any) -> dict[str, str]:
+    job = Job(models=(three_calls(place),), board=A, out=place / "runs", **how)
+    record = run_trace(job, screen=Quiet())
+    return {case["name"].rpartition("_")[2]: case["outcome"] for case in record["cases"]}
+
+
 def by_check(place: Path) -> dict[str, str]:
     (found,) = [one for one in check_board(fake_choice(), runtime="onnxruntime") if one.name == "program"]
-    return {"tiny": "PASS" if found.state == "pass" else found.found.partition(":")[0]}
+    return {"tiny": {"pass": "PASS", "skip": "SKIP"}.get(found.state, found.found.partition(":")[0])}
 
 
 def by_pytest(place: Path, **how: Any) -> dict[str, str]:
@@ -340,6 +363,7 @@ WORKLOADS = {
     "bench": Workload(by_bench, all="b"),
     "bisect": Workload(by_bisect),
     "traces": Workload(by_traces),
+    "trace run": Workload(by_trace_run),
     "check": Workload(by_check, case="tiny", usage="not that way"),
     "pytest": Workload(by_pytest, usage="RUN_ERROR"),
     "study": Workload(by_study),
@@ -352,6 +376,7 @@ EVENTS = {
     "a board lost in the run": ("run", lost, "BOARD_LOST"),
     "a program that fails": ("run", lambda: RunFailed("no"), "RUN_ERROR"),
     "a program that hangs": ("run", lambda: StageTimeout("late"), "TIMEOUT"),
+    "a program that a board lacks something for": ("load", lambda: NotRun("no such delegate"), "SKIP"),
 }
 
 
@@ -377,6 +402,29 @@ def test_an_event_ends_the_case_that_it_happened_to_and_no_other(
     assert workload.run(tmp_path) == workload.wanted("PASS" if again else outcome)
     assert fake_boards.did.count(f"{stage} {workload.case}") == 1 + again
     assert all(board.closed for board in fake_boards.opened)
+
+
+def test_a_bench_measures_nothing_that_did_not_run(
+    fake_boards: FakeBoards, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_boards.scripts[A] = {("load", "b"): NotRun("no such delegate")}
+    monkeypatch.setattr(bench_job, "measure", lambda *_: pytest.fail("nothing was loaded"))
+    job = Job(models=models(tmp_path / "models", "b"), board=A, runtime="onnxruntime", out=tmp_path / "runs")
+    document = bench_job.run_bench(bench_job.BenchJob(job), screen=Quiet())
+    assert (document["sides"][0]["outcome"], document["exit_code"]) == ("SKIP", EXIT_NOTHING_RAN)
+
+
+def test_in_pytest_what_cannot_run_is_a_skip_with_its_reason(
+    fake_boards: FakeBoards, pytester: pytest.Pytester
+) -> None:
+    models(pytester.path / "models")
+    fake_boards.scripts[A] = {("load", "b"): NotRun("no such delegate")}
+    pytester.makeini("[pytest]\nhil_models = models\n")
+    words = ("-rs", f"--hil-board={A}", "--hil-flow=onnxruntime", "--hil-no-layers", "--junitxml=junit.xml")
+    ended = pytester.runpytest_inprocess(*words)
+    ended.assert_outcomes(passed=2, skipped=1)
+    ended.stdout.fnmatch_lines(["SKIPPED*models/b.onnx*no such delegate"])
+    assert '"hil_outcome" value="SKIP"' in (pytester.path / "junit.xml").read_text()
 
 
 def test_cases_pass_where_nothing_happens_and_boards_are_given_back(
@@ -514,7 +562,7 @@ def test_a_bundles_cases_say_that_no_reference_can_be_asked(fake_boards: FakeBoa
     assert told.startswith("the reference onnxruntime could not answer: the case came with a compiled program")
 
 
-@pytest.mark.parametrize("workload", ["run", "bundle run", "suite", "pytest"], indirect=True)
+@pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "pytest"], indirect=True)
 def test_times_say_of_how_many_iterations_they_are(fake_boards: FakeBoards, workload: Workload, tmp_path: Path) -> None:
     assert workload.run(tmp_path, iterations=4, warmup=2) == workload.wanted("PASS")
     assert {one for board in fake_boards.opened for one in board.counts} == {(4, 2)}
@@ -531,6 +579,10 @@ def matrix_of_run(place: Path) -> MatrixReport:
 
 def matrix_of_bundle(place: Path) -> MatrixReport:
     return bundle_matrix(Job(models=(three_methods(place),), out=place / "runs"), BOTH, (), None, screen=Quiet())[1]
+
+
+def matrix_of_trace(place: Path) -> MatrixReport:
+    return trace_matrix(Job(models=(three_calls(place),), out=place / "runs"), BOTH, None, screen=Quiet())[1]
 
 
 def matrix_of_suite(place: Path) -> MatrixReport:
@@ -561,12 +613,20 @@ def matrix_of_farm(place: Path) -> MatrixReport:
     return report
 
 
-MATRICES = {"run": matrix_of_run, "bundle run": matrix_of_bundle, "suite": matrix_of_suite}
+MATRICES = {
+    "run": matrix_of_run,
+    "bundle run": matrix_of_bundle,
+    "trace run": matrix_of_trace,
+    "suite": matrix_of_suite,
+}
 
 
 def marked(report: MatrixReport) -> dict[str, list[str]]:
     """Case -> its outcomes by target, with a mark last where they differ."""
-    rows = {row.id[:1]: [cell.word for cell in row.cells] + ["*"] * row.differs for row in report.rows}
+    rows = {
+        re.sub("call_._", "", row.id)[:1]: [cell.word for cell in row.cells] + ["*"] * row.differs
+        for row in report.rows
+    }
     assert [target.name for target in report.targets] == ["unix__fake_a", "unix__fake_b"]
     return rows
 
@@ -658,7 +718,7 @@ def test_cases_that_a_file_brings_are_cases_of_every_workload_each_with_its_name
         assert found == dict.fromkeys(names, "PASS")
 
 
-@pytest.mark.parametrize("workload", ["run", "bundle run", "suite", "bench", "pytest"], indirect=True)
+@pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "bench", "pytest"], indirect=True)
 def test_what_a_failing_case_left_is_where_its_record_says(
     fake_boards: FakeBoards, workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -685,7 +745,7 @@ def by_model_jobs(place: Path) -> dict[str, str]:
     return by_farm(place, work)
 
 
-@pytest.mark.parametrize("enter", [by_run, by_suite, by_bench, by_pytest, by_suite_job, by_model_jobs])
+@pytest.mark.parametrize("enter", [by_run, by_trace_run, by_suite, by_bench, by_pytest, by_suite_job, by_model_jobs])
 def test_what_shows_a_compilers_death_again_is_where_the_record_says(
     fake_boards: FakeBoards,
     pytester: pytest.Pytester,

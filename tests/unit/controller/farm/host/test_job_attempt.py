@@ -31,7 +31,7 @@ def case(outcome: str, name: str = "m", reason: str = "") -> dict[str, str]:
         (3, ["RUN_CRASH"], "RUN_CRASH", False),
         (4, ["FAIL", "BOARD_LOST", "COMPILE_ERROR"], "BOARD_LOST", True),
         (5, [], "", False),
-        (5, ["SKIP"], "", False),
+        (5, ["SKIP"], "SKIP", False),
     ],
 )
 def test_only_a_lost_board_is_the_infrastructures_failure(code, outcomes, outcome, infrastructure):
@@ -52,6 +52,9 @@ def test_the_reason_names_the_case_that_was_gravest():
     record = {"exit_code": 1, "cases": [case("PASS", "a"), case("FAIL", "b", "3 of 4 differ")]}
     assert _result(record, {}).reason == "b: 3 of 4 differ"
     assert _result({"exit_code": 0, "cases": [case("PASS")]}, {}).reason == ""
+    assert (
+        _result({"exit_code": 5, "cases": [case("SKIP", "a", "no such delegate")]}, {}).reason == "a: no such delegate"
+    )
 
 
 @pytest.mark.parametrize(

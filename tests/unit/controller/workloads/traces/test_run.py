@@ -120,7 +120,12 @@ def test_a_wrong_call_leaves_its_state_to_the_calls_after_it_and_one_that_failed
     fake_boards.scripts["unix:/fake/a"] = {("run", "add"): RunCrashed("died")}
     record = again(stored)
     assert outcomes(record) == ["RUN_CRASH", "SKIP", "SKIP"] and record["exit_code"] == 3
-    assert record["cases"][1]["reason"] == "the variable sum has no value: call_0_add gave none"
+    assert [case["reason"] for case in record["cases"][1:]] == [
+        "the variable sum has no value: call_0_add gave none",
+        "the variable sum has no value: call_1_add gave none",
+    ]
+    made, _ = load_one(Path(record["folder"]))
+    assert made.calls == [] and made.error == "call_0_add: died"
 
 
 def test_what_cannot_be_made_again_is_refused_with_a_hint(stored):
