@@ -132,12 +132,3 @@ def test_layers_of_a_model(hil, models, name):
 def test_bisect_takes_a_keras_model_apart(hil, models):
     ended = hil("bisect", models / "lstm.keras", "--dim", "batch=1", "--runtime", "onnxruntime")
     assert ended.code == 0, (ended.out, ended.err)
-
-
-def test_a_suite_of_a_keras_model_has_its_layers(hil, models, tmp_path):
-    arguments = ["--runtime-hw-type", "sim", "--flow", "onnxruntime", "--merge", "shape"]
-    ended = hil(
-        "suite", "run", models / "attention.tflite", *arguments, "--dim", "tokens.dim0=1", "--out", tmp_path / "s"
-    )
-    assert ended.code == 0, (ended.out, ended.err)
-    assert "attention_layer_MatMul" in (tmp_path / "s" / "results.jsonl").read_text()

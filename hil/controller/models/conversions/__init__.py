@@ -67,16 +67,6 @@ def can_convert(have: str, want: str) -> bool:
     return (have, want) in CONVERSIONS
 
 
-def missing_package(have: str, want: str) -> str:
-    """The first package that making one format into another needs and that is not installed here; "" is none."""
-    for package in CONVERSIONS[have, want].packages:
-        try:
-            needed_version(package)
-        except UsageError:
-            return package
-    return ""
-
-
 def convert(
     model: Model, want: str, work: Work, debug_ir: Path | None = None, *, debug_ir_passes: bool = False
 ) -> tuple[Model, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import copy
 import functools
 import threading
@@ -16,7 +15,6 @@ from hil.bundles import Signature
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import checked_cases
 from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
-from hil.controller.models.conversions import can_convert, missing_package
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
@@ -31,9 +29,13 @@ from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.core.text import numbered
-from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
+from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError, did_you_mean
 
 T = TypeVar("T")
+
+# Formats whose models have layers as ONNX has them. Those that tf2onnx converts have not: its names of nodes differ
+# from one process to another, and cases go by them.
+_ALSO_CUT = ("pt2",)
 
 
 @dataclass(frozen=True)
@@ -110,32 +112,14 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
         except UsageError:
             raise
         except HilError as error:
+            if model.format != "onnx":  # the whole model may run for all that
+                error = NotRun(f"its layers are not told in ONNX: {error.message}", stage="import", detail=error.detail)
             return [*specs, CaseSpec(f"{name}_layers", name, _raising(error), content=content)]
     for layer in unmerged(layers, choice.merge):
         if not layer.by_chance:
             make = functools.partial(whole.make_layer, layer, choice.inputs)
             specs.append(CaseSpec(f"{name}_layer_{layer.name}", name, make, layer.name, layer.op, content))
     return specs
-
-
-def left_uncut(models: Sequence[SuiteModel], flow: Flow, context: RunContext) -> list[str]:
-    """What is said of models whose layers are no cases for want of a package: a line for each package."""
-    missing: dict[str, list[str]] = {}
-    for model in (one for one in models if one.own_cases is None):
-        with contextlib.suppress(HilError):  # its case runs into it, and tells
-            format = import_model(model.path, dims=model.dims, isolated=context.isolated, cache=context.cache).format
-            if format != "onnx" and _converts(format, flow) and (package := missing_package(format, "onnx")):
-                missing.setdefault(package, []).append(model.name)
-    return [
-        f"the layers of {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {package} is not installed here"
-        for package, names in missing.items()
-    ]
-
-
-def _converts(format: str, flow: Flow) -> bool:
-    """Whether models of a format that is not ONNX have layers in a flow: what it runs must come from ONNX as well."""
-    takes_onnx = flow.runtime in RUNTIMES and RUNTIMES[flow.runtime].from_onnx
-    return takes_onnx and not flow.recipe and can_convert(format, "onnx")
 
 
 def _own_cases(source: SuiteModel, flow: Flow, context: RunContext) -> list[CaseSpec]:
@@ -240,7 +224,8 @@ class _Whole:
             raise
         except HilError:  # its case runs into it again, and tells
             return False
-        return format == "onnx" or (_converts(format, self.flow) and not missing_package(format, "onnx"))
+        takes_onnx = self.flow.runtime in RUNTIMES and RUNTIMES[self.flow.runtime].from_onnx
+        return format == "onnx" or (format in _ALSO_CUT and takes_onnx and not self.flow.recipe)
 
     def content(self) -> str:
         """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""

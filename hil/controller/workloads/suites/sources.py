@@ -31,7 +31,7 @@ from hil.controller.workloads.bundles.flagfile import (
 )
 from hil.controller.workloads.bundles.onnx import data_sets, data_sets_left_out, model_of_data_sets
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
-from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of, left_uncut
+from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
 from hil.controller.workloads.suites.operators import operator_cases
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import OwnCase, Suite, SuiteModel, worded
@@ -85,8 +85,7 @@ def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
     found = look(path)
     name = path.stem if path.is_file() else path.resolve().name
     cases = cases_of(found.models, flow, context, **how)
-    uncut = left_uncut(found.models, flow, context) if choice is not None else []
-    return Suite(name, source, cases, folder / EXPECTED, (*found.left_out, *uncut))
+    return Suite(name, source, cases, folder / EXPECTED, tuple(found.left_out))
 
 
 def _known(path: Path) -> list[str]:
