@@ -62,8 +62,8 @@ class Compute(Protocol):
 class Reference:
     """An oracle.
 
-    ``compute(model, inputs, outputs, *, isolated, timeout, log, cache, recompute)`` runs a
-    :class:`hil.plugins.Model` on the tensors of the folder ``inputs`` (:func:`hil.plugins.load_tensors`) and writes what it gives into the folder
+    ``compute(model, inputs, outputs, *, isolated, timeout, log, cache, recompute)`` runs a :class:`hil.plugins.Model`
+    on the tensors of the folder ``inputs`` (:func:`hil.plugins.load_tensors`) and writes what it gives into the folder
     ``outputs``, in the model's order (:func:`hil.plugins.save_tensors`). What may crash is called with
     ``isolated.call(function, arguments, timeout=timeout, log=log)``. It raises ReferenceFailed where it cannot run the
     model; anything else that it raises becomes one. What it returns is not looked at.

@@ -74,8 +74,9 @@ class Recipe:
     model keeps data outside its file, beside it: then so must the result. ``samples`` is a list of folders, each one
     sample of every input (:func:`hil.plugins.load_tensors` reads it); empty where the recipe is not calibrated. Every
     setting follows by its name, but for ``samples``, which says how many there are where the user gives none. It
-    returns None, or notes on its work as a JSON object, which results of ExecuTorch's programs hold (``quantise_s``, the
-    seconds that it took, has a column in reports). It raises ImportFailed where the model cannot be changed; anything else that it raises becomes one.
+    returns None, or notes on its work as a JSON object, which results of ExecuTorch's programs hold (``quantise_s``,
+    the seconds that it took, has a column in reports). It raises ImportFailed where the model cannot be changed;
+    anything else that it raises becomes one.
 
     Attributes:
         apply: the function, of a module, or its ``module:function``.
