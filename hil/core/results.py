@@ -202,6 +202,8 @@ class Artifact:
     log: Path | None = None
     # what the compiler tells of its work, anything that JSON can say; ``text``, a line for people.
     notes: Mapping[str, Any] = field(default_factory=dict)
+    # the last of ``inputs``, where the program takes more than its model does: what they are given, in order.
+    carried: Mapping[str, Array] = field(default_factory=dict, compare=False)
 
 
 MOST_NAMES = 200

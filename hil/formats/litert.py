@@ -46,6 +46,7 @@ class Signature:
             symbol such as ``x.dim0``, of an output None.
         keeping: the operators of its graph that keep state from run to run; of one that is not the first, variables
             alone are known, and not whether it assigns them.
+        graph: the number of its graph; the first is 0.
     """
 
     def __init__(self, interpreter: Any, file: str, function: str, kernels: str) -> None:
@@ -58,10 +59,10 @@ class Signature:
         self.signatures = tuple(signatures)
         self.name = _choose(file, function, self.signatures)
         if self.name:
-            self._graph = int(self._core.GetSubgraphIndexFromSignature(self.name))
+            self.graph = int(self._core.GetSubgraphIndexFromSignature(self.name))
             given, made = (list(signatures[self.name][which].items()) for which in ("inputs", "outputs"))
         else:
-            self._graph = 0
+            self.graph = 0
             # Pairs: nothing keeps a graph from giving several tensors one name.
             given = [(self._core.TensorName(index, 0), index) for index in self._core.InputIndices()]
             made = [(self._core.TensorName(index, 0), index) for index in self._core.OutputIndices()]
@@ -70,6 +71,13 @@ class Signature:
         self.outputs = tuple(self._spec(name, index, named=False) for name, index in made)
         self._sizes: list[tuple[int, ...]] | None = None
         self.keeping = tuple(sorted(self._operators() & _KEEPING))
+
+    def tensor_names(self) -> tuple[list[str], list[str]]:
+        """What the graph itself calls the inputs and the outputs."""
+        inputs, outputs = (
+            [str(self._core.TensorName(index, self.graph)) for index in side] for side in (self._given, self._made)
+        )
+        return inputs, outputs
 
     def set_inputs(self, arrays: Sequence[Array]) -> None:
         """Copy the inputs in, after memory was planned for their shapes where these have changed.
@@ -83,18 +91,18 @@ class Signature:
                 self._sizes = None
                 for index, spec, size in zip(self._given, self.inputs, sizes, strict=True):
                     if not spec.is_static:
-                        self._core.ResizeInputTensor(index, np.array(size, np.int32), False, self._graph)
-                self._core.AllocateTensors(self._graph)
+                        self._core.ResizeInputTensor(index, np.array(size, np.int32), False, self.graph)
+                self._core.AllocateTensors(self.graph)
                 self._sizes, self._placed = sizes, None
             for index, array in zip(self._given, arrays, strict=True):
-                self._core.SetTensor(index, _to_litert(array), self._graph)
+                self._core.SetTensor(index, _to_litert(array), self.graph)
         except Exception as error:
             raise RunFailed(f"LiteRT cannot take the inputs: {error_text(error)}", detail=str(error)) from error
 
     def invoke(self) -> None:
         """Run once. Raises RunFailed: an operator failed."""
         try:
-            self._core.Invoke(self._graph)
+            self._core.Invoke(self.graph)
         except Exception as error:
             raise RunFailed(f"LiteRT failed to run the model: {error_text(error)}", detail=str(error)) from error
 
@@ -108,7 +116,7 @@ class Signature:
         Of a node that the delegate took, LiteRT says nothing itself: it is one that lies between the tensors which a
         node of the delegate's takes and those which that gives.
         """
-        if self._graph:
+        if self.graph:
             return None if self._kernels == _DELEGATED else (Part(self._kernels),)
         if self._placed is None:
             core = self._core
@@ -130,30 +138,30 @@ class Signature:
 
     def _operators(self) -> set[str]:
         """The names of its operators: LiteRT tells those of the first subgraph alone, and of others the tensors."""
-        if not self._graph:
+        if not self.graph:
             return {str(self._core.NodeName(node)) for node in range(self._core.NumNodes())}
-        return {"VARIABLE"} if any(map(self._is_handle, range(self._core.NumTensors(self._graph)))) else set()
+        return {"VARIABLE"} if any(map(self._is_handle, range(self._core.NumTensors(self.graph)))) else set()
 
     def _is_handle(self, index: int) -> bool:
         try:
-            return self._core.TensorType(index, self._graph) is np.object_
+            return self._core.TensorType(index, self.graph) is np.object_
         except Exception:  # numpy has no such type, so it is no handle either
             return False
 
     def _output(self, index: int, spec: TensorSpec) -> Array:
-        size = [int(dim) for dim in self._core.TensorSize(index, self._graph)]
+        size = [int(dim) for dim in self._core.TensorSize(index, self.graph)]
         if 0 in size:  # which LiteRT has no buffer for
             return np.empty(size, dtype_of(spec.dtype))
-        return _from_litert(np.asarray(self._core.GetTensor(index, self._graph)), spec.dtype)
+        return _from_litert(np.asarray(self._core.GetTensor(index, self.graph)), spec.dtype)
 
     def _spec(self, name: str, index: int, *, named: bool) -> TensorSpec:
         try:
-            kind = self._core.TensorType(index, self._graph)
+            kind = self._core.TensorType(index, self.graph)
             dtype = "string" if kind is np.bytes_ else dtype_name(kind)
         except Exception as error:  # of LiteRT's too: numpy has no such type
             raise LoadFailed(f"tensor {name!r} has elements that hil cannot pass: {error_text(error)}") from error
-        size = [int(dim) for dim in self._core.TensorSize(index, self._graph)]
-        open_size = [int(dim) for dim in self._core.TensorSizeSignature(index, self._graph)] or size
+        size = [int(dim) for dim in self._core.TensorSize(index, self.graph)]
+        open_size = [int(dim) for dim in self._core.TensorSizeSignature(index, self.graph)] or size
         shape: list[Dim] = [
             dim if dim >= 0 else f"{name}.dim{axis}" if named else None for axis, dim in enumerate(open_size)
         ]

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from hil.core.tensors import Array, TensorSpec, from_bytes, nbytes_of
 
 # Raise it when the library's functions, or what they say, change.
 ABI = 1
 LIBRARY = "program.so"
-# The first values of the variables, one after the other. Where the file is not beside the library, the variables are
-# inputs.
+# The first values of the variables, one after the other, beside the library; under a name of its own where several
+# libraries may lie in a folder. Where there is no such file, the variables are inputs.
 VALUES = "variables.bin"
+
+
+def values_name(library: str) -> str:
+    """The name of the file of first values that is one library's alone."""
+    return f"{Path(library).stem}.{VALUES}"
+
+
+def values_beside(library: Path) -> Path | None:
+    """The file of first values that lies beside a library: its own, else the one of any library there."""
+    for name in (values_name(library.name), VALUES):
+        if os.path.isfile(values := library.with_name(name)):  # noqa: PTH113 (a name may be too long for a path)
+            return values
+    return None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hil.agent.runtimes import Runtime
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, from_bytes
 from hil.errors import LoadFailed, RunFailed
-from hil.formats.xla_program import ABI, VALUES, Signature, read_signature, shape_of, size_of
+from hil.formats.xla_program import ABI, Signature, read_signature, shape_of, size_of, values_beside
 
 DEFAULT_DEVICE = "cpu"
 # What XLA's code expects of its arguments.
@@ -63,7 +63,7 @@ class XlaAotRuntime(Runtime):
             raise LoadFailed(f"{main}: {error}", hint="compile it again with this version of hil") from error
         if function and function != signature.function:
             raise LoadFailed(f"{main} has no function {function!r}", hint=f"it has {signature.function!r}")
-        return XlaAotProgram(library, signature, folder / VALUES)
+        return XlaAotProgram(library, signature, values_beside(path))
 
 
 class XlaAotProgram:
@@ -73,10 +73,10 @@ class XlaAotProgram:
     the library, or those that it was given as inputs.
     """
 
-    def __init__(self, library: Any, signature: Signature, values: Path) -> None:
+    def __init__(self, library: Any, signature: Signature, values: Path | None) -> None:
         self._library = library
         self._signature = signature
-        outside = not values.is_file()
+        outside = values is None
         self.function = signature.function
         self.inputs = signature.inputs(variables=outside)
         self.outputs = signature.results()
@@ -87,7 +87,7 @@ class XlaAotProgram:
         # Buffers that running changes, and what is in them before each run.
         self._restored: list[tuple[Array, Array]] = []
         try:
-            self._values = [] if outside else list(signature.values(values.read_bytes()).values())
+            self._values = list(signature.values(values.read_bytes()).values()) if values else []
         except ValueError as error:
             raise LoadFailed(str(error)) from error
 

@@ -36,11 +36,13 @@ from hil.errors import UsageError
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and keep the program."""
     from hil.controller.analysis.profile.collect import check_folder, write_profiles
+    from hil.controller.backends.compilers.tfcompile import RUNTIME as XLA_AOT
     from hil.controller.devices.board_choice import knows_target
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options
     from hil.controller.storage.runs import storing
+    from hil.formats.xla_program import VALUES, values_name
 
     profile = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}
     for kind, folder in profile.items():
@@ -68,11 +70,16 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     for note in (note for profile in profiles for note in profile["notes"]):
         say(f"note: {note}")
     target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
+    named = {artifact.main: target.name}
+    if artifact.runtime == XLA_AOT:  # of several programs in a folder each has its own variables
+        named |= dict.fromkeys((VALUES, values_name(artifact.main)), values_name(target.name))
     with storing(target.parent.absolute(), "-o"):
         target.parent.mkdir(parents=True, exist_ok=True)
+        if artifact.runtime == XLA_AOT:  # those of a program that was called so before are not this one's
+            (target.parent / values_name(target.name)).unlink(missing_ok=True)
         written = []
         for name, path in artifact.files.items():
-            path_to = target if name == artifact.main else target.parent / name
+            path_to = target.parent / named.get(name, name)
             if not (path_to.exists() and path_to.samefile(path)):
                 shutil.copyfile(path, path_to)
             written.append(str(path_to))

@@ -19,8 +19,14 @@ def flows(file: Path | None, as_json: bool) -> None:
     """List the flows: hil's own, those of installed packages, those of ./flows.toml; or those of a file."""
     from hil.controller.models.flows import flows as known_flows
     from hil.controller.models.flows import read_flows
+    from hil.controller.storage.packages import Registered
 
     found = known_flows() if file is None else read_flows(file)
     width = max(map(len, found), default=0)
     lines = [f"{name:{width}}  {flow.description or flow.runtime}" for name, flow in found.items()]
-    answer(as_json, {"flows": [asdict(flow) for flow in found.values()]}, *lines)
+    broken = found.broken if isinstance(found, Registered) else {}
+    lines += [f"{name}: cannot be used: {error.message}" for name, error in broken.items()]
+    document = {"flows": [asdict(flow) for flow in found.values()]}
+    if broken:
+        document["broken"] = [{"name": name, "error": error.message} for name, error in broken.items()]
+    answer(as_json, document, *lines)

@@ -379,7 +379,7 @@ class LoadedProgram:
             RanElsewhere: it ran on another device than it was told to.
             RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
         """
-        self._check(inputs)
+        inputs = self._whole(inputs)
         invocation = self._client.invoke(
             self.loaded.program_id,
             inputs,
@@ -457,7 +457,7 @@ class LoadedProgram:
             RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`run`.
             BlobDamaged: the tool was altered on the board, and so it was when it had been sent again.
         """
-        self._check(inputs)
+        inputs = self._whole(inputs)
         try:
             return self._profile(inputs, warmup, iterations, timeout)
         except errors.BlobDamaged as error:
@@ -474,8 +474,12 @@ class LoadedProgram:
             self.loaded.program_id, inputs, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout
         )
 
-    def _check(self, inputs: Mapping[str, Array]) -> None:
-        """Refuse inputs that the program does not take; where its model takes them, that is not the user's doing."""
+    def _whole(self, given: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The inputs with those that the program takes beyond its model's, unless they are given as well.
+
+        Inputs that the program does not take are refused; where its model takes them, that is not the user's doing.
+        """
+        inputs = {**given, **{name: value for name, value in self._artifact.carried.items() if name not in given}}
         try:
             check_inputs(self.loaded.function, self.loaded.inputs, inputs)
         except errors.UsageError as error:
@@ -484,6 +488,7 @@ class LoadedProgram:
                 raise
             what = f"the program takes other inputs on the board than its model does: {error.message}"
             raise errors.RunFailed(what, stage="run", board=self._board.name) from error
+        return inputs
 
     def log(self) -> list[str]:
         """What the worker wrote to stderr."""

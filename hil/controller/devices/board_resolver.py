@@ -16,7 +16,7 @@ from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.agent import AGENT_KIND, SIM_KIND
 from hil.controller.devices.links.link import LENT_KIND, Link, LinkKind
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
-from hil.controller.storage.packages import points
+from hil.controller.storage.packages import load, points, refused
 from hil.controller.storage.paths import located
 from hil.core.boards import load_board
 from hil.errors import UsageError
@@ -28,7 +28,9 @@ def _of_package(address: str) -> bool:
 
 def _connect_by_package(choice: BoardChoice) -> Link:
     entry = next(entry for entry in points("hil.links") if choice.target.startswith(f"{entry.name}:"))
-    link: Link = entry.load()(choice.target, choice.config)
+    link = load(entry)(choice.target, choice.config)
+    if not isinstance(link, Link):
+        raise refused(entry, f"gives no hil.plugins.Link: {link!r:.80}")
     return link
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.storage.isolated import IsolatedFunction, function_version
+from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version
 from hil.controller.storage.packages import needed_version, pick, registered
 from hil.core.runtimes import resolve
 from hil.errors import UsageError, did_you_mean
@@ -70,16 +70,23 @@ class ExecuTorchBackend:
                 )
         return {**self.options, **options}
 
+    def functions(self) -> list[str]:
+        """The names of its functions. Raises ValueError: another process cannot find one."""
+        return [function_name(one) for one in (self.lower, self.quantizer) if one is not None]
+
     def made_by(self) -> dict[str, Any]:
         """What its programs depend on, beside model and options. Raises UsageError: a package is not installed."""
         versions = {package: needed_version(package) for package in self.packages}
-        functions = [function_version(one) for one in (self.lower, self.quantizer) if one is not None]
-        return {"functions": functions, "versions": versions, "version": self.version}
+        return {
+            "functions": [function_version(one) for one in self.functions()],
+            "versions": versions,
+            "version": self.version,
+        }
 
 
 def executorch_backends() -> dict[str, ExecuTorchBackend]:
     """Every backend by name: hil's own and those of the entry-point group."""
-    return registered(GROUP, _BUILT_IN)
+    return registered(GROUP, _BUILT_IN, ExecuTorchBackend, ExecuTorchBackend.functions)
 
 
 def pick_backend(name: str) -> ExecuTorchBackend:

@@ -35,7 +35,7 @@ from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Job, Options
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Job, Options
 from hil.controller.storage.packages import pick
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing
@@ -260,7 +260,7 @@ def _reference_settings(options: Options, context: RunContext, log: Path) -> dic
         "cache": context.cache,
         "isolated": context.isolated,
         "recompute": options.recompute,
-        "timeout": max(options.timeout, DEFAULT_TIMEOUT_S),
+        "timeout": options.timeout,
         "log": log,
     }
 

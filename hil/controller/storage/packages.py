@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hil.core.digest import digest_file
 from hil.errors import UsageError, did_you_mean, one_of
@@ -70,21 +70,98 @@ def _missing(package: str, extra: str) -> UsageError:
     return UsageError(f"this needs {package}, which is not installed here", hint=hint)
 
 
-def registered(group: str, built_in: Mapping[str, T]) -> dict[str, T]:
+class Registered(dict[str, T]):
+    """Things by name. What packages broke is not among them, and a UsageError once its own name is asked for."""
+
+    def __init__(self, found: Mapping[str, T], broken: Mapping[str, UsageError] | None = None) -> None:
+        super().__init__(found)
+        self.broken = dict(broken or {})
+
+    def __missing__(self, name: str) -> T:
+        self.check(name)
+        raise KeyError(name)
+
+    def check(self, name: str) -> None:
+        """Raise UsageError: a package broke what has this name."""
+        if error := self.broken.get(name):
+            raise UsageError(error.message, hint=error.hint) from error
+
+    def broken_text(self) -> str:
+        """The end of a hint, for a name that a broken entry point may have been to give; "" where none is broken."""
+        return "".join(f"; {error.message}" for error in self.broken.values())
+
+
+def registered(
+    group: str,
+    built_in: Mapping[str, T],
+    kind: type | None = None,
+    check: Callable[[T], object] | None = None,
+) -> Registered[T]:
     """The built-in things of a group and those that installed packages add under the entry point ``group``.
 
-    A package may replace a built-in one by taking its name. One that cannot be loaded is a UsageError.
+    A package may replace a built-in one by taking its name.
+
+    Args:
+        kind, check: as :func:`load` has them.
     """
-    found = dict(built_in)
+    found, broken = dict(built_in), {}
     for point in points(group):
         try:
-            found[point.name] = point.load()
-        except Exception as error:
-            raise UsageError(
-                f"the entry point {point.name!r} of {group} cannot be loaded: {error}",
-                hint=f"it comes from the package {point.dist.name if point.dist else '?'}: repair or uninstall that",
-            ) from error
-    return found
+            found[point.name] = load(point, kind, check)
+        except UsageError as error:
+            broken[point.name] = error
+            found.pop(point.name, None)
+    return Registered(found, broken)
+
+
+def load(point: EntryPoint, kind: type | None = None, check: Callable[[Any], object] | None = None) -> Any:
+    """What an entry point names.
+
+    Args:
+        kind: the type that it must be of; None is a function, or a class to be called.
+        check: raises TypeError or ValueError for one whose parts cannot be meant.
+
+    Raises:
+        UsageError: it cannot be loaded, or is something else; the message names the package.
+    """
+    try:
+        thing = point.load()
+    except Exception as error:
+        raise refused(point, f"cannot be loaded: {error or type(error).__name__}") from error
+    if not (callable(thing) if kind is None else isinstance(thing, kind)):
+        wanted = "function" if kind is None else f"hil.plugins.{kind.__name__}"
+        raise refused(point, f"is no {wanted}: {thing!r:.80}")
+    try:
+        if check is not None:
+            check(thing)
+    except (TypeError, ValueError) as error:
+        raise refused(point, f"cannot be used: {error}") from error
+    return thing
+
+
+def refused(point: EntryPoint, why: str) -> UsageError:
+    """The error of an entry point that cannot be used."""
+    return UsageError(f"{where(point)} {why}", hint=f"repair or uninstall the package {_package(point)}")
+
+
+def where(point: EntryPoint) -> str:
+    """How errors call an entry point."""
+    return f"the entry point {point.name!r} of {point.group}, of the package {_package(point)},"
+
+
+def package_of(group: str, name: str) -> str:
+    """The package that something of a group comes from; "" where it is hil's own."""
+    return next((_package(point) for point in reversed(list(points(group))) if point.name == name), "")
+
+
+def called(kind: str, group: str, name: str) -> str:
+    """How errors call something of a group: ``the recipe round of the package cutter``."""
+    package = package_of(group, name)
+    return f"the {kind} {name} of the package {package}" if package else f"the {kind} {name}"
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "?"
 
 
 def points(group: str) -> EntryPoints:
@@ -99,7 +176,9 @@ def _points(group: str, path: tuple[str, ...]) -> EntryPoints:
 
 
 def pick(group: str, found: Mapping[str, T], name: str) -> T:
-    """The one of that name. Raises UsageError: there is none."""
+    """The one of that name. Raises UsageError: there is none, or a package broke it."""
+    if isinstance(found, Registered):
+        found.check(name)
     if name not in found:
         hint = f"{did_you_mean(name, found)}{one_of(sorted(found))}"
         raise UsageError(f"there is no {group} {name!r}", hint=hint)

@@ -10,6 +10,7 @@ import hmac
 import json
 import os
 import secrets
+import shlex
 import shutil
 import sqlite3
 import time
@@ -60,6 +61,12 @@ class Run:
     def id(self) -> str:
         """The run's name."""
         return str(self.record["id"])
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with a run of `hil run` that was interrupted."""
+        root = self.folder.parent
+        return shlex.join(["hil", "run", "--resume", self.id, *(() if root == DEFAULT_ROOT else ("--out", str(root)))])
 
     def save(self, cases: Sequence[str] | None = None) -> None:
         """Write run.json, atomically, with the record's cases as JSON where they are at hand."""

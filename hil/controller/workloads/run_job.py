@@ -215,8 +215,6 @@ def run_cases(
         raise
     except KeyboardInterrupt:
         recorder.interrupt()
-        screen.note(
-            f"{GO_ON}hil run --resume {run.id}" if resumable else f"interrupted; what had ended is in {run.folder}"
-        )
+        screen.note(f"{GO_ON}{run.resume_command}" if resumable else f"interrupted; what had ended is in {run.folder}")
         raise
     return recorder.finish()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.tensorflow.graphs import error_text, is_variable, replace_leaves, restore
-from hil.controller.models.tensorflow.lower import Live, flatten, lower
+from hil.controller.models.tensorflow.lower import Live, flatten
 from hil.controller.pipeline.options import CaseSettings
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import RunContext
@@ -26,7 +26,7 @@ from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.testing.traces.backends import TF, TFLITE, Backend
 from hil.testing.traces.runners import Answer, Called, Inputs, Runner, content_name
 from hil.testing.traces.target import Target
-from hil.testing.traces.tensorflow_programs import Programs, call_key, same_array
+from hil.testing.traces.tensorflow_programs import Programs, call_key, lower_method, same_array
 
 # Methods of Keras models that are no functions of tensors.
 _LOOPS = ("predict", "fit", "evaluate")
@@ -176,7 +176,7 @@ class _OnBoard(_ModuleRunner):
     def _run_iree(self, method: str, inputs: Inputs) -> tuple[Any, Answer]:
         key = call_key(method, inputs)
         if key not in self._live:
-            self._live[key] = lower(getattr(self.module, method), inputs)
+            self._live[key] = lower_method(self.module, method, inputs)
         live = self._live[key]
         self._variables.add(filter(is_variable, live.captured))
         program = self._programs.of(method, inputs, live, self.module, self._subject.methods)

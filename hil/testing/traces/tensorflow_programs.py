@@ -118,7 +118,7 @@ class Programs:
         count = self._count(method)
         place = target.folder / (f"{method}_{count}.tflite" if count else f"{method}.tflite")
         return self._once(
-            call_key(method, inputs), lambda: make_tflite(getattr(module, method), inputs, place, target, self._context)
+            call_key(method, inputs), lambda: make_tflite(module, method, inputs, place, target, self._context)
         )
 
     def _count(self, method: str) -> int:
@@ -143,9 +143,8 @@ class Programs:
         lives = {}
         for name, signature in signed.items():
             try:
-                lives[name] = lower(getattr(module, name), signature)
+                lives[name] = lower_method(module, name, signature)
             except CompileFailed as error:
-                error.args = (f"{name}: {error.message}", *error.args[1:])
                 others = ", ".join(repr(other) for other in signed if other != name)
                 error.hint = error.hint or (f"leave it out: exported_names=[{others}]" if others else "")
                 error.located(stage=Stage.COMPILE.value)
@@ -262,7 +261,18 @@ class TfLiteProgram:
     structure: Structure  # of what the method returns, see :func:`hil.controller.models.tensorflow.graphs.numbered`
 
 
-def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, context: RunContext) -> TfLiteProgram:
+def lower_method(module: Any, method: str, inputs: Sequence[Any]) -> Live:
+    """Lower a method; the error that says why it cannot be has its name."""
+    try:
+        return lower(getattr(module, method), inputs)
+    except CompileFailed as error:
+        error.args = (f"{method}: {error.message}", *error.args[1:])
+        raise
+
+
+def make_tflite(
+    module: Any, method: str, inputs: Inputs, place: Path, target: Target, context: RunContext
+) -> TfLiteProgram:
     """Convert a method for the dtypes and shapes of some inputs; variables that it reads become constants.
 
     Raises:
@@ -270,7 +280,7 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, cont
     """
     import tensorflow as tf
 
-    returned: list[Any] = []
+    function, returned = getattr(module, method), list[Any]()
 
     def flat(*tensors: Any) -> dict[str, Any]:
         given = iter(tensors)
@@ -287,11 +297,11 @@ def make_tflite(function: Any, inputs: Inputs, place: Path, target: Target, cont
         concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
     except Exception as error:  # whatever the method itself raises
         raise CompileFailed(
-            f"TensorFlow cannot trace the method: {error_text(error)}", stage=Stage.COMPILE.value, detail=str(error)
+            f"TensorFlow cannot trace {method}: {error_text(error)}", stage=Stage.COMPILE.value, detail=str(error)
         ) from error
     if names := ", ".join(assigned(concrete)):
         raise CompileFailed(
-            f"the method changes variables ({names}), which a TFLite program cannot hand back",
+            f"{method} changes variables ({names}), which a TFLite program cannot hand back",
             stage=Stage.COMPILE.value,
             hint="run it on IREE; for tflite list it in expected.toml",
         )

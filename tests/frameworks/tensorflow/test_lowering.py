@@ -155,6 +155,9 @@ def test_the_last_step_of_an_lstm_and_variables_that_change_places():
     assert called(lower(fibonacci, (np.int32(20),)), np.int32(20)) == [6765]
 
 
+TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [3.0, 4.0], tf.int64), 0.0)
+
+
 @pytest.mark.parametrize(
     ("function", "spec", "words"),
     [
@@ -164,6 +167,7 @@ def test_the_last_step_of_an_lstm_and_variables_that_change_places():
         (lambda x: x @ x, tf.TensorSpec([2, 3]), r"ValueError: Dimensions must be equal, but are 3 and 2"),
         (lambda x: None, tf.TensorSpec([2]), "returns nothing and assigns no variable"),
         (lambda x: 1 / 0, tf.TensorSpec([2]), "ZeroDivisionError"),
+        (TABLE.lookup, tf.TensorSpec([2], tf.int64), "no variable, such as a table"),
     ],
 )
 def test_what_cannot_be_lowered_says_why(function, spec, words):

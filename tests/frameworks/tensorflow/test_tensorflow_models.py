@@ -173,3 +173,27 @@ def test_a_keras_model_runs_on_an_aarch64_board(hil, models, board_aarch64: Virt
         arguments = ["--dim", "batch=1", "--runtime", runtime, "--board", *at]
         ended = hil("run", models / "cnn.keras", *arguments, "--json")
         assert (ended.code, ended.case["outcome"]) == (0, "PASS"), (ended.out, ended.err)
+
+
+class Training(tf.Module):
+    """A step whose optimizer, one of TensorFlow 1, is saved with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = tf.Variable(tf.ones([4, 1]), name="weights")
+        self.optimizer = tf.compat.v1.train.AdamOptimizer(0.1)
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 4], tf.float32, "x")])
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ self.weights) ** 2)
+        self.optimizer.apply_gradients([(tape.gradient(loss, self.weights), self.weights)])
+        return {"loss": loss}
+
+
+def test_a_saved_optimizer_of_tensorflow_1_is_refused_with_what_to_do(hil, tmp_path):
+    tf.saved_model.save(Training(), str(tmp_path / "training"))
+    ended = hil("run", tmp_path / "training", "--function", "step", "--runtime-hw-type", "sim", "--json")
+    assert (ended.code, ended.case["outcome"]) == (3, "IMPORT_ERROR")
+    assert "holds an optimizer of TensorFlow 1" in ended.case["reason"]
+    assert "self.state = optimizer.variables()" in ended.out

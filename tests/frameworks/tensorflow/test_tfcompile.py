@@ -111,6 +111,29 @@ def test_a_step_agrees_with_tensorflow_however_often_it_is_run(hil, saved):
     assert names == {"y", "norm", "count", "variable scope/inner/kernel", "variable scope/inner/count"}
 
 
+def test_variables_outside_a_program_are_fed_with_the_models_own_values(hil, saved):
+    outside = ("--function", "step", "--runtime", "xla-aot", "--compile-flag=--variables=outside")
+    done = hil("run", saved, *outside, "--iterations", 3, "--json")
+    assert done.code == 0, done.err
+    names = {output["name"] for output in done.case["verdicts"][0]["outputs"]}
+    assert names == {"y", "norm", "count", "variable scope/inner/kernel", "variable scope/inner/count"}
+    assert hil("bundle", "create", saved, *outside, "-o", "step.hilb").code == 0
+    done = hil("bundle", "run", "step.hilb")
+    assert done.code == 0, done.out
+
+
+def test_programs_of_one_folder_have_each_their_own_variables(hil, saved, tmp_path):
+    step = ("--function", "step", "--runtime", "xla-aot")
+    assert hil("compile", saved, *step, "-o", "step.so").code == 0
+    assert hil("compile", "step.so", "-o", "again.so").code == 0
+    files = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert {"step.so", "step.variables.bin", "again.so", "again.variables.bin"} <= files
+    assert "variables.bin" not in files
+    # A program that keeps none takes none of one that had its name.
+    assert hil("compile", saved, *step, "--compile-flag=--variables=outside", "-o", "again.so").code == 0
+    assert not (tmp_path / "again.variables.bin").exists()
+
+
 def test_xlas_own_sort_is_linked(hil, saved):
     assert hil("run", saved, "--function", "pick", "--runtime", "xla-aot").code == 0
 

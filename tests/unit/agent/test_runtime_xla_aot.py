@@ -76,6 +76,16 @@ def test_variables_lie_beside_the_library_and_every_run_begins_with_them(build):
         assert [float(value) for value in program.fetch()] == [6.5, 13.0]
 
 
+def test_a_librarys_own_values_go_before_those_of_others(build):
+    folder = build()
+    (folder / VALUES).write_bytes(np.float32(1).tobytes() + np.int32(1).tobytes())
+    (folder / f"program.{VALUES}").write_bytes(np.float32(10).tobytes() + np.int32(2).tobytes())
+    program = load(folder)
+    program.bind([ONES])
+    program.run()
+    assert float(program.fetch()[0]) == 6.5
+
+
 def test_variables_are_arguments_and_results_where_no_values_lie_beside_the_library(build):
     program = load(build())
     assert [spec.name for spec in program.inputs] == ["x", "total", "count"]

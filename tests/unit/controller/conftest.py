@@ -64,3 +64,21 @@ def save_onnx(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return save
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Installs a package as far as entry points and imports go."""
+
+    def install(module: str, points: str) -> None:
+        site = tmp_path / "site"
+        info = site / "vendor-1.0.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(points)
+        name = f"vendor_{abs(hash(module))}"
+        (site / f"{name}.py").write_text(module)
+        (info / "entry_points.txt").write_text(points.replace("MODULE", name))
+        monkeypatch.syspath_prepend(str(site))
+
+    return install

@@ -16,7 +16,7 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
+from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.run_context import RunContext
@@ -196,7 +196,7 @@ def open_subject(
         inputs,
         references=options.references,
         recompute=options.recompute,
-        timeout=max(options.timeout, DEFAULT_TIMEOUT_S),
+        timeout=options.timeout,
         **settings,
     )
     for name in computed.outputs:

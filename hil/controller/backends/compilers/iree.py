@@ -65,7 +65,8 @@ def as_iree_takes(
 
     Args:
         debug_ir, debug_ir_passes: as of :func:`hil.controller.models.conversions.convert`.
-        flags: of the compiler; ``--via=onnx`` or ``--via=mlir`` says what to convert to (MLIR unless told).
+        flags: of the compiler; ``--via=onnx`` or ``--via=mlir`` says what to convert to
+            (MLIR unless told, where it can be).
 
     Raises:
         UsageError: it cannot be converted, or not this way.
@@ -75,9 +76,9 @@ def as_iree_takes(
     others = tuple(flag for flag in flags if not flag.startswith(VIA))
     if model.format in ("onnx", "mlir"):
         return Taken(model, (), others)
-    want = way[-1].removeprefix(VIA) if way else "mlir"
-    if want not in ("onnx", "mlir") or not can_convert(model.format, want):
-        ways = [f"{VIA}{other}" for other in ("mlir", "onnx") if can_convert(model.format, other)]
+    ways = [f"{VIA}{other}" for other in ("mlir", "onnx") if can_convert(model.format, other)]
+    want = (way[-1] if way else ways[0] if ways else VIA).removeprefix(VIA)
+    if f"{VIA}{want}" not in ways:
         raise UsageError(
             f"the iree compiler cannot take {model.path.name}, which is {model.format}"
             + (f", through {want}" if way else ""),

@@ -20,11 +20,13 @@ from hil.controller.backends.compilers import tfcompile_build, tfcompile_graph
 from hil.controller.backends.compilers.tfcompile_build import HEADER
 from hil.controller.backends.targets import Target as BoardTarget
 from hil.controller.models.compiling import Work, call_isolated, compiling, making_debug_folder
+from hil.controller.models.tensorflow.graphs import new_value
 from hil.controller.models.tensorflow.hlo import HLO
 from hil.controller.storage.cache import Cache, digests_in
 from hil.controller.storage.packages import needed_version, version
 from hil.core.digest import digest_file
 from hil.core.results import Artifact, Model
+from hil.core.tensors import Array
 from hil.errors import CompileCrashed, CompileFailed, UsageError
 from hil.formats.xla_program import LIBRARY, VALUES, Argument, Signature, write_signature
 
@@ -45,8 +47,9 @@ def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     """Compile a SavedModel's or a Keras model's function to a shared library.
 
     Flags: ``--target-triple=`` and ``--target-cpu=`` (this machine's family by default), ``--cpp-class=``, the name of
-    the class in the header, and ``--variables=outside``, with which variables are inputs; by default the program keeps
-    the model's own values. The new values of those that it assigns are outputs, after its own.
+    the class in the header, and ``--variables=outside``, with which variables are inputs, given the model's own values
+    unless told otherwise; by default the program keeps these. The new values of those that it assigns are outputs,
+    after its own.
 
     Other arguments and errors are those of :func:`hil.controller.backends.compilers.compile_model`.
     """
@@ -143,7 +146,11 @@ class Steps:
         """The program as a board gets it: the library and, unless they are arguments, the variables' values."""
         files, digests = {LIBRARY: library / LIBRARY}, {LIBRARY: digests_in(library)[LIBRARY]}
         signature = signature_of(self._model.function, graph)
-        if not self._target.variables and signature.variables:
+        carried: Mapping[str, Array] = {}
+        if self._target.variables:
+            values = signature.values((graph / VALUES).read_bytes())
+            carried = {new_value(name): value for name, value in values.items()}
+        elif signature.variables:
             files[VALUES], digests[VALUES] = graph / VALUES, digests_in(graph)[VALUES]
         return Artifact(
             runtime=RUNTIME,
@@ -158,6 +165,7 @@ class Steps:
             cached=not self.seconds,
             seconds=sum(self.seconds.values()),
             log=self._work["log"],
+            carried=carried,
         )
 
     def _made(self, step: str, make: Callable[[Path], None], kind: str, **parts: Any) -> Path:

@@ -14,12 +14,12 @@ from hil.controller.backends.references.noise import RUNS, noise_between, pertur
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import function_name, naming_errors
-from hil.controller.storage.packages import file_version, pick, registered
+from hil.controller.storage.packages import called, file_version, package_of, pick, registered
 from hil.controller.storage.tensor_files import load_tensors, on_files, save_tensors
 from hil.core.digest import digest_file, digest_of
 from hil.core.results import Model, Noise, RunResult
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array, dtype_name, to_bytes
+from hil.core.tensors import Array, TensorSpec, dtype_name, to_bytes
 from hil.errors import (
     CompileCrashed,
     CompileFailed,
@@ -46,6 +46,7 @@ __all__ = [
 
 # Raise this when what a reference computes changes without its version changing.
 _VERSION = 2
+_GROUP = "hil.references"
 _EXPECTED_HINT = "give what you expect: --expected out.npy"
 # What one protobuf message holds, and some room.
 _MOST_BYTES = 1 << 30
@@ -92,7 +93,12 @@ def references() -> dict[str, Reference]:
     for name, kernels in (("tflite", "reference"), ("tflite-builtin", "builtin")):
         compute = _by(tflite.run, "function", kernels=kernels)
         built_in[name] = Reference(("tflite",), partial(tflite.source, kernels), compute)
-    return registered("hil.references", built_in)
+    return registered(_GROUP, built_in, Reference, _check_parts)
+
+
+def _check_parts(one: Reference) -> None:
+    if not callable(one.source) or not callable(one.compute) or not isinstance(one.formats, list | tuple):
+        raise TypeError("source and compute are functions, formats a tuple of texts")
 
 
 def _by(run: Callable[..., dict[str, Array]], *fields: str, **settings: str) -> Compute:
@@ -146,7 +152,8 @@ def run_reference(name: str, model: Model, inputs: Mapping[str, Array], **work: 
             f"the reference {name} cannot run {model.format} models",
             hint=f"one of {', '.join(fitting)}" if fitting else _EXPECTED_HINT,
         )
-    source = reference.source()
+    who = called("reference", _GROUP, name)
+    source = _source(reference, who)
     key = Cache.key(
         "reference",
         source=source,
@@ -163,7 +170,6 @@ def run_reference(name: str, model: Model, inputs: Mapping[str, Array], **work: 
     def make(folder: Path) -> None:
         with temporary_folder("hil-reference-") as given:
             save_tensors(Path(given), inputs)
-            who = f"the reference {name}"
             try:
                 with naming_errors("refer", who, ReferenceFailed, f"{who} failed", died=f"{who} died"):
                     reference.compute(model, Path(given), folder, **work)
@@ -174,10 +180,53 @@ def run_reference(name: str, model: Model, inputs: Mapping[str, Array], **work: 
             except Exception as error:  # a package's own reference may raise anything
                 text = f"{who} failed: {type(error).__name__}: {error}"
                 raise ReferenceFailed(text, detail=traceback.format_exc()) from error
+        try:
+            outputs = load_tensors(folder)
+        except UsageError as error:
+            hint = "its compute writes them into the folder outputs, with hil.plugins.save_tensors"
+            raise ReferenceFailed(f"{who} wrote no outputs that can be read", hint=hint) from error
+        if package_of(_GROUP, name):
+            _check_outputs(who, model, outputs)
 
     meta = {"reference": source, "model": model.name}
     entry, cached = work["cache"].get_or_make(key, meta, make, work["recompute"])
     return RunResult(source, load_tensors(entry), provenance={"reference": name, "version": source, "cached": cached})
+
+
+def _source(reference: Reference, who: str) -> str:
+    """Who speaks. Raises UsageError: a package's reference does not know."""
+    try:
+        source = reference.source()
+    except HilError:
+        raise
+    except Exception as error:
+        text = f"{who} cannot be used: its source() raised {type(error).__name__}: {error}"
+        raise UsageError(text, hint="repair or uninstall that package") from error
+    if not isinstance(source, str):
+        raise UsageError(f"{who} cannot be used: its source() gave {source!r:.80}, no text")
+    return source
+
+
+def _check_outputs(who: str, model: Model, outputs: Mapping[str, Array]) -> None:
+    """Raise ReferenceFailed where a package's reference gave what the model does not.
+
+    Hil's own take names and types from the model's framework, which knows better where a model declares wrong ones.
+    Only ONNX files name their outputs for everybody; elsewhere other names are matched by position, as comparing does.
+    """
+    if model.outputs is None:
+        return
+    declared = {spec.name: spec for spec in model.outputs}
+    named = outputs.keys() == declared.keys()
+    pairs = (
+        [(declared[name], array) for name, array in outputs.items()]
+        if named
+        else zip(model.outputs, outputs.values(), strict=False)
+    )
+    fits = len(outputs) == len(declared) and (named or model.format != "onnx")
+    if not fits or not all(spec.accepts(dtype_name(array.dtype), array.shape) for spec, array in pairs):
+        given = ", ".join(str(TensorSpec(name, dtype_name(one.dtype), one.shape)) for name, one in outputs.items())
+        wanted = ", ".join(map(str, model.outputs)) or "no outputs"
+        raise ReferenceFailed(f"{who} gave {given or 'no outputs'}: the model declares {wanted}")
 
 
 def refer_each(

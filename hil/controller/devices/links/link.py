@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_lent
 from hil.controller.devices.board_client import BoardClient, Target
-from hil.controller.storage.packages import points
+from hil.controller.storage.packages import load, points, refused
 from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink
-from hil.errors import UsageError
+from hil.errors import HilError, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -113,10 +113,15 @@ def provider_of(address: str) -> tuple[BoardProvider, str]:
     prefix, _, selector = address.partition(":")
     for point in points(PROVIDERS):
         if point.name == prefix:
+            make = load(point)
             try:
-                provider: BoardProvider = point.load()()
-            except ImportError as error:
-                raise UsageError(f"who lends the boards of {prefix}: cannot be loaded: {error}") from error
+                provider: BoardProvider = make()
+            except HilError:
+                raise
+            except Exception as error:
+                raise refused(point, f"fails: {error or type(error).__name__}") from error
+            if not all(callable(getattr(provider, name, None)) for name in ("connect", "order")):
+                raise refused(point, f"is no hil.plugins.BoardProvider: {provider!r:.80}")
             return provider, selector.strip()
     raise UsageError(f"nobody lends boards of {address}")
 

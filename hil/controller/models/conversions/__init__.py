@@ -1,4 +1,4 @@
-"""Models of one format made into another, in a process of their own, once: PyTorch into MLIR, Keras into TFLite."""
+"""Models of one format made into another, in a process of their own, once: PyTorch into MLIR, Keras into ONNX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hil.controller.models.compiling import IsolatedCall, Work, call_isolated, compiling
-from hil.controller.models.conversions import tensorflow_program, torch_program
+from hil.controller.models.conversions import tensorflow_onnx, tensorflow_program, torch_program
 from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.models.description import digest_of_files
 from hil.controller.models.tensorflow import hlo
@@ -38,6 +38,7 @@ class Conversion:
 
 _TF_TO_MLIR = (tensorflow_program.to_mlir, "tensorflow", ".mlirbc")
 _TF_TO_TFLITE = (tensorflow_program.to_tflite, "tflite converter", ".tflite")
+_TF_TO_ONNX = (tensorflow_onnx.to_onnx, "tf2onnx", ".onnx")
 # (format, format) -> how. What is not here is not converted.
 CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
@@ -47,6 +48,11 @@ CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
         ("keras", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler", "keras"), hlo.write_hlo),
         ("tf", "tflite"): Conversion(*_TF_TO_TFLITE, ("tensorflow",)),
         ("keras", "tflite"): Conversion(*_TF_TO_TFLITE, ("tensorflow", "keras")),
+        ("tf", "onnx"): Conversion(*_TF_TO_ONNX, ("tensorflow", "tf2onnx", "onnx")),
+        ("keras", "onnx"): Conversion(*_TF_TO_ONNX, ("tensorflow", "tf2onnx", "onnx", "keras")),
+        ("tflite", "onnx"): Conversion(
+            tensorflow_onnx.tflite_to_onnx, "tf2onnx", ".onnx", ("tensorflow", "tf2onnx", "onnx", "ai-edge-litert")
+        ),
     }
 )
 # Raise this when what is made of a model changes without those packages.

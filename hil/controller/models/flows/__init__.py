@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 from hil.compare.tolerance import check_tolerance
 from hil.controller.models.flows.quanta import quantum_atol
 from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check_settings, recipes
-from hil.controller.storage.packages import pick, points, registered
+from hil.controller.storage.packages import Registered, load, pick, points, refused, where
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_file
 from hil.core.files import read_text
@@ -34,7 +35,7 @@ BESIDE = "flows.toml"
 _GROUP = "hil.flows"
 
 
-def flows(beside: Path = Path()) -> dict[str, Flow]:
+def flows(beside: Path = Path()) -> Registered[Flow]:
     """Every flow by name.
 
     First hil's own, then those of the entry points ``hil.flows`` (a :class:`Flow`, a list of them, or a function that
@@ -42,15 +43,28 @@ def flows(beside: Path = Path()) -> dict[str, Flow]:
     folder that hil was started in, or that of the models.
 
     Raises:
-        UsageError: an entry point gives no flow, or a file cannot be read.
+        UsageError: a file cannot be read.
     """
-    found = read_flows(Path(__file__).with_name("built_in.toml"))
-    added: dict[str, Any] = registered(_GROUP, {})
-    for name, thing in added.items():
-        found |= {flow.name: flow for flow in _of_entry_point(name, thing)}
+    found, broken = read_flows(Path(__file__).with_name("built_in.toml")), {}
+    for point in points(_GROUP):
+        try:
+            added = _of_entry_point(point)
+        except UsageError as error:
+            broken[point.name] = error
+            continue
+        for flow in added:
+            try:
+                check_flow(flow, f"{where(point)} flow {flow.name!r}")
+                found[flow.name] = flow
+            except UsageError as error:
+                broken[flow.name] = error
+                found.pop(flow.name, None)
+            except (TypeError, ValueError, AttributeError) as error:  # a field of another type
+                broken[str(flow.name)] = refused(point, f"gives a flow that cannot be used: {flow!r:.200}: {error}")
     if (beside / BESIDE).is_file():
-        found = read_flows(beside / BESIDE) | found
-    return found
+        own = read_flows(beside / BESIDE)
+        found = {name: flow for name, flow in own.items() if name not in broken} | found
+    return Registered(found, broken)
 
 
 def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flow:
@@ -64,6 +78,7 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
         UsageError: there is none, the file says what no flow can be, or the user has not trusted it.
     """
     known = flows(beside)
+    known.check(text)
     if text in known:
         flow, path = known[text], beside / BESIDE
         if flow.compile_flags and not trusted and text not in flows(Path(os.devnull)):
@@ -84,24 +99,21 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
         )
     raise UsageError(
         f"there is no flow {text!r}",
-        hint=f"{did_you_mean(text, known)}one of {', '.join(known)}; or a file: my.toml, my.toml:NAME",
+        hint=f"{did_you_mean(text, known)}one of {', '.join(known)}; or a file: my.toml, my.toml:NAME"
+        f"{known.broken_text()}",
     )
 
 
-def _of_entry_point(name: str, thing: Any) -> list[Flow]:
-    where = f"the entry point {name!r} of {_GROUP}"
+def _of_entry_point(point: EntryPoint) -> list[Flow]:
+    thing = load(point, object)
     if callable(thing):
         try:
             thing = thing()
         except Exception as error:
-            raise UsageError(f"{where} fails: {error}", hint="repair or uninstall the package it comes from") from error
+            raise refused(point, f"fails: {error or type(error).__name__}") from error
     listed = [thing] if isinstance(thing, Flow) else thing
     if not isinstance(listed, list | tuple) or not all(isinstance(one, Flow) for one in listed):
-        raise UsageError(
-            f"{where} gives no flow: {thing!r:.80}", hint="a hil.controller.models.flows.Flow, or a list of them"
-        )
-    for flow in listed:
-        check_flow(flow, f"{where}, flow {flow.name!r}")
+        raise refused(point, f"gives no flow: {thing!r:.80}: a hil.plugins.Flow, or a list of them")
     return list(listed)
 
 
@@ -137,6 +149,9 @@ def check_flow(flow: Flow, where: str) -> None:
             raise UsageError("it has no runtime", hint='runtime = "iree" or "onnxruntime"')
         if flow.compiler:
             pick("compiler", dict.fromkeys(_compilers()), flow.compiler)
+        else:
+            # A board may have a runtime that is not known here, but then a flow says what compiles for it.
+            pick("runtime", dict.fromkeys([*RUNTIMES, *(one.name for one in points("hil.compilers"))]), flow.runtime)
         check_settings(flow)
         check_tolerance(flow.rtol, flow.atol)
         if flow.quanta is not None and not 0 <= flow.quanta < math.inf:

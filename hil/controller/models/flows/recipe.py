@@ -15,17 +15,19 @@ from hil.controller.models.flows import onnx_recipes, pt2_recipes
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import calibration_samples, digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import IsolatedFunction, function_version, naming_errors
-from hil.controller.storage.packages import needed_version, pick, registered
+from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version, naming_errors
+from hil.controller.storage.packages import called, needed_version, pick, registered
 from hil.controller.storage.tensor_files import save_tensors
+from hil.core.results import Model
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array
+from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hil.controller.storage.run_context import RunContext
 
 
+_GROUP = "hil.recipes"
 RECIPE_TIMEOUT_S = 1800.0
 # The setting that says how many seeded random samples a model without any calibration data gets.
 _SAMPLES = "samples"
@@ -130,7 +132,7 @@ _BUILT_IN = MappingProxyType(
 
 def recipes() -> dict[str, Recipe]:
     """Every recipe by name: hil's own and those of the entry point group ``hil.recipes``."""
-    return registered("hil.recipes", _BUILT_IN)
+    return registered(_GROUP, _BUILT_IN, Recipe, lambda one: function_name(one.apply))
 
 
 def check_settings(flow: Flow) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def apply_recipe(
     if not flow.recipe:
         return path
     settings = check_settings(flow)
-    recipe = recipes()[flow.recipe]
+    recipe = pick("recipe", recipes(), flow.recipe)
     model = import_model(path, dims=dims, isolated=context.isolated, cache=context.cache)
     if model.format not in recipe.formats:
         taken = " and ".join(recipe.formats)
@@ -233,12 +235,49 @@ def apply_recipe(
                     error.args = (f"{what}: {error.message}",)
                     error.located(stage="import")
                     raise
+            _check_made(called("recipe", _GROUP, flow.recipe), model, folder / path.name, context)
             if notes:
                 (folder / _NOTES).write_text(json.dumps(notes))
 
     meta = {"model": model.name, "recipe": flow.recipe, "settings": settings}
     entry, _ = context.cache.get_or_make(key, meta, make)
     return entry / path.name
+
+
+def _check_made(recipe: str, model: Model, made: Path, context: RunContext) -> None:
+    """Raise ImportFailed for a recipe that made no model, or one of other inputs or outputs."""
+    failed = f"{recipe} spoilt {made.name}"
+    if not made.is_file():
+        raise ImportFailed(f"{failed}: it wrote no model", stage="import", hint=_KEEPS)
+    try:
+        again = import_model(made, dims=model.dims, format=model.format, isolated=context.isolated, cache=context.cache)
+    except (ImportFailed, UsageError) as error:
+        text = f"{failed}: what it wrote cannot be read: {error.message}"
+        raise ImportFailed(text, stage="import", hint=_KEEPS, detail=error.detail) from error
+    for what, before, after in (("inputs", model.inputs, again.inputs), ("outputs", model.outputs, again.outputs)):
+        if not _is_same(before or (), after or ()):
+            raise ImportFailed(
+                f"{failed}: its {what} were {_listed(before)} and are {_listed(after)}", stage="import", hint=_KEEPS
+            )
+
+
+_KEEPS = "a recipe writes a model whose inputs and outputs keep names, dtypes and shapes"
+
+
+def _is_same(before: Sequence[TensorSpec], after: Sequence[TensorSpec]) -> bool:
+    """Whether names and types are the same; what is a number in one shape only is left open."""
+    return len(before) == len(after) and all(
+        one.name == other.name
+        and one.dtype == other.dtype
+        and not any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(one.shape, other.shape, strict=False)
+        )
+        for one, other in zip(before, after, strict=True)
+    )
+
+
+def _listed(specs: Sequence[TensorSpec] | None) -> str:
+    return ", ".join(map(str, specs or ())) or "none"
 
 
 def recipe_notes(model: Path) -> dict[str, Any]:

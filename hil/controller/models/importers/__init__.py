@@ -14,8 +14,15 @@ from hil.controller.models.importers import mlir, onnx, programs, pt2
 from hil.controller.models.tensorflow import graph_def
 from hil.controller.models.tensorflow import source as tensorflow
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedFunction, function_version, lent, naming_errors
-from hil.controller.storage.packages import pick, registered
+from hil.controller.storage.isolated import (
+    Isolated,
+    IsolatedFunction,
+    function_name,
+    function_version,
+    lent,
+    naming_errors,
+)
+from hil.controller.storage.packages import Registered, pick, registered
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
 from hil.core.files import within
@@ -75,7 +82,7 @@ _BUILT_IN = {
         # A program that keeps tensors outside does not say in which file.
         lambda path, function: sorted(path.parent.glob(f"*{TENSORS_SUFFIX}")),
     ),
-    "so": Importer((".so",), lambda head: False, programs.describe_library, programs.values_beside),
+    "so": Importer((".so",), lambda head: False, programs.describe_library, programs.read_with_library),
     # Described so that whoever runs one as a model is told how it is run.
     "hilb": Importer((".hilb",), lambda head: head.startswith(b"\x89HILB"), refuse_bundle),
     "pt2": Importer((".pt2",), lambda head: False, pt2.describe),
@@ -86,9 +93,9 @@ _BUILT_IN = {
 }
 
 
-def importers() -> dict[str, Importer]:
+def importers() -> Registered[Importer]:
     """Every importer by format: the built-in ones and those of the entry point group ``hil.importers``."""
-    return registered("hil.importers", _BUILT_IN)
+    return registered("hil.importers", _BUILT_IN, Importer, lambda one: function_name(one.describe))
 
 
 def import_model(
@@ -177,10 +184,19 @@ def _format_of(path: Path) -> str:
     with path.open("rb") as file:
         head = file.read(_HEAD)
     for name, importer in known.items():
-        if importer.recognises(head):
+        if _recognises(importer, head):
             return name
     suffixes = sorted(suffix for importer in known.values() for suffix in importer.suffixes)
-    raise UsageError(f"{path.name} is no kind of model that hil knows", hint=f"one of {', '.join(suffixes)}")
+    raise UsageError(
+        f"{path.name} is no kind of model that hil knows", hint=f"one of {', '.join(suffixes)}{known.broken_text()}"
+    )
+
+
+def _recognises(importer: Importer, head: bytes) -> bool:
+    try:
+        return importer.recognises(head)
+    except Exception:  # a package's own may raise anything; other formats are none of its business
+        return False
 
 
 def _describe(

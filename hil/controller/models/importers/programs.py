@@ -9,12 +9,11 @@ from typing import Any
 
 from hil.controller.models.description import description
 from hil.controller.storage.packages import needed_version
-from hil.controller.storage.paths import is_file
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods, tensors_beside
 from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_in, read_functions
 from hil.formats.litert import PACKAGE, open_signature
-from hil.formats.xla_program import VALUES, find_signature
+from hil.formats.xla_program import find_signature, values_beside
 
 _ZIP = b"PK\x03\x04"
 _LEAST_BYTES = 64
@@ -120,18 +119,19 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
 def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Read what a library that hil made with tfcompile says of itself.
 
-    Its variables start at the values in ``variables.bin`` beside it, and are inputs where that is not there.
+    Its variables start at the values in ``NAME.variables.bin`` (or ``variables.bin``) beside it, and are inputs where
+    neither is there.
 
     Raises:
         ImportFailed: it is no such library.
         UsageError: there is no such function or dimension.
     """
     file = Path(path)
-    values = values_beside(file, function)
+    values = values_beside(file)
     try:
         signature = find_signature(file.read_bytes())
         if values and signature.variables:
-            signature.values(values[0].read_bytes())
+            signature.values(values.read_bytes())
     except ValueError as error:
         raise ImportFailed(
             f"{file.name}: {error}", hint="such a .so is what `hil compile --runtime xla-aot` writes"
@@ -139,14 +139,14 @@ def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[
     if function and function != signature.function:
         raise UsageError(f"{file.name} has no function {function!r}", hint=f"it has {signature.function!r}")
     takes = signature.inputs(variables=not values)
-    external = [one.name for one in values if signature.variables]
+    external = [values.name] if values and signature.variables else []
     return description(file.name, signature.function, takes, signature.results(), dims, external=external)
 
 
-def values_beside(library: Path, function: str = "") -> list[Path]:
-    """The file of first values that lies beside a library, if there is one."""
-    values = library.with_name(VALUES)
-    return [values] if is_file(values) else []
+def read_with_library(library: Path, function: str) -> list[Path]:
+    """The further file that a library's description is made of, if there is one."""
+    values = values_beside(library)
+    return [values] if values else []
 
 
 def is_vmfb(head: bytes) -> bool:

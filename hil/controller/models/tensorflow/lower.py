@@ -64,8 +64,9 @@ def lower(function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mappin
     specs = [spec for _, spec in inputs]
     with foreign_errors(CompileFailed, "TensorFlow cannot lower the function", error_text=error_text):
         concrete = traced.get_concrete_function(*specs)
+        items = captured(concrete)  # first: XLA has no clear words for what it cannot take
         text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo")
-    return _live(concrete, text, [spec_of(name, spec) for name, spec in inputs], returned[0])
+    return _live(concrete, items, text, [spec_of(name, spec) for name, spec in inputs], returned[0])
 
 
 def flatten(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Array]:
@@ -75,9 +76,8 @@ def flatten(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> lis
     return [np.asarray(leaf) for _, leaf in leaves((list(args), dict(kwargs or {}))) if _is_tensor(leaf)]
 
 
-def _live(concrete: Any, text: str, inputs: list[TensorSpec], returned: Any) -> Live:
+def _live(concrete: Any, items: list[tuple[str, Any]], text: str, inputs: list[TensorSpec], returned: Any) -> Live:
     module = read_stablehlo(text)
-    items = captured(concrete)
     if not module.aliases and not concrete.structured_outputs:
         raise CompileFailed("the function returns nothing and assigns no variable: there is nothing to run")
     if module.arguments != len(inputs) + len(items):

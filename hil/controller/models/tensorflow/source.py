@@ -19,6 +19,8 @@ from hil.errors import CompileFailed, ImportFailed, UsageError
 SAVED_MODEL = "saved_model.pb"
 # The signature that TensorFlow's own tools take where none is named.
 _DEFAULT = "serving_default"
+# What TensorFlow's loader asks of an optimizer to make its variables again, and TensorFlow 1's, loaded, do not have.
+_SLOTS = "add_slot"
 # Signatures that TensorFlow writes for itself.
 _OWN = ("__saved_model_init_op", "__saved_model_train_op")
 
@@ -123,7 +125,16 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> Source:
     with foreign_errors(
         ImportFailed, f"{file.parent.name} is no SavedModel that TensorFlow reads", error_text=error_text
     ):
-        model = tf.saved_model.load(str(file.parent))
+        try:
+            model = tf.saved_model.load(str(file.parent))
+        except AttributeError as error:
+            if error.name != _SLOTS:
+                raise
+            raise ImportFailed(
+                f"the SavedModel {file.parent.name} holds an optimizer of TensorFlow 1, which TensorFlow does not load",
+                hint="keep what is called, self.apply = optimizer.apply_gradients, and, after the first step, its "
+                "variables, self.state = optimizer.variables(), in place of the optimizer",
+            ) from error
     signatures = {name: found for name, found in model.signatures.items() if name not in _OWN}
     methods = _methods(model, signatures)
     functions = signatures | methods

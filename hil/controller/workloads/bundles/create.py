@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,8 @@ def create_bundle(
             MethodTestSuite(name, list(collected.of(name, signature, model, only=len(models) == 1)))
             for (name, signature), model in zip(signatures.items(), models, strict=True)
         ]
+        if artifact.carried:
+            signatures, suites = _carrying(artifact, signatures, suites)
         model = models[0]
         # Nothing of it changes when the bundle is made again.
         made = {
@@ -111,6 +113,26 @@ def create_bundle(
             "tools": {"hil": own_version(), "compiler": artifact.compiler},
         } | ({LEFT_OUT: left_out} if left_out else {})
         return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
+
+
+def _carrying(
+    artifact: Artifact, signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]
+) -> tuple[dict[str, Signature], list[MethodTestSuite]]:
+    """Signatures and cases with what the program takes beyond its model: a bundle holds all that a program is given."""
+    specs = (artifact.inputs or ())[-len(artifact.carried) :]
+    more = tuple(replace(spec, name=name) for name, spec in zip(artifact.carried, specs, strict=True))
+
+    def whole(method: str, case: MethodTestCase) -> MethodTestCase:
+        inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signatures[method], case.inputs)
+        return replace(case, inputs={**inputs, **artifact.carried})
+
+    return (
+        {name: replace(one, inputs=(*one.inputs, *more)) for name, one in signatures.items()},
+        [
+            MethodTestSuite(suite.method_name, [whole(suite.method_name, case) for case in suite.test_cases])
+            for suite in suites
+        ],
+    )
 
 
 def _compiled(

@@ -81,7 +81,7 @@ _BUILT_IN = {
 
 def formats() -> dict[str, Format]:
     """Every form by name: the built-in ones and those of the entry point group ``hil.bundle_formats``."""
-    return registered("hil.bundle_formats", _BUILT_IN)
+    return registered("hil.bundle_formats", _BUILT_IN, Format)
 
 
 def read_format(name: str, path: Path, *, context: RunContext) -> Bundle:

@@ -183,7 +183,7 @@ def results_of_run(run: Run) -> SuiteResults:
         started=record["created"],
         finished=None,
         exit_code=record["exit_code"],
-        command=f"hil run --resume {run.id}",
+        command=run.resume_command,
         versions={},
         interrupted=record["exit_code"] == EXIT_INTERRUPTED,
         records=tuple(records),

@@ -15,7 +15,6 @@ from hil.bundles import Signature
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import checked_cases
 from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
-from hil.controller.models.conversions import can_convert
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
@@ -30,9 +29,13 @@ from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.core.text import numbered
-from hil.errors import HilError, ImportFailed, StorageError, UsageError, did_you_mean
+from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError, did_you_mean
 
 T = TypeVar("T")
+
+# Formats whose models have layers as ONNX has them. Those that tf2onnx converts have not: its names of nodes differ
+# from one process to another, and cases go by them.
+_ALSO_CUT = ("pt2",)
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
         except UsageError:
             raise
         except HilError as error:
+            if model.format != "onnx":  # the whole model may run for all that
+                error = NotRun(f"its layers are not told in ONNX: {error.message}", stage="import", detail=error.detail)
             return [*specs, CaseSpec(f"{name}_layers", name, _raising(error), content=content)]
     for layer in unmerged(layers, choice.merge):
         if not layer.by_chance:
@@ -220,7 +225,7 @@ class _Whole:
         except HilError:  # its case runs into it again, and tells
             return False
         takes_onnx = self.flow.runtime in RUNTIMES and RUNTIMES[self.flow.runtime].from_onnx
-        return format == "onnx" or (takes_onnx and not self.flow.recipe and can_convert(format, "onnx"))
+        return format == "onnx" or (format in _ALSO_CUT and takes_onnx and not self.flow.recipe)
 
     def content(self) -> str:
         """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""

@@ -76,7 +76,7 @@ class Suite:
     cases: tuple[CaseSpec, ...]  # in order; their ids differ
     # the file of expected failures, whether it is there or not; None where there can be none.
     expected: Path | None = None
-    left_out: tuple[str, ...] = ()  # test cases that lie there and cannot be run, a line for each place
+    left_out: tuple[str, ...] = ()  # what cannot be run: test cases that lie there, layers; a line for each place
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hil.controller.devices.board import Board
 from hil.controller.models.executorch_backends import executorch_backends, pick_backend, recipe_inputs
 from hil.controller.models.flows import check_flow, flows
 from hil.core.results import Artifact
-from hil.errors import CannotRunHere, LoadFailed, PartMissing, UsageError
+from hil.errors import NotRun, PartMissing, StageError, UsageError
 
 
 def test_every_flow_of_executorchs_names_a_backend_and_options_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,15 +44,15 @@ def test_what_a_backend_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("needs", "raised"), [(["VulkanBackend"], CannotRunHere), (["CoreMLBackend"], PartMissing), ([], PartMissing)]
+    ("needs", "raised"), [(["VulkanBackend"], NotRun), (["CoreMLBackend"], PartMissing), ([], PartMissing)]
 )
-def test_only_what_was_compiled_for_another_board_is_a_skip(needs: list[str], raised: type[LoadFailed]) -> None:
+def test_only_what_was_compiled_for_another_board_is_a_skip(needs: list[str], raised: type[StageError]) -> None:
     def load_program(*_: object, **__: object) -> None:
         raise PartMissing("main.pte delegates to VulkanBackend, which this board's ExecuTorch does not have")
 
     board = SimpleNamespace(config=SimpleNamespace(devices={}), client=SimpleNamespace(load_program=load_program))
     artifact = Artifact("executorch", "main.pte", {}, {}, "", "executorch 1", notes={"needs": needs})
-    with pytest.raises(LoadFailed) as error:
+    with pytest.raises(StageError) as error:
         Board.load(board, artifact)  # type: ignore[arg-type]
     assert type(error.value) is raised
-    assert error.value.outcome == ("SKIP" if raised is CannotRunHere else "LOAD_ERROR")
+    assert error.value.outcome == ("SKIP" if raised is NotRun else "LOAD_ERROR")

@@ -27,6 +27,14 @@ def test_a_run_is_found_by_its_id_a_beginning_latest_and_its_folder(tmp_path):
         store.open("nonesuch")
 
 
+def test_what_goes_on_with_a_run_says_where_it_is_stored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunStore().create("model", {})
+    assert run.resume_command == f"hil run --resume {run.id}"
+    run = RunStore(tmp_path / "my runs").create("model", {})
+    assert run.resume_command == f"hil run --resume {run.id} --out '{tmp_path}/my runs'"
+
+
 def test_an_ambiguous_beginning_is_refused(tmp_path):
     store = RunStore(tmp_path)
     store.create("a", {})

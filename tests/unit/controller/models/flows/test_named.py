@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from hil.controller.cli.flows import flows as command
 from hil.controller.models.flows import Flow, flows, load_flow, read_flows
 from hil.core.config_files import trust
 from hil.core.digest import digest_file
@@ -63,24 +66,6 @@ def written(tmp_path: Path):
         return path
 
     return write
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Installs a package as far as entry points and imports go."""
-
-    def install(module: str, points: str) -> None:
-        site = tmp_path / "site"
-        info = site / "vendor-1.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(points)
-        name = f"vendor_{abs(hash(module))}"
-        (site / f"{name}.py").write_text(module)
-        (info / "entry_points.txt").write_text(points.replace("MODULE", name))
-        monkeypatch.syspath_prepend(str(site))
-
-    return install
 
 
 def test_hil_has_these_flows():
@@ -184,6 +169,7 @@ def test_an_unknown_flow_is_told_with_what_was_meant():
         ('[x]\nruntime = "iree"\ncompile_flags = [1]', "[x] compile_flags must be a list of texts", ""),
         ('[x]\nruntime = "iree"\nsettings = 1', "[x] settings must be a table", ""),
         ('[x]\nruntime = "iree"\nsettings = {a = 1}', "settings without a recipe", ""),
+        ('[x]\nruntime = "ire"', "there is no runtime 'ire'", "did you mean 'iree'"),
         ('[x]\nruntime = "iree"\ncompiler = "ire"', "there is no compiler 'ire'", "did you mean 'iree'"),
         ('[x]\nruntime = "iree"\nrecipe = "float61"', "there is no recipe 'float61'", "did you mean 'float16'"),
         (
@@ -250,8 +236,37 @@ def more():
         ),
     ],
 )
-def test_a_package_whose_flow_is_none_is_told(package, module: str, message: str):
+def test_a_package_whose_flow_is_none_is_told_once_it_is_asked_for(package, module: str, message: str):
     package(module, "[hil.flows]\nbroken = MODULE:X\n")
-    with pytest.raises(UsageError, match=r"'broken' of hil\.flows") as caught:
-        flows()
+    found = flows()
+    assert list(found) == BUILT_IN and load_flow("iree") == found["iree"]
+    (name,) = found.broken
+    with pytest.raises(UsageError, match=r"'broken' of hil\.flows, of the package vendor,") as caught:
+        load_flow(name)
     assert message in caught.value.message
+    with pytest.raises(UsageError, match="there is no flow 'else'") as caught:
+        load_flow("else")
+    assert message in caught.value.hint
+
+
+def test_one_broken_flow_of_a_package_leaves_its_others(package):
+    package(
+        """
+from hil.plugins import Flow
+FLOWS = [Flow("good", "iree"), Flow("typo", "onnxruntim"), Flow("odd", 3), Flow("board", "npu", compiler="none")]
+""",
+        "[hil.flows]\nall = MODULE:FLOWS\n",
+    )
+    assert list(flows()) == [*BUILT_IN, "good", "board"] and list(flows().broken) == ["typo", "odd"]
+    with pytest.raises(UsageError, match="package vendor, flow 'typo': there is no runtime 'onnxruntim'") as caught:
+        load_flow("typo")
+    assert "did you mean 'onnxruntime'" in caught.value.hint
+
+
+def test_broken_flows_are_listed_beside_the_others(package):
+    package("X = 3", "[hil.flows]\nbroken = MODULE:X\n")
+    listed = CliRunner().invoke(command, [])
+    assert listed.exit_code == 0
+    assert "iree-O3" in listed.output and "broken: cannot be used: the entry point 'broken'" in listed.output
+    document = json.loads(CliRunner().invoke(command, ["--json"]).output)
+    assert [one["name"] for one in document["broken"]] == ["broken"] and document["flows"]

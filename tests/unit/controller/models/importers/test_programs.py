@@ -97,7 +97,11 @@ def test_a_library_of_tfcompiles_tells_what_it_takes_whatever_machine_it_is_for(
     assert [spec.name for spec in model.inputs] == ["x"] and set(model.files) == {"step.so", VALUES}
     with pytest.raises(UsageError, match="has no function 'other'"):
         import_model(path, function="other", cache=cache)
+    # Those that are its own go before those of any program there.
+    (tmp_path / "step.variables.bin").write_bytes(bytes(8))
     (tmp_path / VALUES).write_bytes(bytes(7))
+    assert set(import_model(path, cache=cache).files) == {"step.so", "step.variables.bin"}
+    (tmp_path / "step.variables.bin").unlink()
     with pytest.raises(ImportFailed, match="has 7 bytes, the program's variables take 8"):
         import_model(path, cache=cache)
 

@@ -1,0 +1,231 @@
+"""TensorFlow's and TFLite's models made into ONNX by tf2onnx. Called in a process of its own."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, entering
+from hil.controller.models.description import check_dims
+from hil.controller.models.tensorflow.graphs import converter_text, error_text
+from hil.controller.models.tensorflow.source import named_outputs, open_model, spec_of
+from hil.controller.storage.texts import foreign_errors, unique_name
+from hil.core.tensors import TensorSpec
+from hil.errors import CompileFailed, LoadFailed
+from hil.formats.litert import open_signature
+from hil.formats.ort_values import ONNX_TYPES
+
+_OPSET = 18  # the newest of tf2onnx 1.17
+_HINT = "hil run takes the whole model without ONNX; or name an ONNX file of it from another exporter"
+
+# What no name of a node needs: the calls that it lay in, and what tf2onnx and TensorFlow number on through the life of
+# a process.
+_NOISE = re.compile(r"^(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+|_frozen_\d+|__\d+")
+
+
+def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
+    """Write a function of a TensorFlow model as ONNX, variables as constants, its nodes named as TensorFlow's are."""
+    import tensorflow as tf
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+    from tf2onnx.tf_loader import tf_optimize
+
+    source = open_model(path, function, dims)
+    if source.assigned:
+        raise CompileFailed(
+            f"the function assigns variables ({', '.join(list(source.assigned)[:4])}), whose new values an ONNX model "
+            "of it would not show",
+            hint=_HINT,
+        )
+    _unroll(source.model)
+    outputs: list[TensorSpec] = []
+
+    def flat(*tensors: object) -> list[object]:
+        results = named_outputs(source.call(list(tensors)), getattr(source.model, "output_names", ()))
+        outputs[:] = [spec_of(name, leaf) for name, leaf in results]
+        return [tf.identity(leaf) for _, leaf in results]
+
+    entering("trace")
+    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", error_text=error_text):
+        # Names of their own: two arguments of a call may have one.
+        specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input{number}") for number, spec in enumerate(source.specs)]
+        concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
+    entering("freeze the variables")
+    with foreign_errors(CompileFailed, f"the variables of {source.name} cannot be frozen", error_text=converter_text):
+        frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=False, aggressive_inlining=True)
+        tensors = [tensor.name for tensor in frozen.inputs], [tensor.name for tensor in frozen.outputs]
+        with tf.Graph().as_default():
+            graph = tf_optimize(*tensors, frozen.graph.as_graph_def())
+    model = _convert(Path(path).name, tensors, (source.inputs, outputs), graph=graph)
+    _write(model, function, source.inputs, outputs, Path(output))
+
+
+def _unroll(model: Any) -> None:
+    """Have a Keras model's recurrent layers written out step by step: IREE compiles no Loop of ONNX.
+
+    Those whose number of steps is open stay loops.
+    """
+    import keras
+
+    if not isinstance(model, keras.Model):
+        return
+
+    def call(layer: Any, inner: Any, sequence: Any, *args: Any, **kwargs: Any) -> Any:
+        layer.unroll = layer.unroll or sequence.shape[1] is not None
+        return inner(sequence, *args, **kwargs)
+
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.RNN):
+            layer.call = functools.partial(call, layer, layer.call)
+
+
+def tflite_to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
+    """Write a function of a TFLite model as ONNX; quantised inputs and outputs stay the integers that they are."""
+    file = Path(path)
+    try:
+        opened = open_signature(file, function, kernels="builtin")
+    except LoadFailed as error:
+        raise CompileFailed(error.message, hint=error.hint, detail=error.detail) from error
+    if opened.graph:
+        raise CompileFailed(
+            f"tf2onnx converts the first graph of {file.name}, and {opened.name!r} is another", hint=_HINT
+        )
+    check_dims(file.name, dims, {dim for spec in opened.inputs for dim in spec.shape if isinstance(dim, str)})
+    inputs = [replace(spec, shape=tuple(dims.get(str(dim), dim) for dim in spec.shape)) for spec in opened.inputs]
+    model = _convert(file.name, opened.tensor_names(), (inputs, opened.outputs), tflite_path=path)
+    _write(model, function, inputs, opened.outputs, Path(output))
+
+
+def _convert(
+    name: str,
+    tensors: tuple[Sequence[str], Sequence[str]],
+    specs: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
+    *,
+    graph: Any = None,
+    tflite_path: str | None = None,
+) -> Any:
+    """The ONNX model of a graph, its inputs and outputs called as hil calls them."""
+    import tensorflow as tf
+    from tf2onnx import optimizer
+    from tf2onnx.tfonnx import process_tf_graph
+
+    takes, gives = ([spec.name for spec in side] for side in specs)
+    if both := sorted(set(takes) & set(gives)):
+        raise CompileFailed(
+            f"an input and an output of {name} are both called {both[0]!r}, which ONNX does not allow", hint=_HINT
+        )
+    entering("tf2onnx: convert")
+    with foreign_errors(CompileFailed, f"tf2onnx cannot convert {name}", hint=_HINT), tf.Graph().as_default() as live:
+        if graph is not None:
+            tf.import_graph_def(graph, name="")
+        converted = process_tf_graph(
+            live,
+            opset=_OPSET,
+            continue_on_error=True,  # all that it does not know is told, below
+            custom_op_handlers={"Erfc": (_erfc, []), "TFL_GELU": (_gelu, [])},
+            input_names=list(tensors[0]),
+            output_names=list(tensors[1]),
+            tensors_to_rename=dict(zip((*tensors[0], *tensors[1]), (*takes, *gives), strict=True)),
+            tflite_path=tflite_path,
+        )
+        return optimizer.optimize_graph(converted).make_model(name)
+
+
+def _erfc(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
+    """Write 1 - erf(x), of which Keras' GELU is made."""
+    write = _Writer(graph, node)
+    write("Sub", write.constant(1), write("Erf", write.x), last=True)
+
+
+def _gelu(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
+    """Write TFLite's GELU: x / 2 * (1 + erf(x / sqrt(2))), or as it is approximated with tanh."""
+    write = _Writer(graph, node)
+    approximate, x = bool(node.get_attr_value("approximate")), write.x
+    if approximate:
+        cube = write("Mul", write("Mul", write("Mul", x, x), x), write.constant(0.044715))
+        curve = write("Tanh", write("Mul", write("Add", x, cube), write.constant(math.sqrt(2 / math.pi))))
+    else:
+        curve = write("Erf", write("Div", x, write.constant(math.sqrt(2))))
+    half = write("Mul", x, write.constant(0.5))
+    write("Mul", half, write("Add", curve, write.constant(1)), last=True)
+
+
+class _Writer:
+    """Puts operators of ONNX, all of one shape, in the place of a node that tf2onnx does not know."""
+
+    def __init__(self, graph: Any, node: Any) -> None:
+        self._graph, self._name, self._outputs = graph, node.name, node.output
+        self._types: dict[str, Any] = {"shapes": node.output_shapes, "dtypes": node.output_dtypes}
+        (self.x,) = node.input
+        graph.remove_node(node.name)
+
+    def __call__(self, op: str, *inputs: str, last: bool = False) -> str:
+        """Add an operator; the last one makes what the node made."""
+        name = self._name if last else self._new(op)
+        outputs = {"outputs": self._outputs} if last else {}
+        return str(self._graph.make_node(op, list(inputs), name=name, **outputs, **self._types).output[0])
+
+    def constant(self, value: float) -> str:
+        """Add a number of the node's dtype."""
+        from tf2onnx.utils import map_onnx_to_numpy_type
+
+        array = np.array(value, map_onnx_to_numpy_type(self._types["dtypes"][0]))
+        return str(self._graph.make_const(self._new("const"), array).output[0])
+
+    def _new(self, kind: str) -> str:
+        from tf2onnx.utils import make_name
+
+        return str(make_name(f"{self._name}/{kind}"))
+
+
+def _write(
+    model: Any, function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], output: Path
+) -> None:
+    """Write the model with that signature; weights of 256 MB and more go into a file beside it.
+
+    Raises:
+        CompileFailed: it has operators that ONNX has not, or is not valid.
+    """
+    import onnx
+
+    graph = model.graph
+    _refuse_unknown(graph)
+    made = {value.name: value.type.tensor_type.elem_type for value in graph.output}
+    for spec in outputs:
+        if made.get(spec.name) != ONNX_TYPES[spec.dtype]:
+            raise CompileFailed(f"tf2onnx made another dtype of the output {spec.name!r}, which is {spec.dtype}")
+    for values, specs in ((graph.input, inputs), (graph.output, outputs)):
+        del values[:]
+        # Also of an input that nothing uses, and in hil's order and with its symbols.
+        values.extend(onnx.helper.make_tensor_value_info(one.name, ONNX_TYPES[one.dtype], one.shape) for one in specs)
+    taken: set[str] = set()
+    for node in graph.node:
+        node.name = unique_name(_NOISE.sub("", node.name) or node.op_type, taken)
+    graph.name = function or "main"  # ONNX has no graph without one
+    heavy = sum(len(weight.raw_data) for weight in graph.initializer) > EXTERNAL_FROM_BYTES
+    onnx.save(model, output, save_as_external_data=heavy, location=f"{output.name}.data")
+    with foreign_errors(CompileFailed, "what tf2onnx made is no valid ONNX model", hint=_HINT):
+        onnx.checker.check_model(str(output))
+
+
+def _refuse_unknown(graph: Any) -> None:
+    import onnx
+
+    known = {schema.name for schema in onnx.defs.get_all_schemas()}
+    unknown = sorted({node.op_type for node in _nodes(graph) if node.domain or node.op_type not in known})
+    if unknown:
+        raise CompileFailed(f"tf2onnx has no ONNX for {', '.join(unknown)}", hint=_HINT)
+
+
+def _nodes(graph: Any) -> Any:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)

@@ -1,0 +1,91 @@
+"""References of packages: what one gives that the model does not is its own failure, never the board's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hil.controller.backends.references import run_reference
+from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.stages import _reference_settings
+from hil.controller.storage.run_context import RunContext
+from hil.core.results import Model
+from hil.core.tensors import TensorSpec
+from hil.errors import ReferenceFailed, UsageError
+
+INPUTS = {"x": np.zeros((2, 4), np.float32)}
+MODULE = """
+from pathlib import Path
+import numpy as np
+from hil.plugins import Reference, load_tensors, save_tensors
+
+def compute(model, inputs, outputs, **_):
+    {body}
+
+X = Reference(("onnx", "mlir"), lambda: {source}, compute)
+"""
+
+
+@pytest.fixture
+def answer(package, settings: dict[str, Any], tmp_path: Path):
+    """What ``--reference odd`` makes of a model, where the package's reference does this."""
+
+    def run(body: str, source: str = "'odd 1'", format: str = "onnx") -> Any:
+        package(MODULE.format(body=body, source=source), "[hil.references]\nodd = MODULE:X\n")
+        outputs = (TensorSpec("y", "float32", ("N", 3)), TensorSpec("n", "int64", ()))
+        path = tmp_path / "m"
+        model = Model("m", format, path, {"m": path}, "digest", "", (TensorSpec("x", "float32", (2, 4)),), outputs)
+        return run_reference("odd", model, INPUTS, **settings)
+
+    return run
+
+
+def saving(outputs: str) -> str:
+    return f"save_tensors(outputs, dict({outputs}))"
+
+
+RIGHT = "y=np.ones((5, 3), np.float32), n=np.int64(3)"
+
+
+def test_what_the_model_declares_is_taken_and_open_dimensions_are_free(answer) -> None:
+    assert list(answer(saving(RIGHT)).outputs) == ["y", "n"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("pass", "the reference odd of the package vendor wrote no outputs that can be read"),
+        (saving(""), "gave no outputs: the model declares y: .*, n: "),
+        (saving("y=np.ones((2, 3), np.float32)"), "package vendor gave y: .*: the model declares y: .*, n: "),
+        (saving(RIGHT.replace("y=", "logits=")), "gave logits: .*: the model declares y: "),
+        (saving(RIGHT.replace("float32", "float64")), "gave y: .*64.*: the model declares y: "),
+        (saving(RIGHT.replace("(5, 3)", "(5, 4)")), "gave y: .*4.*: the model declares y: "),
+        (saving(RIGHT.replace("(5, 3)", "3")), "gave y: .*: the model declares y: "),
+    ],
+)
+def test_what_a_model_does_not_declare_is_the_references_failure(answer, body: str, message: str) -> None:
+    for _ in range(2):  # nothing of it was kept
+        with pytest.raises(ReferenceFailed, match=message):
+            answer(body)
+
+
+def test_names_are_matched_by_position_where_a_format_has_none_of_its_own(answer) -> None:
+    assert list(answer(saving(RIGHT.replace("y=", "result=")), format="mlir").outputs) == ["result", "n"]
+    with pytest.raises(ReferenceFailed, match="the model declares"):
+        answer(saving(RIGHT.replace("y=", "result=").replace("int64", "int32")), "'odd 2'", "mlir")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"), [("1 / 0", r"its source\(\) raised ZeroDivisionError"), ("3", r"its source\(\) gave 3")]
+)
+def test_who_cannot_say_who_it_is_is_refused(answer, source: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"the reference odd of the package vendor cannot be used: {message}"):
+        answer("pass", source)
+
+
+def test_references_have_the_time_limit_that_was_given(tmp_path: Path, settings: dict[str, Any]) -> None:
+    context = RunContext(settings["cache"], settings["isolated"])
+    assert _reference_settings(Options(timeout=5), context, tmp_path / "log")["timeout"] == 5

@@ -1,0 +1,85 @@
+"""Recipes of packages: what one spoils is told as its own failure, never as the user's model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
+
+from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.run_context import RunContext
+from hil.core.runtimes import resolve
+from hil.errors import ImportFailed
+
+MODULE = """
+from pathlib import Path
+import onnx
+from hil.plugins import Recipe
+
+def apply(model, output, external, samples):
+    graph = onnx.load(model)
+    {body}
+
+X = Recipe(apply)
+"""
+SAVE = "; onnx.save(graph, output)"
+
+
+class InProcess:
+    """Calls functions where the test runs."""
+
+    def call(self, function: Any, args: dict[str, Any], **_: Any) -> Any:
+        return (resolve(function) if isinstance(function, str) else function)(**args)
+
+
+@pytest.fixture
+def apply(package, save_onnx, cache: Cache, tmp_path: Path):
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    path = save_onnx(nodes, [("x", TensorProto.FLOAT, ("N", 3))], [("y", TensorProto.FLOAT, ("N", 3))])
+
+    def applied(body: str) -> Path:
+        package(MODULE.format(body=body), "[hil.recipes]\nodd = MODULE:X\n")
+        context: Any = RunContext(cache, InProcess())  # type: ignore[arg-type]
+        return apply_recipe(Flow("f", "iree", recipe="odd"), path, [], context, tmp_path / "log")
+
+    return applied
+
+
+def test_a_model_of_the_same_inputs_and_outputs_is_taken(apply) -> None:
+    assert apply("graph.producer_name = 'vendor'" + SAVE).is_file()
+    assert apply("graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2" + SAVE).is_file()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("pass", "it wrote no model"),
+        ("Path(output).write_text('no model')", "what it wrote cannot be read: .*no ONNX model"),
+        (
+            "graph.graph.input[0].name = graph.graph.node[0].input[0] = 'z'" + SAVE,
+            "its inputs were x: .* and are z: ",
+        ),
+        (
+            "graph.graph.output[0].name = graph.graph.node[0].output[0] = 'z'" + SAVE,
+            "its outputs were y: .* and are z: ",
+        ),
+        (
+            "graph.graph.output.append(onnx.helper.make_tensor_value_info('x', 1, ['N', 3]))" + SAVE,
+            "its outputs were y: .* and are y: .*, x: ",
+        ),
+        ("graph.graph.input[0].type.tensor_type.elem_type = 11" + SAVE, "its inputs were x: .* and are x: .*64"),
+        (
+            "graph.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 4" + SAVE,
+            "its inputs were x: .*3.* and are x: .*4",
+        ),
+    ],
+)
+def test_what_a_recipe_spoils_is_its_own_failure(apply, body: str, message: str) -> None:
+    with pytest.raises(
+        ImportFailed, match=rf"the recipe odd of the package vendor spoilt .*\.onnx: {message}"
+    ) as caught:
+        apply(body)
+    assert caught.value.stage == "import" and "keep names" in caught.value.hint

@@ -1,0 +1,111 @@
+"""What packages add: what is broken is refused by its own name only, and the package is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hil.controller.backends.compilers import compilers
+from hil.controller.backends.references import references
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_resolver import open_link
+from hil.controller.devices.links.link import provider_of
+from hil.controller.models.executorch_backends import executorch_backends
+from hil.controller.models.flows import recipes
+from hil.controller.models.importers import import_model, importers
+from hil.controller.storage.packages import called, pick
+from hil.controller.workloads.bundles.formats import formats
+from hil.core.boards import load_board
+from hil.errors import UsageError
+
+GROUPS: dict[str, Callable[[], Mapping[str, Any]]] = {
+    "hil.references": references,
+    "hil.importers": importers,
+    "hil.compilers": compilers,
+    "hil.executorch_backends": executorch_backends,
+    "hil.recipes": recipes,
+    "hil.bundle_formats": formats,
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    ("module", "why"), [("X = 'a text'", "is no "), ("Y = 1", "cannot be loaded: "), ("1 / 0", "division by zero")]
+)
+def test_what_is_broken_is_refused_by_its_own_name_only(package, group: str, module: str, why: str) -> None:
+    before = list(GROUPS[group]())
+    package(module, f"[{group}]\nbroken = MODULE:X\n")
+    found = GROUPS[group]()
+    assert list(found) == before
+    with pytest.raises(UsageError, match=f"'broken' of {group}, of the package vendor, .*{why}") as caught:
+        pick("thing", found, "broken")
+    assert "vendor" in caught.value.hint
+    with pytest.raises(UsageError, match="there is no thing 'other'"):
+        pick("thing", found, "other")
+
+
+def test_a_broken_thing_hides_the_built_in_one_whose_name_it_took(package) -> None:
+    package("X = 3", "[hil.references]\nonnxruntime = MODULE:X\n")
+    with pytest.raises(UsageError, match=r"package vendor, is no hil\.plugins\.Reference: 3"):
+        pick("reference", references(), "onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("group", "thing"),
+    [
+        ("hil.references", "Reference('onnx', str, str)"),
+        ("hil.references", "Reference(('onnx',), 'me', str)"),
+        ("hil.recipes", "Recipe(lambda: 0)"),
+        ("hil.importers", "Importer(('.x',), bool, 3)"),
+        ("hil.executorch_backends", "ExecuTorchBackend(lambda program: program)"),
+    ],
+)
+def test_parts_that_cannot_be_meant_are_refused(package, group: str, thing: str) -> None:
+    package(f"from hil.plugins import *\nX = {thing}", f"[{group}]\nbroken = MODULE:X\n")
+    with pytest.raises(UsageError, match="package vendor, cannot be used: "):
+        pick("thing", GROUPS[group](), "broken")
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("X = 3", "is no function: 3"),
+        ("Y = 3", "cannot be loaded"),
+        ("X = dict", "is no hil.plugins.BoardProvider"),
+        ("def X(): raise OSError('no licence')", "fails: no licence"),
+    ],
+)
+def test_who_lends_boards_and_cannot_is_told(package, module: str, why: str) -> None:
+    package(module, "[hil.board_providers]\nlab = MODULE:X\n")
+    with pytest.raises(UsageError, match=f"'lab' of hil.board_providers, of the package vendor, {why}"):
+        provider_of("lab:any")
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [("X = 3", "is no function: 3"), ("def X(address, config): return 3", "gives no hil.plugins.Link: 3")],
+)
+def test_a_link_that_is_none_is_told(package, module: str, why: str) -> None:
+    package(module, "[hil.links]\nusb = MODULE:X\n")
+    with pytest.raises(UsageError, match=f"'usb' of hil.links, of the package vendor, {why}"):
+        open_link(BoardChoice(load_board("generic"), "usb:3"))
+
+
+def test_an_importer_that_cannot_look_at_a_file_leaves_it_to_the_others(package, tmp_path: Path) -> None:
+    package(
+        "from hil.plugins import Importer\nX = Importer(('.x',), lambda head: head.no, 'm:f')",
+        "[hil.importers]\nodd = MODULE:X\nbroken = MODULE:Y\n",
+    )
+    (tmp_path / "m.what").write_bytes(b"?")
+    with pytest.raises(UsageError, match="no kind of model that hil knows") as caught:
+        import_model(tmp_path / "m.what")
+    assert "'broken' of hil.importers" in caught.value.hint
+
+
+def test_errors_name_the_package_of_what_is_not_hils_own(package) -> None:
+    package("", "[hil.recipes]\nround = MODULE:X\n")
+    assert called("recipe", "hil.recipes", "round") == "the recipe round of the package vendor"
+    assert called("recipe", "hil.recipes", "float16") == "the recipe float16"
