@@ -1,4 +1,4 @@
-"""The types that packages use to add to hil (docs/extending.md), under names that stay.
+"""The types that packages use to add to hil, and the errors that they raise (docs/extending.md): names that stay.
 
 A runtime is loaded on the board, where there is no controller: it takes :class:`hil.agent.runtimes.Runtime` from there.
 """
@@ -17,6 +17,7 @@ from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.bundles.formats import Format
 from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, Model
+from hil.errors import CompileFailed, ImportFailed, ReferenceFailed, UsageError
 
 __all__ = [
     "Artifact",
@@ -24,16 +25,20 @@ __all__ = [
     "BoardLoan",
     "BoardProvider",
     "Cache",
+    "CompileFailed",
     "Compiler",
     "ExecuTorchBackend",
     "Flow",
     "Format",
+    "ImportFailed",
     "Importer",
     "Isolated",
     "Link",
     "Model",
     "Recipe",
     "Reference",
+    "ReferenceFailed",
+    "UsageError",
     "load_tensors",
     "save_tensors",
 ]

@@ -46,6 +46,9 @@ OUTCOMES: Mapping[str, tuple[str, ...]] = {
     "UNKNOWN_FAIL": ("COMPILE_ERROR", "COMPILE_CRASH", "LOAD_ERROR", "RUN_ERROR"),
     CRASHED: ("COMPILE_CRASH", "RUN_CRASH"),
 }
+# What the tester does not run, though it may have lowered it; and what hil could not lower.
+_LEFT_ALONE = ("SKIPPED", "SUCCESS_UNDELEGATED")
+_NOT_LOWERED = ("IMPORT_ERROR", "COMPILE_ERROR", "COMPILE_CRASH")
 SAME = "the same"
 STRICTER = "wrong in hil's tolerance, not in the tester's"
 NOT_RUN = "the tester does not run it"
@@ -71,9 +74,11 @@ def compare_outcomes(record: CaseRecord, stock: Mapping[str, Any]) -> Finding:
     mine, other = _shares(record), _stock_shares(stock)
     if mine is not None and other is not None and mine != other:
         return Finding(record.id, DIFFERENT, f"{told}; {_told(mine)}", f"{words}; {_told(other)}")
-    if ended in OUTCOMES[result]:
+    if result in _LEFT_ALONE and other is not None and ended in _NOT_LOWERED:
+        kind = DIFFERENT
+    elif ended in OUTCOMES[result]:
         kind = SAME
-    elif result in ("SKIPPED", "SUCCESS_UNDELEGATED"):
+    elif result in _LEFT_ALONE:
         kind = NOT_RUN
     elif result == "SUCCESS" and ended == "FAIL":
         kind = STRICTER

@@ -194,8 +194,8 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
         found = open_suite(request, load_flow(flow), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
-    for line in found.left_out:
-        say(f"left out: {line}")
+    for line in (*(f"left out: {one}" for one in found.left_out), *request.remarks([one.id for one in found.cases])):
+        say(line)
     rows = [{"id": one.id, "model": one.model, "layer": one.layer, "op": one.op} for one in cases]
     return answer(as_json, {"suite": found.name, "cases": rows, "exit_code": code}, *(one.id for one in cases))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.storage.isolated import IsolatedFunction, function_name
+from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version
 from hil.controller.storage.packages import needed_version, pick, registered
 from hil.core.runtimes import resolve
 from hil.errors import UsageError, did_you_mean
@@ -25,22 +25,33 @@ class ExecuTorchBackend:
     """One backend of ExecuTorch, by the name that ``--backend=`` takes.
 
     A function is one of a module, or its ``module:function``: it is called in a process of its own.
+
+    ``lower(program, **options)`` takes a ``torch.export.ExportedProgram`` and returns what ExecuTorch's
+    ``to_edge_transform_and_lower`` does. It may raise CompileFailed; anything else that it raises becomes a
+    COMPILE_ERROR too.
+
+    ``quantizer(per_channel, is_dynamic, **options)`` returns a quantizer of PyTorch's pt2e, all set. It may raise
+    ImportFailed; anything else that it raises becomes an IMPORT_ERROR too.
+
+    Attributes:
+        quantizer: None where programs are not quantised for it.
+        options: compile flag ``--NAME=VALUE`` -> its default, a text; both functions get all of them.
+        needs: names of its delegates in a program, the first that of ``--backend=``, and beginnings of the names of its
+            operators (``cortex_m::``): a program that calls one which a board's runtime lacks is a SKIP.
+        packages: distributions beside ExecuTorch's own, on whose versions results depend.
+        environment: variables that say where a vendor's SDK is: where one is not set, that is a UsageError.
+        fold_quantize: whether weights are stored quantised, as ``convert_pt2e`` does it.
+        version: raise it when its programs change without those packages, and without the files of the functions.
     """
 
-    # lower(program, **options): takes a ``torch.export.ExportedProgram``, returns what ExecuTorch's
-    # ``to_edge_transform_and_lower`` does. Whatever it raises becomes a COMPILE_ERROR.
     lower: IsolatedFunction
-    # quantizer(per_channel, is_dynamic, **options): returns a quantizer of PyTorch's pt2e, all set; None where programs
-    # are not quantised for it. Whatever it raises becomes an IMPORT_ERROR.
     quantizer: IsolatedFunction | None = None
-    options: Mapping[str, str] = field(default_factory=dict)  # compile flag --NAME=VALUE -> default
-    # names of its delegates in a program, the first that of ``--backend=``, and beginnings of the names of its
-    # operators (``cortex_m::``): a program that calls one which a board's runtime lacks is a SKIP.
+    options: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()  # distributions beside ExecuTorch's own, of which results depend
-    environment: tuple[str, ...] = ()  # variables that say where a vendor's SDK is
-    fold_quantize: bool = True  # whether weights are stored quantised, as ``convert_pt2e`` does it
-    version: int = 1  # raise it when its programs change without those packages
+    packages: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    fold_quantize: bool = True
+    version: int = 1
 
     def given(self, name: str, options: Mapping[str, str]) -> dict[str, str]:
         """All options, defaults among them. Raises UsageError: there is no such option, or no SDK."""
@@ -66,7 +77,11 @@ class ExecuTorchBackend:
     def made_by(self) -> dict[str, Any]:
         """What its programs depend on, beside model and options. Raises UsageError: a package is not installed."""
         versions = {package: needed_version(package) for package in self.packages}
-        return {"functions": self.functions(), "versions": versions, "version": self.version}
+        return {
+            "functions": [function_version(one) for one in self.functions()],
+            "versions": versions,
+            "version": self.version,
+        }
 
 
 def executorch_backends() -> dict[str, ExecuTorchBackend]:

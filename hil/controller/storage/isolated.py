@@ -22,6 +22,7 @@ from typing import Any
 
 from hil.controller.storage import live
 from hil.controller.storage.isolated_worker import ERROR_FIELDS, SCRATCH
+from hil.controller.storage.packages import file_version
 from hil.core.processes import module_command, signal_group, signal_name
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import HilError, StageError, StageTimeout
@@ -49,6 +50,16 @@ def function_name(function: IsolatedFunction) -> str:
     if not module or module == "__main__" or not name.isidentifier():
         raise ValueError(f"{function!r} cannot be called in another process: it is no function of a module")
     return f"{module}:{name}"
+
+
+def function_version(function: IsolatedFunction) -> str:
+    """Return what a function's results depend on: its name, and the digest of its file if that is a package's own.
+
+    Raises:
+        ValueError: as :func:`function_name`.
+    """
+    name = function_name(function)
+    return f"{name} {file_version(name.partition(':')[0])}".rstrip()
 
 
 class IsolatedError(StageError):

@@ -18,6 +18,7 @@ from support.executorch_programs import NETS, Residual, export, save_pt2
 
 import hil
 from hil.controller.backends.compilers import compile_model
+from hil.controller.backends.compilers.executorch import shared_out
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import case_record, print_case
@@ -91,6 +92,16 @@ def test_what_is_delegated_is_counted_as_executorchs_own_tool_does(compiled, res
     counts = compiled(residual).notes["delegation"]
     assert sum(counts["delegated"].values()) == stock.num_delegated_nodes - moved.delegated
     assert sum(counts["undelegated"].values()) == stock.num_non_delegated_nodes - moved.non_delegated
+
+
+def test_an_operator_that_the_edge_dialect_leaves_torchs_own_is_counted_with_its_namespace():
+    from executorch.exir.dialects._ops import ops
+
+    graph = torch.fx.Graph()
+    graph.call_function(torch.ops.aten.scalar_tensor.default, (1.0,))
+    graph.call_function(ops.edge.aten.add.Tensor, (1.0, 2.0))
+    counts = shared_out(torch.fx.GraphModule(torch.nn.Module(), graph))
+    assert counts["undelegated"] == {"aten.add.Tensor": 1, "aten.scalar_tensor.default": 1}
 
 
 def test_portable_delegates_nothing_and_notes_outlive_the_cache(compiled, residual: Path, tmp_path: Path):

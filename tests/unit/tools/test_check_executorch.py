@@ -71,6 +71,12 @@ def test_hils_side_may_be_a_stored_run_of_the_same_suite_and_flow(tmp_path):
         records_of(run, "models", "xnnpack", ())
 
 
+@pytest.mark.parametrize("outcome", ["IMPORT_ERROR", "COMPILE_ERROR"])
+@pytest.mark.parametrize("result", ["SKIPPED", "SUCCESS_UNDELEGATED"])
+def test_what_the_tester_lowers_and_does_not_run_hil_must_lower_too(outcome, result):
+    assert compare_outcomes(case("a", outcome), stock(result, "", {}, {"aten::sin": 1})).kind == DIFFERENT
+
+
 def test_an_expected_failure_counts_as_what_it_ended_in():
     assert compare_outcomes(case("a", "XFAIL", ended="FAIL"), stock("OUTPUT_MISMATCH_FAIL")).kind == SAME
 

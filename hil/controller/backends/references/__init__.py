@@ -14,7 +14,7 @@ from hil.controller.backends.references.noise import RUNS, noise_between, pertur
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import function_name, naming_errors
-from hil.controller.storage.packages import called, package_of, pick, registered
+from hil.controller.storage.packages import called, file_version, package_of, pick, registered
 from hil.controller.storage.tensor_files import load_tensors, on_files, save_tensors
 from hil.core.digest import digest_file, digest_of
 from hil.core.results import Model, Noise, RunResult
@@ -61,11 +61,22 @@ class Compute(Protocol):
 
 @dataclass(frozen=True)
 class Reference:
-    """An oracle."""
+    """An oracle.
 
-    formats: tuple[str, ...]  # of the models that it takes
-    source: Callable[[], str]  # who speaks, with version; the key of what is cached
-    compute: Compute  # does the work; folders as :mod:`hil.controller.storage.tensor_files` writes them
+    ``compute(model, inputs, outputs, *, isolated, timeout, log, cache, recompute)`` runs a :class:`hil.plugins.Model`
+    on the tensors of the folder ``inputs`` (:func:`hil.plugins.load_tensors`) and writes what it gives into the folder
+    ``outputs``, in the model's order (:func:`hil.plugins.save_tensors`). What may crash is called with
+    ``isolated.call(function, arguments, timeout=timeout, log=log)``. It raises ReferenceFailed where it cannot run the
+    model; anything else that it raises becomes one. What it returns is not looked at.
+
+    Attributes:
+        formats: of the models that it takes.
+        source: returns who speaks, with version; the key of what is cached, with the file of ``compute``.
+    """
+
+    formats: tuple[str, ...]
+    source: Callable[[], str]
+    compute: Compute
 
 
 def references() -> dict[str, Reference]:
@@ -153,6 +164,7 @@ def run_reference(name: str, model: Model, inputs: Mapping[str, Array], **work: 
             [key, dtype_name(item.dtype), list(item.shape), digest_of(to_bytes(item))] for key, item in inputs.items()
         ],
         version=_VERSION,
+        **({"compute": code} if (code := file_version(reference.compute.__module__)) else {}),
     )
 
     def make(folder: Path) -> None:

@@ -15,7 +15,7 @@ from hil.controller.models.flows import onnx_recipes, pt2_recipes
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import calibration_samples, digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import IsolatedFunction, function_name, naming_errors
+from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version, naming_errors
 from hil.controller.storage.packages import called, needed_version, pick, registered
 from hil.controller.storage.tensor_files import save_tensors
 from hil.core.results import Model
@@ -37,49 +37,66 @@ _NOTES = "hil-recipe.json"
 
 @dataclass(frozen=True)
 class Flow:
-    """How a suite's models are made into programs and judged."""
+    """How a suite's models are made into programs and judged.
+
+    Attributes:
+        name, runtime: what ``--flow`` and ``--runtime`` say.
+        compiler: makes the program; "" is the runtime's own.
+        recipe: what is done with a model first, a name of the entry points ``hil.recipes``; "" is nothing.
+        settings: of the recipe, where they are not its defaults.
+        references: names of those that are asked where the user names none; empty is the default for the model's
+            format.
+        rtol, atol: tolerance beside the flow's own reference (that of the model as the recipe made it); None is the
+            case's own or the dtype's default.
+        quanta: how many steps of its quantisation an output may be off beside that reference (docs/suites.md, Flows);
+            None where ``atol`` or the case's own is meant.
+        min_sqnr_db: what the answer must reach beside the model as it was before the recipe; None asks for nothing.
+    """
 
     name: str
     runtime: str
-    compiler: str = ""  # makes it; "" is the runtime's own
+    compiler: str = ""
     compile_flags: tuple[str, ...] = ()
-    # what is done with a model first: a name of :func:`hil.controller.models.flows.recipes`; "" is nothing.
     recipe: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    # names of the references that are asked where the user names none; empty is the default for the model's format.
     references: tuple[str, ...] = ()
-    # rtol, atol: tolerance beside the flow's own reference (that of the model as the recipe made it); None is the
-    # case's own or the dtype's default.
     rtol: float | None = None
     atol: float | None = None
-    # how many steps of its quantisation an output may be off beside that reference: see
-    # :func:`hil.controller.models.flows.quantum_atol`; None where ``atol`` or the case's own is meant.
     quanta: float | None = None
-    # what the answer must reach beside the model as it was before the recipe; None asks for nothing.
     min_sqnr_db: float | None = None
     description: str = ""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to change a model."""
+    """One way to change a model.
 
-    # a function (or ``module:function``), called in a process of its own with ``model`` (the file), ``output`` (the
-    # file to write; external data beside it), ``external`` (whether the model keeps data outside its file, and so the
-    # result must), ``samples`` (a list of folders, each one sample of every input as
-    # :mod:`hil.controller.storage.tensor_files` writes it) and every setting but ``samples``. Inputs and outputs keep
-    # names, dtypes and shapes. It may return what it tells of its work as a JSON object, which results then hold
-    # (:func:`hil.controller.models.flows.recipe.recipe_notes`). Raises ImportFailed; whatever else it raises becomes
-    # one.
+    ``apply(model, output, external, samples, **settings)`` is called in a process of its own. ``model`` is the file to
+    read, ``output`` the file to write; inputs and outputs keep names, dtypes and shapes. ``external`` says whether the
+    model keeps data outside its file, beside it: then so must the result. ``samples`` is a list of folders, each one
+    sample of every input (:func:`hil.plugins.load_tensors` reads it); empty where the recipe is not calibrated. Every
+    setting follows by its name, but for ``samples``, which says how many there are where the user gives none. It
+    returns None, or notes on its work as a JSON object, which results of ExecuTorch's programs hold (``quantise_s``,
+    the seconds that it took, has a column in reports). It raises ImportFailed where the model cannot be changed;
+    anything else that it raises becomes one.
+
+    Attributes:
+        apply: the function, of a module, or its ``module:function``.
+        settings: name -> default. What a flow gives must be of the default's type.
+        calibrated: whether it looks at samples.
+        packages: distributions on whose versions the result depends.
+        formats: of the models that it takes.
+        version: raise it when the result changes without those, and without the file that ``apply`` is in.
+        depends: called with the settings; returns what else the result depends on, anything that JSON can say. Raises
+            UsageError for settings that cannot be meant.
+    """
+
     apply: IsolatedFunction
-    # name -> default. What a flow gives must be of the default's type.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    calibrated: bool = False  # whether it looks at samples; else ``samples`` is empty
+    calibrated: bool = False
     packages: tuple[str, ...] = ("onnx", "onnxruntime")
     formats: tuple[str, ...] = ("onnx",)
-    version: int = 1  # raise it when the result changes without those
-    # from the settings, what else the result depends on, anything that JSON can say. Raises UsageError for settings
-    # that cannot be meant.
+    version: int = 1
     depends: Callable[[Mapping[str, Any]], Any] | None = None
 
     @property
@@ -191,7 +208,7 @@ def apply_recipe(
         samples=digest_of_samples(samples),
         recipe=flow.recipe,
         settings=settings,
-        apply=function_name(recipe.apply),
+        apply=function_version(recipe.apply),
         versions={package: needed_version(package) for package in recipe.packages},
         version=recipe.version,
         **({"depends": recipe.depends(settings)} if recipe.depends else {}),

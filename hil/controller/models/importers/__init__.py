@@ -14,7 +14,14 @@ from hil.controller.models.importers import mlir, onnx, programs, pt2
 from hil.controller.models.tensorflow import graph_def
 from hil.controller.models.tensorflow import source as tensorflow
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated, IsolatedFunction, function_name, lent, naming_errors
+from hil.controller.storage.isolated import (
+    Isolated,
+    IsolatedFunction,
+    function_name,
+    function_version,
+    lent,
+    naming_errors,
+)
 from hil.controller.storage.packages import Registered, pick, registered
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
@@ -35,17 +42,24 @@ SAVED_MODEL = tensorflow.SAVED_MODEL
 
 @dataclass(frozen=True)
 class Importer:
-    """How one format is read."""
+    """How one format is read.
+
+    ``describe(path, function, dims)`` is called in a process of its own with the file, the entry point ("": none is
+    named) and the sizes of symbolic dimensions. It returns a JSON object of ``function``, ``inputs`` and ``outputs``
+    (lists of [name, dtype, shape], or None where only the board can tell), ``ranges`` (input -> [low, high]),
+    ``external`` (names of further files, relative to the model's folder) and ``producer`` (anything). It raises
+    ImportFailed, or UsageError for an entry point or a dimension that the model does not have.
+
+    Attributes:
+        recognises: whether a file that begins with these bytes is one, whatever its name.
+        describe: the function, of a module, or its ``module:function``.
+        reads: called with the path and the entry point: further files that the description is made of, which the
+            model's own file does not hold.
+    """
 
     suffixes: tuple[str, ...]
-    recognises: Callable[[bytes], bool]  # whether a file that begins with these bytes is one, whatever its name
-    # a function (or ``module:function``), called in a process of its own with ``path`` (str), ``function`` (str) and
-    # ``dims`` (name -> int); returns a JSON object of ``function``, ``inputs`` and ``outputs`` (lists of [name, dtype,
-    # shape], or None where only the board can tell), ``ranges`` (input -> [low, high]), ``external`` (names of further
-    # files, relative to the model's folder), ``producer`` (anything). Raises ImportFailed or UsageError.
+    recognises: Callable[[bytes], bool]
     describe: IsolatedFunction
-    # called with the path and the entry point ("" is none named): further files that the description is made of, which
-    # the model's own file does not hold.
     reads: Callable[[Path, str], Sequence[Path]] = lambda path, function: ()
 
 
@@ -202,7 +216,7 @@ def _describe(
         digest=digest,
         beside=sorted(str(file.relative_to(path.parent)) for file in beside),
         read={file.name: digest_file(file) for file in importer.reads(path, function)},
-        describe=function_name(importer.describe),
+        describe=function_version(importer.describe),
         suffix=path.suffix.lower(),
         function=function,
         dims=dict(dims),

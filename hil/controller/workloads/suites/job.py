@@ -228,7 +228,8 @@ class _SuiteJob:
         screen.begin(len(specs), list(done.values()))
         every = [spec.id for spec in suite.cases]
         remarks = self._expectations.remarks(every, flow=flow.name, runtime=flow.runtime)
-        for line in (*(f"left out: {one}" for one in suite.left_out), *remarks):
+        left_out = [f"left out: {one}" for one in suite.left_out]
+        for line in (*left_out, *self._request.remarks(every), *remarks):
             screen.note(line)
         try:
             if todo:

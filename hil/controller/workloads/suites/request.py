@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,11 @@ class Request:
     def selects(self, case_id: str) -> bool:
         """Whether the filters let a case through."""
         return not self.filters or any(_matches(case_id, pattern) for pattern in self.filters)
+
+    def remarks(self, ids: Sequence[str]) -> list[str]:
+        """A line for each filter that no case of the suite is called like."""
+        idle = [pattern for pattern in self.filters if not any(_matches(case_id, pattern) for case_id in ids)]
+        return [f"--filter {pattern}: no case is called like that" for pattern in idle]
 
     def command(self, case_id: str) -> str:
         """The command that runs one of the cases again."""

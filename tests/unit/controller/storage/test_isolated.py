@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 from support.waiting import eventually
 
-from hil.controller.storage import isolated
+from hil.controller.storage import isolated, packages
 from hil.controller.storage.isolated import (
     Isolated,
     IsolatedCrash,
     IsolatedFailure,
     IsolatedTimeout,
     function_name,
+    function_version,
     lent,
 )
 from hil.errors import ImportFailed
@@ -300,6 +301,18 @@ def test_a_function_is_called_by_the_name_that_it_has_in_its_module(pool, tmp_pa
     assert function_name(os.getpid) == "posix:getpid"
     assert function_name("vendor.tools:apply") == "vendor.tools:apply"
     assert pool.call(os.getpid, {}, timeout=60, log=tmp_path / "log") != os.getpid()
+
+
+def test_what_a_packages_function_makes_depends_on_its_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = set()
+    for text in ("one", "two"):
+        (tmp_path / "vendor_recipe.py").write_text(f"def apply():\n    return {text!r}\n")
+        packages._digest_of_file.cache_clear()  # as a process that starts now
+        seen.add(function_version("vendor_recipe:apply"))
+    assert len(seen) == 2 and {one.split()[0] for one in seen} == {"vendor_recipe:apply"}
+    assert function_version(function_name) == "hil.controller.storage.isolated:function_name"
+    assert function_version("vendor_gone:apply") == "vendor_gone:apply"
 
 
 def test_a_function_that_no_other_process_can_find_is_refused(pool, tmp_path):

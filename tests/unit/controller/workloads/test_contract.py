@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -464,6 +464,19 @@ def test_what_was_run_before_ctrl_c_is_not_run_again(fake_boards: FakeBoards, tm
     record = run_job(Job(out=tmp_path / "runs"), resume=stored, screen=Quiet())
     assert [case["outcome"] for case in record["cases"]] == ["PASS"] * 3
     assert [fake_boards.did.count(f"run {name}") for name in "abc"] == [1, 2, 1]
+
+
+def test_a_filter_that_no_case_is_called_like_is_told(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    class Says(Quiet):
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    said: list[str] = []
+    request = replace(asked(tmp_path), filters=("a_*", "nothing*", "=b"))
+    run = run_suite(request, out=tmp_path / "suite", screen=Says())
+    assert [record.outcome for record in run.records()] == ["PASS"]
+    told = [line for line in said if line.startswith("--filter")]
+    assert told == [f"--filter {one}: no case is called like that" for one in ("nothing*", "=b")]
 
 
 def test_a_suite_goes_on_with_what_was_not_run(fake_boards: FakeBoards, tmp_path: Path) -> None:
