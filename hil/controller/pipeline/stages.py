@@ -38,15 +38,13 @@ from hil.controller.pipeline.flagfiles import comparable, tool_differs
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Job, Options
 from hil.controller.storage.packages import pick
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import COMPILE_FAILURE, storing
 from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.results import Outcome, RunResult, Stage
 from hil.core.runtimes import compiler_for, runtime_for
 from hil.core.tensors import Array, TensorSpec, read_as
 
-# The folder, among a case's logs, of what shows again how its compiler failed.
-COMPILE_FAILURE = "compile-failure"
 # What the reference of the plain model is called among those that could not answer.
 _PLAIN = "of the plain model"
 

@@ -8,7 +8,9 @@ its standard input is the lifeline.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import importlib.util
 import json
 import os
 import selectors
@@ -22,7 +24,7 @@ from typing import Any
 
 from hil.controller.storage import live
 from hil.controller.storage.isolated_worker import ERROR_FIELDS, SCRATCH
-from hil.controller.storage.packages import file_version
+from hil.core.digest import digest_file
 from hil.core.processes import module_command, signal_group, signal_name
 from hil.core.scratch import new_folder, remove_tree
 from hil.errors import HilError, StageError, StageTimeout
@@ -60,6 +62,26 @@ def function_version(function: IsolatedFunction) -> str:
     """
     name = function_name(function)
     return f"{name} {file_version(name.partition(':')[0])}".rstrip()
+
+
+def file_version(module: str) -> str:
+    """The digest of a module's file, for keys of the cache: a package may be edited without a new version.
+
+    "" where there is no file, and of hil's own modules, which have such versions.
+    """
+    if module.partition(".")[0] == "hil":
+        return ""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return ""
+    return _digest_of_file(spec.origin) if spec is not None and spec.has_location and spec.origin else ""
+
+
+@functools.cache
+def _digest_of_file(path: str) -> str:
+    """Once a process: it goes on with the code that it has."""
+    return digest_file(Path(path))
 
 
 class IsolatedError(StageError):

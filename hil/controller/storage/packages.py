@@ -11,7 +11,6 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.core.digest import digest_file
 from hil.errors import UsageError, did_you_mean, one_of
 
 T = TypeVar("T")
@@ -43,26 +42,6 @@ def package_folder(name: str, extra: str = "") -> Path:
     for place in (spec.submodule_search_locations or ()) if spec else ():
         return Path(place)
     raise _missing(name, extra)
-
-
-def file_version(module: str) -> str:
-    """The digest of a module's file, for keys of the cache: a package may be edited without a new version.
-
-    "" where there is no file, and of hil's own modules, which have such versions.
-    """
-    if module.partition(".")[0] == "hil":
-        return ""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return ""
-    return _digest_of_file(spec.origin) if spec is not None and spec.has_location and spec.origin else ""
-
-
-@functools.cache
-def _digest_of_file(path: str) -> str:
-    """Once a process: it goes on with the code that it has."""
-    return digest_file(Path(path))
 
 
 def _missing(package: str, extra: str) -> UsageError:

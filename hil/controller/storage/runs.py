@@ -30,6 +30,8 @@ SCHEMA = 1
 RECORD = "run.json"
 # A folder with this has a run below it for each target: hil.controller.workloads.matrix.
 MATRIX = "matrix.json"
+# The folder, among a case's logs, of what shows again how its compiler failed.
+COMPILE_FAILURE = "compile-failure"
 GO_ON = "interrupted; go on with: "
 DEFAULT_ROOT = Path("hil-runs")
 _INDEX = "index.sqlite"

@@ -13,8 +13,8 @@ from hil.controller.backends.references.expected import expected_result
 from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import function_name, naming_errors
-from hil.controller.storage.packages import called, file_version, package_of, pick, registered
+from hil.controller.storage.isolated import file_version, function_name, naming_errors
+from hil.controller.storage.packages import called, package_of, pick, registered
 from hil.controller.storage.tensor_files import load_tensors, on_files, save_tensors
 from hil.core.digest import digest_file, digest_of
 from hil.core.results import Model, Noise, RunResult

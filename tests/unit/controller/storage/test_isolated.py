@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.waiting import eventually
 
-from hil.controller.storage import isolated, packages
+from hil.controller.storage import isolated
 from hil.controller.storage.isolated import (
     Isolated,
     IsolatedCrash,
@@ -308,7 +308,7 @@ def test_what_a_packages_function_makes_depends_on_its_file(tmp_path, monkeypatc
     seen = set()
     for text in ("one", "two"):
         (tmp_path / "vendor_recipe.py").write_text(f"def apply():\n    return {text!r}\n")
-        packages._digest_of_file.cache_clear()  # as a process that starts now
+        isolated._digest_of_file.cache_clear()  # as a process that starts now
         seen.add(function_version("vendor_recipe:apply"))
     assert len(seen) == 2 and {one.split()[0] for one in seen} == {"vendor_recipe:apply"}
     assert function_version(function_name) == "hil.controller.storage.isolated:function_name"
