@@ -48,7 +48,7 @@ def test_a_new_board_is_deployed_to_by_the_first_run_and_by_no_other(hil, make_b
     assert second.case["provenance"]["board_id"] == provenance["board_id"]
 
 
-@pytest.mark.parametrize("arch", ["x86", "aarch64"])
+@pytest.mark.parametrize("arch", ["x86", pytest.param("aarch64", marks=pytest.mark.slow)])
 def test_nothing_listens_but_sshd_and_nothing_can_be_read_by_others(hil, request, arch):
     board = request.getfixturevalue(f"board_{arch}")
     assert hil("run", DIGITS_CNN, *to(board)).code == 0

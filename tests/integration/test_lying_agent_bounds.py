@@ -114,7 +114,11 @@ def usual_mib(tmp_path_factory: pytest.TempPathFactory) -> int:
     return peak
 
 
-@pytest.mark.parametrize("which", FLOODS)
+# One of each way to send too much is enough for every change; each takes seconds of a processor.
+@pytest.mark.parametrize(
+    "which",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one not in ("Describe", "Invoke, streamed"))) for one in FLOODS],
+)
 def test_a_flood_of_an_agent_takes_little_memory_here(which: str, tmp_path: Path, usual_mib: int) -> None:
     with LyingAgent(f"unix:{tmp_path}/a.sock", {which.partition(",")[0]: flood(which)}) as agent:
         _, peak = controlled(agent.address)
