@@ -14,10 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-import common
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
+
+from benchmarks import common
 
 BIG = 25_000_000
 DOUBLE = """

@@ -137,21 +137,28 @@ def peer(command: Sequence[str]) -> Iterator[Peer]:
         started.close()
 
 
+def python_with(name: str, packages: Sequence[str], notes: list[str]) -> Path | None:
+    """The interpreter of an environment of a rival's own, made once; None, and a note, where that cannot be had."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hil" / "benchmarks"
+    python, ready = cache / name / "bin" / "python", cache / name / "ready"
+    if not ready.exists():
+        print(f"installing {packages[0]} ...", file=sys.stderr)
+        made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(ready.parent)], capture_output=True)
+        install = [str(python), "-m", "pip", "install", "-q", *packages]
+        if made.returncode or subprocess.run(install, stdout=sys.stderr).returncode:
+            notes.append(f"left out: {packages[0]} cannot be installed here")
+            return None
+        ready.touch()
+    return python
+
+
 @contextlib.contextmanager
 def tvm_peer(notes: list[str]) -> Iterator[Peer | None]:
     """A client and a server of TVM RPC in an environment of their own; None, and a note, where that cannot be had."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hil" / "benchmarks"
-    python = cache / "tvm-0.27" / "bin" / "python"
-    ready = cache / "tvm-0.27" / "ready"
-    if not ready.exists():
-        print(f"installing {TVM} ...", file=sys.stderr)
-        made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(ready.parent)], capture_output=True)
-        install = [str(python), "-m", "pip", "install", "-q", TVM, *_TVM_NEEDS]
-        if made.returncode or subprocess.run(install, stdout=sys.stderr).returncode:
-            notes.append(f"TVM RPC left out: {TVM} cannot be installed here")
-            yield None
-            return
-        ready.touch()
+    python = python_with("tvm-0.27", [TVM, *_TVM_NEEDS], notes)
+    if python is None:
+        yield None
+        return
     try:
         started = Peer([str(python), str(HERE / "tvm_peer.py")])
     except RuntimeError as error:

@@ -22,12 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import common
 import numpy as np
 import onnx
 from iree import runtime
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks import common
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_group import compile_together
 from hil.controller.models.compiling import native_compiler

@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable
 
-import common
 import grpc
 import numpy as np
+
+from benchmarks import common
 
 COUNT = 4096
 ADD_ONE = """

@@ -14,11 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-import common
 import iree.runtime as rt
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks import common
 
 DEVICE = "local-task"
 # MobileNetV2 (Sandler et al., 2018), table 2: expansion, channels, repeats, stride.

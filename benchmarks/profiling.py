@@ -16,10 +16,10 @@ import tempfile
 import threading
 from pathlib import Path
 
-import common
 import numpy as np
-from model import mobilenet
 
+from benchmarks import common
+from benchmarks.model import mobilenet
 from hil.controller.analysis.profile.iree_profile import read_ireeprof
 from hil.controller.pipeline.capture import PERIOD_S
 from hil.controller.storage.isolated import Isolated

@@ -13,12 +13,12 @@ import sys
 import time
 from pathlib import Path
 
-import common
 import numpy as np
 import onnx
-from bare_peer import ORDER, receive_into
 from onnx import TensorProto, helper
 
+from benchmarks import common
+from benchmarks.bare_peer import ORDER, receive_into
 from hil.core.digest import digest_file
 
 SIZE = 128 << 20

@@ -17,11 +17,19 @@ pytest_plugins = [f"support.{name}" for name in ("agents", "boards", "commands",
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# As `hil` does for what it starts: threads that have nothing to do leave their core to other tests.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
 # Half a second each: the tests of the pictures ask for them.
 os.environ["HIL_PICTURES"] = "0"
 
+# What tests start ends with them.
+os.environ["HIL_SIMULATOR"] = "fresh"
+
 # How long one example takes says nothing on a machine that runs other tests beside it.
-settings.register_profile("hil", deadline=None)
+# scripts/test --all tries each property more often, and scripts/fuzz for as long as it is given.
+settings.register_profile("hil", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("hil")
 
 INTEGRATION = Path(__file__).parent / "integration"

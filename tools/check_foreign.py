@@ -148,7 +148,7 @@ class _Quiet:
     def stage(self, name: str, number: int, text: str) -> None:
         """Nothing."""
 
-    def end(self, name: str) -> None:
+    def end(self, name: str, outcome: str = "", reason: str = "") -> None:
         """Nothing."""
 
     def note(self, text: str) -> None:

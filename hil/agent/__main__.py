@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,20 @@ def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"token": token, "quota_bytes": arguments.quota, "trusted_keys": trusted, **given}
 
 
-def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0) -> None:
+def serve(
+    agent: Agent,
+    address: str,
+    *,
+    lifeline: bool,
+    idle_exit: float = 0.0,
+    may_leave: Callable[[], bool] = lambda: True,
+) -> None:
     """Announce the agent, then serve until SIGTERM or SIGINT, or after SIGHUP until nobody has the device.
 
     Args:
         lifeline: end at the end of stdin too.
         idle_exit: end after so many seconds without a session too; 0 is never.
+        may_leave: asked before it ends for that; once it says so, nobody is to come any more.
     """
     seclude()
     forks.adopt()
@@ -101,7 +110,7 @@ def serve(agent: Agent, address: str, *, lifeline: bool, idle_exit: float = 0.0)
     rested = False
     while not stop.wait(_LOOK_S):
         idle_s = agent.idle_s()
-        if (leaving.is_set() and idle_s) or 0 < idle_exit < idle_s:
+        if (leaving.is_set() and idle_s) or (0 < idle_exit < idle_s and may_leave()):
             break
         if idle_s > _REST_S and not rested:
             agent.rest()

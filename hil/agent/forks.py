@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hil.agent import ipc
+from hil.core.named import resolve
 from hil.core.processes import adopt_descendants, end_children, module_command, signal_group, wait_or_kill
-from hil.core.runtimes import resolve
 from hil.errors import BoardError, HilError, LoadFailed
 
 # How long a runtime that does not work is taken at its word.

@@ -33,9 +33,9 @@ from hil.agent.confinement import confine, enter_sandbox, seclude
 from hil.agent.ipc import Arena, lay_out
 from hil.core import tensors
 from hil.core.clock import now_ns
+from hil.core.named import resolve
 from hil.core.processes import adopt_descendants, children, end_children, signal_group
 from hil.core.results import Placement
-from hil.core.runtimes import resolve
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import HilError, LoadFailed, RunFailed, UsageError
 

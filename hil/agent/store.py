@@ -63,6 +63,8 @@ class BlobStore:
         self._verified: dict[str, _Look] = {}
         # What a program of the current session can have altered unseen, just when the file's times were changed by us.
         self._doubtful: set[str] = set()
+        # How often we altered a blob's file, or its times: put it in its place, gave or took a name, evicted it.
+        self._own_changes = 0
         self._used: dict[str, float] = {}
         for folder in ("blobs", "partial", "programs"):
             (root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,14 +92,8 @@ class BlobStore:
     def path(self, digest: str) -> Path:
         """The file of a blob, which is sound. Raises BlobDamaged: it is not here, or was altered, and is dropped."""
         path = self._path(digest)
-        look = _look(path)
-        if look is None or look != self._verified.get(digest):
-            if look is None or not _is_sound(path, digest) or _look(path) != look:
-                self._verified.pop(digest, None)
-                self._drop(path)
-                what = "was altered on the board" if look else "is not on the board"
-                raise BlobDamaged(f"blob {digest} {what}", hint="push it again")
-            self._trust(digest, look)
+        while not self._is_known(digest, path):
+            pass  # we have altered files meanwhile: what looks another way now may be our own doing
         self._used[digest] = time.time()
         return path
 
@@ -193,12 +189,36 @@ class BlobStore:
         with self._lock:
             self._pinned[digest] = self._pinned.get(digest, 0) + 1
 
+    def _is_known(self, digest: str, path: Path) -> bool:
+        """Whether a blob's file is sound; false where that cannot be told, for we altered files while it was hashed.
+
+        Raises:
+            BlobDamaged: it is not here, or somebody else altered it, and is dropped.
+        """
+        with self._lock:
+            look, changes = _look(path), self._own_changes
+            if look is not None and look == self._verified.get(digest):
+                return True
+        # Without the lock: it takes as long as the blob is large.
+        is_sound = look is not None and _is_sound(path, digest)
+        with self._lock:
+            if look is not None and is_sound and _look(path) == look:
+                self._trust(digest, look)
+                return True
+            if self._own_changes != changes:
+                return False
+            self._verified.pop(digest, None)
+            self._drop(path)
+        what = "was altered on the board" if look else "is not on the board"
+        raise BlobDamaged(f"blob {digest} {what}", hint="push it again")
+
     @contextlib.contextmanager
     def _changing(self, digest: str, path: Path) -> Iterator[None]:
         """Give or take one of a file's names, or note its use: that alters the times by which it is known, not it."""
         with self._lock:
             sound = self._verified.pop(digest, None)
             self._doubtful.add(digest)
+            self._own_changes += 1
             is_sound = sound is not None and _look(path) == sound
             try:
                 yield
@@ -243,6 +263,7 @@ class BlobStore:
                 if total <= self.quota_bytes:
                     break
                 if _digest_of(path) not in self._pinned:
+                    self._own_changes += 1
                     self._drop(path)
                     total -= length
             if total > self.quota_bytes:
@@ -259,19 +280,19 @@ class BlobStore:
 
     def _finish(self, digest: str, partial: Path) -> None:
         target = self._path(digest)
-        with _written():
+        with self._lock, _written():
             target.parent.mkdir(parents=True, exist_ok=True)
             # Nobody writes to it by mistake.
             partial.chmod(0o400)
+            self._own_changes += 1
             partial.replace(target)
-        if look := _look(target):
-            self._trust(digest, look)
+            if look := _look(target):
+                self._trust(digest, look)
 
     def _trust(self, digest: str, look: _Look) -> None:
-        with self._lock:
-            self._verified[digest] = look
-            if time.time_ns() - look.changed_ns < _TICK_NS:
-                self._doubtful.add(digest)
+        self._verified[digest] = look
+        if time.time_ns() - look.changed_ns < _TICK_NS:
+            self._doubtful.add(digest)
 
     def _drop(self, path: Path) -> None:
         """Remove a file of ours, or whatever somebody put in its place."""

@@ -16,17 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.compare.values import CHUNK, EXACT_DTYPES, Reader, mask_limit, part_of, reader
+from hil.compare.values import CHUNK, EXACT_DTYPES, Floats, Reader, dot, mask_limit, part_of, reader
+from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
 from hil.core.tensors import Array, dtype_name, dtype_of
 
-# OpenBLAS spreads a dot product of more than 10,000 elements over threads, which costs more than twice what it saves.
-_BLOCK = 1 << 13
-# A sum of squares outside of these may have overflowed or lost its small terms.
-_SAFE_LOW, _SAFE_HIGH = 1e-250, 1e300
 _EXACT = Tolerance(0.0, 0.0)
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -170,7 +165,7 @@ class Stats(Statistics):
     worst: int | None = None
 
 
-def measure(actual: Array, reference: Array, tolerance: Tolerance | None, kind: str, chunk: int = CHUNK) -> Stats:
+def measure(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, kind: str, chunk: int = CHUNK) -> Stats:
     """Compare two tensors of one shape.
 
     Args:
@@ -385,14 +380,7 @@ class Sums:
         self.aa, self.ab, self.bb, self.dd = self.aa + aa, self.ab + ab, self.bb + bb, self.dd + dd
 
     def _dot(self, x: Floats, y: Floats) -> Any:
-        whole = x.size - x.size % _BLOCK
-        total = np.dot(x[whole:], y[whole:])
-        if whole:
-            total += np.add.reduce(np.vecdot(x[:whole].reshape(-1, _BLOCK), y[:whole].reshape(-1, _BLOCK)))
-        if self.wide and not _SAFE_LOW < abs(total) < _SAFE_HIGH and x.any() and y.any():
-            # Squares of float64 overflow from 1e154 and vanish below 1e-162; where C's long double is wider, it helps.
-            return np.dot(x.astype(np.longdouble), y.astype(np.longdouble))
-        return total
+        return dot(x, y, wide=self.wide)
 
     def _reals(self, chunk: Array) -> Array:
         """The chunk as real numbers: parts beside each other where the comparison is complex."""
@@ -469,7 +457,7 @@ class LargestUlp:
 
     def __init__(self, dtype: np.dtype[Any], capacity: int) -> None:
         self.largest: int = 0
-        self._ranks = _ranks(dtype_name(dtype)) if dtype.itemsize == 1 else None
+        self._ranks = ranks(dtype_name(dtype)) if dtype.itemsize == 1 else None
         self._scratch = np.empty(capacity, f"u{dtype.itemsize}")
 
     def add(self, a: Array, b: Array, difference: Array, highest: int) -> None:
@@ -507,7 +495,7 @@ class LargestUlp:
 
 
 @lru_cache
-def _ranks(dtype: str) -> npt.NDArray[np.int16]:
+def ranks(dtype: str) -> npt.NDArray[np.int16]:
     """For each byte of an 8-bit (or 4-bit) float: the place of its value among all finite ones."""
     values = np.arange(256, dtype=np.uint8).view(dtype_of(dtype)).astype(np.float64)
     finite = np.unique(values[np.isfinite(values)])

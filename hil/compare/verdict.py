@@ -26,9 +26,10 @@ from hil.compare.tolerance import (
     narrowed,
     refuse_vacuous,
 )
-from hil.compare.values import common_kind, reader
+from hil.compare.values import CHUNK, as_array, common_kind, reader
+from hil.core.file_tensor import Tensor
 from hil.core.results import Noise, Outcome, RunResult, Tolerance
-from hil.core.tensors import Array, dtype_name, shape_text
+from hil.core.tensors import dtype_name, shape_text
 
 _NOTHING = "0 elements compared: every output is empty"
 _PLACES = ("first_index", "first_values", "worst_index", "worst_values")
@@ -92,8 +93,8 @@ class Verdict:
 
 def compare_output(
     name: str,
-    actual: Array,
-    reference: Array,
+    actual: Tensor,
+    reference: Tensor,
     *,
     rtol: float | None = None,
     atol: float | None = None,
@@ -107,7 +108,7 @@ def compare_output(
     statistics still tell whether the values agree (within the looser of the two default tolerances).
 
     Args:
-        actual: what the board computed; any dtype that hil knows, any layout, a memory map too.
+        actual: what the board computed; any dtype that hil knows, any layout. What lies in a file is read in pieces.
         rtol: share of the reference's value, instead of the dtype's default.
         atol: absolute difference, instead of the default that follows the reference's scale and noise.
         allow_blind: patterns of the names of outputs that may agree though wrong ones would agree as well.
@@ -122,7 +123,7 @@ def compare_output(
         plain = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=allow_blind)
         if atol is not None or (plain.passed and not plain.blind):
             return plain
-    actual, reference = np.asarray(actual), np.asarray(reference)
+    actual, reference = as_array(actual), as_array(reference)
     dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
     tolerance, scale = fitted((dtype, reference_dtype), reference, rtol, atol, noise)
     kind = common_kind(dtype, reference_dtype)
@@ -322,7 +323,7 @@ def _failing(verdict: Verdict) -> str:
     return f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def _reason(actual: Array, reference: Array, tolerance: Tolerance | None, stats: Stats | None) -> str:
+def _reason(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats | None) -> str:
     """Why the two do not agree, gravest first; "" when they do."""
     if actual.shape != reference.shape:
         return f"shape {shape_text(actual.shape)}, the reference has {shape_text(reference.shape)}"
@@ -334,7 +335,7 @@ def _reason(actual: Array, reference: Array, tolerance: Tolerance | None, stats:
     return f"{reason}; {values or 'the values agree'}" if stats else reason
 
 
-def _reason_values(actual: Array, reference: Array, tolerance: Tolerance | None, stats: Stats) -> str:
+def _reason_values(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats) -> str:
     if stats.zeroed:
         return "every value is 0, the reference's are not"
     if not stats.mismatches:
@@ -361,8 +362,11 @@ def _too_much_in_all(stats: Stats, noise: Noise, plain: Tolerance, scale: Scale)
     return f"its error (RMSE {stats.rmse:.3g}) is more than the reference's own noise explains ({allowed:.3g})"
 
 
-def _is_all_nan(reference: Array, scale: Scale) -> bool:
-    return bool(reference.size and not scale.largest and np.isnan(reference).all())
+def _is_all_nan(reference: Tensor, scale: Scale) -> bool:
+    if not reference.size or scale.largest:
+        return False
+    read = reader(reference)
+    return all(bool(np.isnan(read(start, start + CHUNK)).all()) for start in range(0, reference.size, CHUNK))
 
 
 def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:
@@ -384,7 +388,7 @@ def _index(flat: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if flat is None else tuple(int(place) for place in np.unravel_index(flat, shape))
 
 
-def _values(actual: Array, reference: Array, flat: int | None) -> tuple[Any, Any] | None:
+def _values(actual: Tensor, reference: Tensor, flat: int | None) -> tuple[Any, Any] | None:
     """Both values at a flat index as Python's own bool, int, float, complex or str."""
     if flat is None:
         return None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 
-
-@functools.cache
 def own_version() -> str:
     """The version of hil as the installed package states it; ``0+source`` where none is installed."""
-    from importlib.metadata import PackageNotFoundError, version
+    from hil.core.installed import version
 
     try:
         return version("hil")
-    except PackageNotFoundError:
+    except ModuleNotFoundError:
         return "0+source"

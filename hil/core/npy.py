@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from hil.core.file_tensor import FileTensor, OpenFile, contiguous
 from hil.core.files import open_file
 from hil.core.tensors import ML_DTYPES, Array, dtype_of
 from hil.errors import UsageError
@@ -114,6 +115,15 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
             # mypy: numpy's stubs know no order that is a variable.
             return np.memmap(file, header.dtype, "r", header.bytes, header.shape, order)  # type: ignore[call-overload,no-any-return]
         return _array(file, header)
+
+
+def open_npy(path: Path) -> FileTensor:
+    """The array of a .npy file, of which nothing is read yet. Raises UsageError: as :func:`read_npy`."""
+    with _reading(path, ".npy"), open_file(path) as file:
+        header = read_header(file, os.fstat(file.fileno()).st_size)
+        shape, size = header.shape, header.dtype.itemsize
+        strides = contiguous(shape[::-1], size)[::-1] if header.fortran else contiguous(shape, size)
+        return FileTensor(OpenFile(file, path), header.dtype, shape, strides, header.bytes)
 
 
 def parse_npy(data: bytes) -> npt.NDArray[Any]:

@@ -73,10 +73,11 @@ def exit_code_of(outcomes: Iterable[Outcome]) -> int:
     return max((outcome.exit_code for outcome in ran), default=errors.EXIT_NOTHING_RAN)
 
 
-# Exit codes from the lightest to the gravest; what was cancelled counts as interrupted.
+# Exit codes from the lightest to the gravest; what was cancelled counts as interrupted. That nothing ran is no fault of
+# what ran beside it: it is the code only where it is that of all.
 _GRAVITY = (
-    errors.EXIT_OK,
     errors.EXIT_NOTHING_RAN,
+    errors.EXIT_OK,
     errors.EXIT_FAIL,
     errors.EXIT_USAGE,
     errors.EXIT_STAGE,
@@ -86,7 +87,7 @@ _GRAVITY = (
 
 
 def gravest(codes: Sequence[int]) -> int:
-    """One exit code for several runs: interrupted, then 4, 3, 2, 1, 5, 0; an unknown code counts as 4."""
+    """One exit code for several runs: interrupted, then 4, 3, 2, 1, 0, 5; an unknown code counts as 4."""
     known = [code if code in _GRAVITY else errors.EXIT_BOARD for code in codes]
     return max(known, key=_GRAVITY.index, default=errors.EXIT_NOTHING_RAN)
 

@@ -7,11 +7,9 @@ docs/contributing.md. A package's own runtime has no entry: it registers under t
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 # The compiler that compiles nothing: a model's own files are the program, or those that it is converted into.
 NO_COMPILER = "none"
@@ -156,12 +154,6 @@ _ALL = (
     ),
 )
 RUNTIMES: Mapping[str, RuntimeInfo] = MappingProxyType({one.name: one for one in _ALL})
-
-
-def resolve(reference: str) -> Any:
-    """Import what a ``module:name`` reference names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def runtime_for(model_format: str, wanted: str) -> str:

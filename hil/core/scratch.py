@@ -73,10 +73,23 @@ _shared: dict[Path, Scratch] = {}
 
 def place(*, for_sockets: bool = False) -> Path:
     """The folder of this process below the system's temporary one; ``for_sockets``: of a short path despite TMPDIR."""
+    return place_below(_temporary(for_sockets) / f"hil-{os.geteuid()}")
+
+
+def lasting_folder(name: str) -> Path | None:
+    """A folder of the user's for sockets that outlive this process, made where it is not there.
+
+    None where it cannot be made, or somebody else took its name.
+    """
+    found = _temporary(for_sockets=True) / f"hil-{name}-{os.geteuid()}"
+    with contextlib.suppress(OSError):
+        found.mkdir(mode=0o700)
+    return found if _is_ours(found) and not found.stat().st_mode & 0o077 else None
+
+
+def _temporary(for_sockets: bool) -> Path:
     base = tempfile.gettempdir()
-    if for_sockets and len(os.fsencode(base)) > _LONGEST_FOR_SOCKETS:
-        base = "/tmp"
-    return place_below(Path(base) / f"hil-{os.geteuid()}")
+    return Path("/tmp" if for_sockets and len(os.fsencode(base)) > _LONGEST_FOR_SOCKETS else base)
 
 
 def place_below(base: Path) -> Path:

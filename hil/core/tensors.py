@@ -52,6 +52,26 @@ def dtype_of(name: str) -> np.dtype[Any]:
     raise UsageError(f"unknown dtype {name!r}", hint=f"one of {', '.join(DTYPES)}")
 
 
+def float_limits(dtype: Any) -> Any:
+    """What ``finfo`` says of a dtype of floats or complex numbers; ml_dtypes is asked about its own."""
+    resolved = np.dtype(dtype)
+    if resolved.name in NUMPY_DTYPES:
+        return np.finfo(resolved)
+    import ml_dtypes
+
+    return ml_dtypes.finfo(resolved)  # type: ignore[no-untyped-call]
+
+
+def int_limits(dtype: Any) -> Any:
+    """What ``iinfo`` says of a dtype of integers."""
+    resolved = np.dtype(dtype)
+    if resolved.name in NUMPY_DTYPES:
+        return np.iinfo(resolved)
+    import ml_dtypes
+
+    return ml_dtypes.iinfo(resolved)  # type: ignore[no-untyped-call]
+
+
 def dtype_name(dtype: Any) -> str:
     """The name of a numpy or ml_dtypes dtype; the reverse of :func:`dtype_of`. Raises UsageError: hil knows none."""
     return _dtype_name(np.dtype(dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,9 +48,11 @@ def read_etdump(data: memoryview) -> list[EtEvent]:
         blocks = [_block(block) for block in root_table(data).tables(1)]
     has_runs = any(one.name == EXECUTE for block in blocks for one in block)
     events: list[EtEvent] = []
+    before = 0
     for block in blocks:
-        before = 1 + max((event.run for event in events), default=-1)
-        events += _in_runs(block, before, has_runs)
+        own = list(_in_runs(block, before, has_runs))
+        before = max([before, *(event.run + 1 for event in own)])
+        events += own
     if not events:
         raise Damaged("it holds no timed event: the runtime was built without its event tracer, or ran nothing")
     return sorted(events, key=lambda event: (event.start, -event.end))
@@ -82,11 +85,14 @@ def _block(block: Table) -> list[_Timed]:
 def _in_runs(block: Sequence[_Timed], before: int, has_runs: bool) -> Iterator[EtEvent]:
     """The events of a block, each with its run, of which ``before`` came before; a block is one where no file tells."""
     runs = sorted((one.start, one.end) for one in block if one.name == EXECUTE)
+    starts = [start for start, _ in runs]
     # A call's own event holds those that kernels and delegates tell of the same instruction.
     told = Counter(one.place for one in block if one.name not in (*_CALLS, *_STEPS))
     for one in block:
-        within = [number for number, (start, end) in enumerate(runs) if start <= one.start <= end]
-        run = before + within[-1] if within else -1 if has_runs else before
+        begun = bisect_right(starts, one.start)
+        # The last one, nearly always: runs come one after the other.
+        within = next((number for number in reversed(range(begun)) if one.start <= runs[number][1]), None)
+        run = before + within if within is not None else -1 if has_runs else before
         is_step = one.name in _STEPS or min(one.place) < 0
         holds = one.name in _CALLS and told[one.place] > 0
         name = one.name.removeprefix(_KERNEL)

@@ -239,6 +239,11 @@ def read_methods(data: memoryview) -> dict[str, Method]:
         return {method.name: method for method in map(_method, _root(program_in(data), PROGRAM).tables(1))}
 
 
+def tensor_files(folder: Path) -> list[Path]:
+    """The files in a folder that may hold tensors which a program there keeps outside."""
+    return sorted(file for file in folder.glob(f"*{TENSORS_SUFFIX}") if file.is_file())
+
+
 def tensors_beside(program: Path, methods: Mapping[str, Method]) -> Path | None:
     """The ``.ptd`` file in a program's folder that holds the tensors which the program keeps outside.
 
@@ -257,7 +262,7 @@ def tensors_beside(program: Path, methods: Mapping[str, Method]) -> Path | None:
     if not wanted:
         return None
     found = []
-    for file in sorted(program.parent.glob(f"*{TENSORS_SUFFIX}")):
+    for file in tensor_files(program.parent):
         with contextlib.suppress(Damaged, OSError):
             found += [file] * (wanted <= _tensor_names(file))
     if len(found) != 1:

@@ -6,9 +6,11 @@ from there and from --fault. Prints one JSON line on stdout once it serves: {"ad
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from hil.agent.store import BlobStore, Upload
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
 from hil.core.runtimes import RUNTIMES
+from hil.core.scratch import remove_tree
 from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import refuse_if_served, refuse_if_taken
@@ -150,6 +153,19 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     return {}, [note]
 
 
+def _locks(folder: Path) -> Callable[[], bool]:
+    """What takes the lock on a folder where nobody has it, for good, and says whether."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def take() -> bool:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    return take
+
+
 def main() -> None:
     """Start a simulated board."""
     show_visibly()
@@ -162,13 +178,22 @@ def main() -> None:
         default=os.environ.get(SANDBOX_VARIABLE, AUTO),
         help="whether programs run without network and files to write (default auto: where the kernel allows it)",
     )
+    options.add_argument(
+        "--kept",
+        action="store_true",
+        help="who uses us holds a lock on the folder that the store is in; --idle-exit waits for that, and removes it",
+    )
     arguments = options.parse_args()
     try:
         agent, address = start(config_of(arguments), load_board(arguments.config), arguments.fault, arguments.sandbox)
     except HilError as error:
         print(f"hil.sim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    serve(agent, address, lifeline=arguments.lifeline, idle_exit=arguments.idle_exit)
+    folder = arguments.store.parent
+    may_leave: Callable[[], bool] = _locks(folder) if arguments.kept else lambda: True
+    serve(agent, address, lifeline=arguments.lifeline, idle_exit=arguments.idle_exit, may_leave=may_leave)
+    if arguments.kept and may_leave():
+        remove_tree(folder)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import numpy as np
 
 from hil.agent.runtimes import known, run_command
 from hil.core.clock import CLOCK_FILE
+from hil.core.named import resolve
 from hil.core.results import Part, Placement
-from hil.core.runtimes import RUNTIMES, resolve
+from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError, one_of
 from hil.formats.iree_values import SCALAR_PREFIX

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 import queue
-import resource
 import socket
 import threading
 import time
@@ -18,10 +17,11 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.agents import start_process, stop_process
+from support.agents import few_files, start_process, stop_process
 from support.waiting import eventually
 
 from hil import errors
+from hil.agent.admission import FIRST_MESSAGE_S
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.client import AgentClient
 from hil.protocol import wire, wire_errors
@@ -147,11 +147,13 @@ def test_calls_without_a_session_that_say_nothing_keep_nobody_out(start, path):
     with client_of(board) as client:
         client.describe(timeout=60)
     with raw_of(board) as channel:
+        begun = time.monotonic()
         kept = silent(channel, path, MANY)  # a call that nobody keeps is broken off by gRPC
         time.sleep(0.5)
         assert_everybody_gets_in(board, fence=5)
-        # Those that came last still wait.
-        assert not kept[-1].done() or path.endswith("Missing")
+        # Those that came last still wait, as long as they may.
+        late = time.monotonic() - begun > FIRST_MESSAGE_S - 1
+        assert late or not kept[-1].done() or path.endswith("Missing")
 
 
 def test_clocks_that_began_and_then_say_nothing_keep_nobody_out(board):
@@ -397,12 +399,8 @@ def test_a_time_limit_that_is_none_is_refused(board, add_programs, limit):
 
 
 def test_many_connections_keep_nobody_out(start):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
+    with few_files():
         board = start("hil.agent")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with client_of(board) as client:
         client.describe(timeout=60)
     before = board.memory

@@ -185,6 +185,7 @@ def test_what_was_measured_before_the_end_is_kept(environment, tmp_path, how):
         assert json.loads((folder / "bench.json").read_text())["finished"] is False
 
 
+@pytest.mark.slow
 def test_programs_run_at_the_same_time_and_what_they_do_under_load_is_told(bench, tmp_path):
     document = bench(DIGITS_CNN, "--runtime", "onnxruntime", "--concurrency", 3, "--iterations", 150_000)
     (side,) = document["sides"]

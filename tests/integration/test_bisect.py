@@ -18,6 +18,9 @@ from support.layer_models import local_function, model_of, node, noisy, weights
 from support.models import DIGITS, save_model
 from support.waiting import eventually
 
+from hil.controller.models.description import digest_of_files
+from hil.core.digest import digest_file
+
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 # Nothing to compile: for what does not depend on a compiler.
@@ -106,7 +109,9 @@ def test_a_wrong_weight_in_the_digits_is_found_and_what_is_needed_to_see_it_agai
     assert repeated.code == 1, repeated.err
     assert repeated.case["verdicts"][0]["outputs"][0]["name"] == "conv2.out"
     assert not (tmp_path / "kept" / "Conv_conv1" / "inputs").exists()
-    assert verdict == json.loads((tmp_path / "kept" / "bisect.json").read_text())["verdict"]
+    document = json.loads((tmp_path / "kept" / "bisect.json").read_text())
+    assert verdict == document["verdict"]
+    assert document["model_digest"] == digest_of_files({"": digest_file(DIGITS_CNN)})
 
 
 def test_a_mask_does_not_make_a_wrong_layer_look_almost_right(hil, tmp_path):
@@ -283,6 +288,7 @@ def test_a_tolerance_that_says_nothing_of_an_inner_tensor_leaves_it_unjudged(hil
     assert "atol is 0.01" in ended.document["layers"][0]["isolated"]["reason"]
 
 
+@pytest.mark.slow
 def test_a_dynamic_dimension_stays_one(hil, simulator, tmp_path):
     digits = np.load(DIGITS / "digits_test.npz")["image"][:3]
     np.save(tmp_path / "images.npy", digits)

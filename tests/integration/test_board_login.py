@@ -30,7 +30,9 @@ def to(board: VirtualBoard, identity: object = "") -> list[object]:
 @pytest.fixture
 def configure(board: VirtualBoard):
     """Has the board's sshd take further settings, until the test is over."""
-    script = 'cp -n $0 $0.was; { printf "%s\\n" "$@"; cat $0.was; } >$0; kill -HUP $(cat /run/sshd.pid)'
+    # It writes the number of its process once it listens with the new settings.
+    again = "read pid </run/sshd.pid; rm /run/sshd.pid; kill -HUP $pid; until [ -s /run/sshd.pid ]; do sleep 0.1; done"
+    script = 'cp -n $0 $0.was; { printf "%s\\n" "$@"; cat $0.was; } >$0; ' + again
 
     def call(*settings: str) -> None:
         board.run(["sh", "-ec", script, "/etc/ssh/sshd_config", *settings], check=True)

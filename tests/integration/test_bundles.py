@@ -324,6 +324,7 @@ def make_vendor_bundle(folder: Path) -> None:
 
 
 @pytest.mark.board
+@pytest.mark.slow  # two minutes of an emulated CPU
 def test_a_board_checks_itself_without_a_controller(hil, board_aarch64, tmp_path):
     """The agent is there from an earlier run. From then on nothing but a file and a command goes to the board."""
     board = board_aarch64

@@ -29,14 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.kept import keeping_simulators
 
 from hil.compare.stats import STATISTICS
 from tools.virtual_board import VirtualBoard
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -127,7 +128,7 @@ class Place:
             "bin/python": f'{python} "$@"',
             "bin/pytest": f'{python} -m pytest "$@"',
             # Tests install nothing: an editable install is a path and entry points, and these are made by hand.
-            "bin/pip": f'{python} "{Path(__file__)}" "$2" "{folder}/site"',
+            "bin/pip": f'{python} "{ROOT}/tests/support/pip.py" "$2" "{folder}/site"',
         }.items():
             script = folder / name
             script.parent.mkdir(exist_ok=True)
@@ -181,11 +182,12 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
     made = Place(tmp_path, shared_cache)
-    yield made
-    made.close()
+    with keeping_simulators(made.environment):
+        yield made
+        made.close()
 
 
-BOARDS, FARM, RUNNING = (ROOT / "docs" / name for name in ("boards.md", "farm.md", "running.md"))
+BOARDS, FARM, RUNNING, WEB = (ROOT / "docs" / name for name in ("boards.md", "farm.md", "running.md", "web.md"))
 
 
 def lacking(packages: str) -> list[str]:
@@ -207,7 +209,8 @@ PLAIN = [
         id=guide.stem,
     )
     for guide in GUIDES
-    if guide not in (BOARDS, FARM, RUNNING) and not re.match(NEEDS, guide.read_text())
+    # tests/integration/test_web_guide.py follows WEB, with a browser.
+    if guide not in (BOARDS, FARM, RUNNING, WEB) and not re.match(NEEDS, guide.read_text())
 ]
 # A guide of which some blocks need more is a plain one too, and does there what is installed.
 NEEDING = [
@@ -412,23 +415,3 @@ def test_the_page_on_security_names_what_there_is():
     for path, names in re.findall(r"`(hil/[\w./]+\.py)` ((?:`_?[A-Z]\w*`(?:, )?)+)", page):
         for name in re.findall(r"\w+", names):
             assert re.search(rf"\b{name}\b", (ROOT / path).read_text()), f"{path} {name}"
-
-
-def _install(package: Path, site: Path) -> None:
-    """What `pip install -e PACKAGE` leaves behind, as far as entry points and imports go."""
-    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
-    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    groups = [
-        "\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in points.items())])
-        for group, points in project["entry-points"].items()
-    ]
-    (info / "entry_points.txt").write_text("\n\n".join(groups))
-    for module in package.glob("*.py"):
-        (site / module.name).symlink_to(module.resolve())
-
-
-if __name__ == "__main__":
-    _install(Path(sys.argv[1]), Path(sys.argv[2]))
-    print("installed")

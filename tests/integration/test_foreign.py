@@ -65,6 +65,7 @@ def compare(tests: dict, folder: Path, jobs: int) -> list:
     return findings
 
 
+@pytest.mark.slow
 def test_a_dozen_foreign_programs_get_the_verdict_that_stock_tools_give(tmp_path, shared_cache, monkeypatch):
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
     tests = node_tests(SAMPLE, 1)

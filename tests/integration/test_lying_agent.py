@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from support.lying_agent import LyingAgent, artifact, attack, impatient, many_lies
 
-EXAMPLES = 100
+EXAMPLES = 50
 
 
 @pytest.fixture(scope="module")

@@ -145,6 +145,9 @@ def test_a_wrong_board_is_told_apart_from_a_right_one_and_every_trace_is_kept(pl
     for backend in ("iree-llvm-cpu_ref", "iree_llvmcpu", "board_faulty.toml"):
         assert len(Trace.load(folder / backend / "traces" / "split").calls) == 2
     assert "WRONG" in (bad.folder / "log.txt").read_text() and "WRONG" not in (good.folder / "log.txt").read_text()
+    kept = [json.loads((one.folder / "comparison.json").read_text()) for one in (good, bad)]
+    assert [(one["outcome"], one["reason"]) for one in kept] == [("PASS", ""), ("FAIL", bad.record.message)]
+    assert [call["outcome"] for one in kept for call in one["calls"]] == ["PASS", "PASS", "PASS", "FAIL"]
 
 
 def test_a_trace_is_made_again_on_another_board_after_its_folder_was_moved(hil, place, module):
@@ -154,6 +157,8 @@ def test_a_trace_is_made_again_on_another_board_after_its_folder_was_moved(hil, 
     again = hil("trace", "run", trace, "--runtime-hw-type", "sim", "--json")
     assert again.code == 0, again.err
     assert [case["outcome"] for case in again.document["cases"]] == ["PASS", "PASS"]
+    typed = f"hil trace run {trace} --runtime-hw-type sim"
+    assert again.document["command"] == typed == Trace.load(Path(again.document["folder"]) / "trace").command
     wrong = hil("trace", "run", trace, "--board", "faulty.toml", "--json")
     assert wrong.code == 1 and [case["outcome"] for case in wrong.document["cases"]] == ["PASS", "FAIL"]
     reference = trace.parents[2] / "iree-llvm-cpu_ref"
@@ -240,6 +245,13 @@ def test_expected_failures_count_by_backend(python, place, words):
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("1 passed, 1 xfailed" if words else "OK (skipped=1)") in done.stdout + done.stderr
     assert (place / "made" / "Module" / "board_faulty.toml" / "traces" / "halved" / "log.txt").is_file()
+    again = Trace.load(place / "made" / "Module" / "iree_llvmcpu" / "traces" / "halved").command
+    options = "--target_backends=iree_llvmcpu,board:faulty.toml"
+    assert again == (
+        f"pytest test_module.py::ModuleTest::test_split {options} --artifacts_dir=made"
+        if words
+        else f"python test_module.py --artifacts_dir=made {options}"
+    )
     if not words:
         return
     rows = {case.get("name"): [one.tag for one in case] for case in ElementTree.parse("rows.xml").iter("testcase")}

@@ -409,6 +409,8 @@ def test_a_bundled_program_is_read_and_judged_as_hil_does(verify, tmp_path, name
 
 # ---- bad files
 
+MUTATIONS = 4000
+
 
 @pytest.fixture(scope="module")
 def fuzzer(tmp_path_factory) -> Path:
@@ -430,7 +432,7 @@ def fuzzer(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", ["mixed.bpte", "methods.bpte"])
 def test_no_mutated_bundled_program_crashes_it(fuzzer, name):
     seed = random.randrange(1 << 31)
-    ended = subprocess.run([fuzzer, EXECUTORCH / name, str(seed), "20000"], capture_output=True, text=True)
+    ended = subprocess.run([fuzzer, EXECUTORCH / name, str(seed), str(MUTATIONS)], capture_output=True, text=True)
     assert ended.returncode == 0, f"seed {seed}: {ended}"
     assert int(ended.stdout.split()[2]) > 20
 
@@ -441,7 +443,7 @@ def test_no_mutated_file_crashes_it(fuzzer, tmp_path):
     case = MethodTestCase(plain.inputs, plain.expected_outputs, 1e-3, 1e-4, "näme \U0001f600", "s", noise)
     bundle(tmp_path, case).save(signed)
     seed = random.randrange(1 << 31)
-    ended = subprocess.run([fuzzer, signed, str(seed), "20000"], capture_output=True, text=True)
+    ended = subprocess.run([fuzzer, signed, str(seed), str(MUTATIONS)], capture_output=True, text=True)
     assert ended.returncode == 0, f"seed {seed}: {ended}"
     assert int(ended.stdout.split()[2]) > 20
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import platform
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -99,6 +101,18 @@ def start_process(module: str, listen: str, store: Path, *more: str) -> tuple[su
     line = process.stdout.readline()
     assert line, f"{module} did not start"
     return process, json.loads(line)["address"]
+
+
+@contextlib.contextmanager
+def few_files() -> Iterator[None]:
+    """Let what is started meanwhile begin with a soft limit of few open files: a little more than this process has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    own = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(256, own + 64), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:

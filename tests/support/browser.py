@@ -33,6 +33,14 @@ def find_browser() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
+# What a browser says of a question whose page it left meanwhile.
+_LEFT = ("Inspected target navigated or closed", "Execution context was destroyed", "Cannot find context")
+
+
+class Navigated(AssertionError):
+    """The page was left before it could answer."""
+
+
 class Page:
     """One page. A context manager.
 
@@ -96,8 +104,15 @@ class Page:
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def wait(self, condition: str) -> None:
-        """Wait until a JavaScript expression is true."""
-        eventually(lambda: self.run(condition), condition, PATIENCE_S)
+        """Wait until a JavaScript expression is true, on this page or on the one that it leads to."""
+
+        def holds() -> Any:
+            try:
+                return self.run(condition)
+            except Navigated:
+                return False
+
+        eventually(holds, condition, PATIENCE_S)
 
     def run(self, script: str) -> Any:
         """What a JavaScript expression gives, as JSON says it; a promise is waited for."""
@@ -121,10 +136,18 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
 
+    def point(self, selector: str, x: float, y: float) -> None:
+        """Move the mouse to a place in the first such element, in CSS pixels from its upper left corner."""
+        corner = self.run(
+            f"(one => {{ one.scrollIntoView({{block: 'center'}}); const r = one.getBoundingClientRect();"
+            f" return [r.x, r.y]; }})(document.querySelector({json.dumps(selector)}))"
+        )
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=corner[0] + x, y=corner[1] + y)
+
     def press(self, key: str) -> None:
-        """A key: ``Tab``, ``Enter``."""
-        code = {"Tab": 9, "Enter": 13}[key]
-        text = {"text": "\r"} if key == "Enter" else {}
+        """A key: ``Tab``, ``Enter``, ``ArrowLeft``, ``/``."""
+        codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "/": 191}
+        code, text = codes[key], {"text": {"Enter": "\r"}.get(key, key)} if key in ("Enter", "/") else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
 
@@ -147,7 +170,9 @@ class Page:
         while True:
             answer = self._next(end, method)
             if answer.get("id") == self._number:
-                assert "error" not in answer, (method, answer["error"])
+                if "error" in answer:
+                    left = any(text in answer["error"]["message"] for text in _LEFT)
+                    raise (Navigated if left else AssertionError)(method, answer["error"])
                 return answer["result"]
             self._hear(answer)
 
@@ -167,7 +192,10 @@ class Page:
         if event.get("method") == "Runtime.exceptionThrown":
             self.troubles.append(told["exceptionDetails"].get("exception", {}).get("description", "exception"))
         if event.get("method") == "Log.entryAdded" and told["entry"]["level"] == "error":
-            self.troubles.append(told["entry"]["text"])
+            entry = told["entry"]
+            # A page outlives its server in tests: that what is told live was cut off is no trouble of the page.
+            cut_off = entry.get("url", "").endswith("/events") and "net::ERR" in entry["text"]
+            self.troubles += [] if cut_off else [entry["text"]]
 
     def __enter__(self) -> Page:
         return self

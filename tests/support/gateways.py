@@ -32,8 +32,6 @@ class Running:
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
         self.gateway: Gateway | None = None
-        self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
         self._there = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
@@ -59,14 +57,14 @@ class Running:
         return FarmClient(FarmAddress((self.address,), token), **settings)
 
     def _run(self) -> None:
-        with contextlib.closing(self._loop):
-            try:
-                self._loop.run_until_complete(self._serve())
-            except BaseException as error:
-                self._error = error
-                self._there.set()
+        try:
+            asyncio.run(self._serve())  # it ends the calls that its clients left open, too
+        except BaseException as error:
+            self._error = error
+            self._there.set()
 
     async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         async with serving(self.config) as self.gateway:
             self._there.set()
             await self._over.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,10 @@ MODULES = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - EL
 @pytest.mark.parametrize("name", MODULES)
 def test_a_benchmark_can_be_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
-    # Those that are run as scripts import their neighbours by name alone.
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "benchmarks")])
     importlib.import_module(f"benchmarks.{name}")
+
+
+def test_all_that_measure_something_are_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    shows = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "common.show(" in path.read_text()}
+    assert set(importlib.import_module("benchmarks.__main__").NAMES) == shows

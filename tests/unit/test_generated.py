@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 # Everything of the controller and of other runtimes; importing one of them in an agent is a mistake.
@@ -35,9 +37,10 @@ assert not any(name.startswith("hil.controller") for name in sys.modules)
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
-def test_importing_hil_imports_nothing_heavy():
+@pytest.mark.parametrize("module", ["hil", "hil.traces", "hil.testing", "hil.testing.pytest_plugin"])
+def test_importing_hil_imports_nothing_heavy(module):
     program = (
-        "import sys, hil; "
+        f"import sys, {module}; "
         "assert not {'numpy', 'grpc', 'onnx', 'onnxruntime', 'iree', 'click', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

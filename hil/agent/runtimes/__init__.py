@@ -11,11 +11,11 @@ import importlib.util
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
 from hil.core.clock import CLOCK_FILE, now_ns
+from hil.core.installed import points
 from hil.core.processes import signal_name
 from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, TensorSpec
@@ -93,7 +93,7 @@ class Runtime(Protocol):
 def known() -> dict[str, str]:
     """Return name -> ``module:Class`` of every runtime that hil or another package brings, installed or not."""
     found = {name: info.agent for name, info in RUNTIMES.items()}
-    for entry in entry_points(group="hil.runtimes"):
+    for entry in points("hil.runtimes"):
         found[entry.name] = entry.value
     return found
 

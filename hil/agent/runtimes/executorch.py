@@ -23,7 +23,6 @@ from hil.core.tensors import Array, TensorSpec, dtype_of
 from hil.errors import HilError, LoadFailed, PartMissing, RunFailed
 from hil.formats.etdump import EXECUTE, FILE, read_etdump
 from hil.formats.executorch_file import (
-    TENSORS_SUFFIX,
     Damaged,
     Method,
     Value,
@@ -32,6 +31,7 @@ from hil.formats.executorch_file import (
     pick_method,
     program_in,
     read_methods,
+    tensor_files,
 )
 from hil.formats.torch_values import from_torch, to_torch
 
@@ -92,7 +92,8 @@ class ExecuTorchRuntime(Runtime):
                 )
             _check_needs(library, main, method)
             checked: dict[str, Any] = {"program_verification": library.Verification.InternalConsistency}
-            for tensors in sorted(folder.glob(f"*{TENSORS_SUFFIX}"))[:1]:
+            tensors = next(iter(tensor_files(folder)), None)
+            if tensors is not None:
                 checked["data_path"] = str(tensors)
             if is_bundle(data):
                 held = bytes(program_in(data))
@@ -100,7 +101,7 @@ class ExecuTorchRuntime(Runtime):
             else:
                 held = b""
                 program = library._load_program(str(folder / main), **checked)
-            return ExecuTorchProgram((held, program), method, folder / main)
+            return ExecuTorchProgram((held, program), method, folder / main, tensors)
         except Damaged as error:
             raise LoadFailed(f"ExecuTorch cannot load {main}: {error}") from error
         except RuntimeError as error:
@@ -113,11 +114,13 @@ class ExecuTorchProgram:
     Args:
         held: the program and, where it was not a file, its bytes, which it points into: they must outlive the method.
         file: what it was loaded from.
+        tensors: what the program keeps outside; None where that is nothing.
     """
 
-    def __init__(self, held: tuple[bytes, Any], method: Method, file: Path) -> None:
+    def __init__(self, held: tuple[bytes, Any], method: Method, file: Path, tensors: Path | None) -> None:
         self._held = held
         self._file = file
+        self._tensors = tensors
         self._loaded = held[1].load_method(method.name)
         self._method = method
         self._has_run = False
@@ -152,7 +155,7 @@ class ExecuTorchProgram:
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
         """Run a method of its own that traces its events: this one stays as quick as it was."""
         program = bytes(program_in(mapped(self._file)))
-        weights = [path.read_bytes() for path in sorted(self._file.parent.glob(f"*{TENSORS_SUFFIX}"))[:1]]
+        weights = [self._tensors.read_bytes()] if self._tensors else []
         written = folder / FILE
         try:
             module = _library()._load_for_executorch_from_buffer(program, *weights, enable_etdump=True)

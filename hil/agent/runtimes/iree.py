@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import iree.runtime as rt
 import numpy as np
 
 from hil.agent.runtimes import ClockPairs, run_command
+from hil.core.installed import version
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of, settled
 from hil.errors import LoadFailed, RunFailed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from hil.agent.runtimes import Runtime
+from hil.core.installed import version
 from hil.core.results import Placement
 from hil.core.tensors import Array
 from hil.errors import LoadFailed
@@ -28,7 +28,7 @@ class TfLiteRuntime(Runtime):
         """Version and kernels: ``xnnpack`` where it has them, LiteRT's own (``builtin``), or plain loops."""
         try:
             return {"version": version(PACKAGE), "devices": list(KERNELS)}
-        except PackageNotFoundError as error:
+        except ModuleNotFoundError as error:
             raise ImportError(f"{PACKAGE} is not installed") from error
 
     def prepare(self, device: str) -> None:

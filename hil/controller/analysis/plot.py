@@ -15,6 +15,7 @@ import numpy.typing as npt
 from hil.compare.stats import STATISTICS
 from hil.compare.values import CHUNK, common_kind, reader
 from hil.compare.verdict import OutputComparison, outcome_of
+from hil.controller.analysis.tensors import elements
 from hil.controller.storage.pictures import new_figure, save_figure
 from hil.core.tensors import Array, shape_text, type_text
 from hil.errors import UsageError
@@ -53,7 +54,7 @@ class Picture:
         with np.errstate(all="ignore"):
             for start in range(0, actual.size, CHUNK):
                 a, b = (read(start, start + CHUNK) for read in (read_a, read_b))
-                difference = _difference(a, b)
+                difference = elements.difference(a, b)
                 self._add(start, difference)
                 places = {
                     *range(-start % step, a.size, step),
@@ -79,19 +80,6 @@ class Picture:
             for place, cells, total in zip((row, column), self.cells.shape, self.shown, strict=True)
         )
         np.fmax.at(self.cells, (row, column), difference)
-
-
-def _difference(a: Array, b: Array) -> Floats:
-    """Return |a-b|: 0 for the same NaN or infinity, inf if only one is finite, never 0 for unequal integers."""
-    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
-        wide = np.result_type(a, b)
-        a, b = a.astype(wide), b.astype(wide)
-        return (np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)).astype(np.float64)
-    a, b = _numbers(a), _numbers(b)
-    difference: Floats = np.abs(a - b)
-    difference[~np.isfinite(difference)] = np.inf
-    difference[(a == b) | ((a != a) & (b != b))] = 0.0
-    return difference
 
 
 def is_drawable(comparison: OutputComparison) -> bool:

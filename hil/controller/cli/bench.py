@@ -15,6 +15,7 @@ from hil.controller.cli.options import (
     given_options,
     input_options,
     json_option,
+    label_option,
     limit_options,
     model_options,
     reference_options,
@@ -69,6 +70,7 @@ from hil.errors import UsageError
 @tolerance_options
 @limit_options
 @click.option("--benchmark-out", type=FILE, metavar="FILE", help="Google Benchmark's JSON goes here.")
+@label_option
 @runs_option
 @json_option
 def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:

@@ -17,6 +17,7 @@ from hil.controller.cli.options import (
     group_option,
     input_options,
     json_option,
+    label_option,
     limit_options,
     model_options,
     run_option,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 @run_option("references", help="Who computes the values inside: onnxruntime (default), onnx-reference; repeats.")
 @tolerance_options
 @limit_options
+@label_option
 @click.option("--plot", type=FILE, metavar="FILE", help="A picture of the error by depth: .png, .svg.")
 @click.option("--out", type=FILE, metavar="DIR", help="Keep logs, and what is wrong, in DIR.")
 @json_option

@@ -16,6 +16,7 @@ from hil.controller.cli.options import (
     chosen_board,
     iteration_options,
     json_option,
+    label_option,
     limit_options,
     run_option,
     run_options,
@@ -219,6 +220,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 @tolerance_options
 @iteration_options
 @limit_options
+@label_option
 @runs_option
 @json_option
 def run(

@@ -5,11 +5,13 @@ Click takes the last of several values where an option has one: a command of the
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from hil.controller.storage.origin import note_typed
 from hil.errors import UsageError
 
 
@@ -19,6 +21,9 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError: an option that has one value is given several."""
         _check_repeats(self, ctx, args)
+        if not ctx.resilient_parsing:
+            words = [*ctx.command_path.split()[1:], *args]
+            note_typed(shlex.join(["hil", *(word for word in words if word != "--json")]))
         return super().parse_args(ctx, args)
 
 

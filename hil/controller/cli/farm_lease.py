@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.farm_options import UNITS, priority_option, project_option, select_option
+from hil.controller.cli.farm_options import priority_option, project_option, select_option
 from hil.controller.cli.options import json_option, seconds
 from hil.controller.cli.screen import answer, say
 from hil.controller.farm.messages import Priority
+from hil.controller.farm.wording import UNITS
 from hil.core.processes import wait_or_kill
 from hil.core.scratch import temporary_folder
 from hil.errors import EXIT_OK, FarmError, UsageError

@@ -11,9 +11,6 @@ from hil.controller.farm.messages import Priority
 if TYPE_CHECKING:
     from hil.controller.farm.client import FarmClient
 
-# In seconds.
-UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
-
 _WANTED = 'What the board must be: "chip=a53, mem>=1GiB"'
 select_option = click.option("--select", "selector", default="", metavar="SELECTOR", help=f"{_WANTED}.")
 # The same where each that is named is a target.

@@ -110,7 +110,7 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
     states: dict[str, str] = {}
     unrunnable: dict[str, str] = {}
     with Bars(tell is None or len(jobs) < 2, ("bar", "count", "{task.description}", "time"), 32) as bars:
-        task = bars.progress.add_task("queued", total=len(jobs))
+        task = bars.add("queued", len(jobs))
         for reply in farm.follow(jobs, logs=logs):
             kind = reply.WhichOneof("kind")
             lines: list[str] = []
@@ -124,7 +124,7 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
                 lines = [_moved(job)] if moved and (logs or _is_news(job, bars.are_shown)) else []
                 done = sum(state in ENDED for state in states.values())
                 running = sum(state == JobState.RUNNING.value for state in states.values())
-                bars.progress.update(task, completed=done, description=f"{running} running")
+                bars.update(task, completed=done, description=f"{running} running")
             for line in lines:
                 if bars.are_shown:
                     bars.note(line, "")

@@ -18,7 +18,6 @@ from hil.controller.cli.farm_tables import (
     JOBS,
     USERS,
     boards_table,
-    labels_text,
     latency,
     line,
     local,
@@ -30,6 +29,8 @@ from hil.controller.cli.farm_tables import (
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, say
 from hil.controller.farm.messages import BoardState, JobState, parse_job
+from hil.controller.farm.turns import turn_text, with_turns
+from hil.controller.farm.wording import labels_text
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def status(job: str | None, states: tuple[str, ...], user: str, limit: int, as_j
             running = farm.ask("jobs", state=[JobState.RUNNING.value], user=user, limit=limit)
             by_name = {row["name"]: row for row in (*running, *rows)}
             rows = sorted(by_name.values(), key=_number)
+        rows = with_turns(farm.ask, rows)
         known = [] if as_json else farm.ask("boards")
     if as_json:
         answer(True, {"stats": stats, "jobs": rows})
@@ -107,14 +109,15 @@ def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
     submission, number = parse_job(name)
     rows = farm.ask("jobs", submission=submission, limit=_MOST) if number is None else []
     several = len(rows) > 1
-    job = {} if several else farm.ask("job", name=name)
+    rows = with_turns(farm.ask, rows if several else [farm.ask("job", name=name)])
+    job = rows[0]
     if as_json:
         answer(True, {"submission": submission, "jobs": rows} if several else {"job": job})
     elif several:
         show(table(JOBS, rows))
     else:
         asked = {"selector": job["selector"], "board": job.get("pinned", "")}
-        asked |= {key: job[key] for key in ("priority", "project")}
+        asked |= {key: job[key] for key in ("priority", "project")} | {"waits": turn_text(job)}
         wishes = [line((f"{label}: ", "bold"), text) for label, text in asked.items() if text]
         attempts = [{**one, "number": number} for number, one in enumerate(job["attempts_made"], 1)]
         more = [line(""), table(ATTEMPTS, attempts)] if attempts else []

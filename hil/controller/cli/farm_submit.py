@@ -18,6 +18,7 @@ from hil.controller.cli.options import (
     input_options,
     iteration_options,
     json_option,
+    label_option,
     options,
     reference_options,
     run_option,
@@ -26,7 +27,7 @@ from hil.controller.cli.options import (
     target_program_options,
     tolerance_options,
 )
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.screen import answer, say, tell_namesake
 from hil.controller.cli.suite import case_options
 from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.options import CaseSettings, Job, specs_of
@@ -106,6 +107,7 @@ Examples:
 @run_option("no_fallback")
 @click.option("--flagfile", type=FILE, metavar="FILE", help="An iree-run-module flag file.")
 @run_option("recompute")
+@label_option
 @_bundle_options
 @_suite_options
 @json_option
@@ -178,6 +180,7 @@ def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], se
         own = {name: settings[name] for name in _OF_SUITES}
         how_cases = Settings(**{name: settings[name] for name in _typed(CaseSettings, settings)})
         request = Request(words[0], **own, dims=settings["dims"], settings=how_cases)
+        tell_namesake(words[0])
         return load_suite(request, matching(farm, how["selector"], how["board"]))
     models = tuple(Path(word) for word in words)
     job = Job(models=models, flagfile=settings["flagfile"], **{name: settings[name] for name in _typed(Job, settings)})

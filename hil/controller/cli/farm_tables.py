@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.cli.farm_options import UNITS
 from hil.controller.farm.messages import BoardState, JobState, Kind
+from hil.controller.farm.turns import turn_text
+from hil.controller.farm.wording import duration, labels_text
 from hil.core.text import visible
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ _STYLES = {
     JobState.RUNNING.value: "cyan",
     JobState.CANCELLED.value: "yellow",
 }
-_OWN_COLUMN = ("name", "site", "host", "hw_type")
-_BYTES = ("mem", "memory", "disk")
-# What nobody looks for in a table of boards; selectors know them all the same.
-_DETAILS = ("agent", "devices", "features", "kernel", "libc", "system")
 _GOOD = ("PASS", "XFAIL", "")
 
 
@@ -137,32 +134,6 @@ def latency(stats: Mapping[str, Any]) -> Text:
     return line(("waited: ", "bold"), text)
 
 
-def labels_text(labels: Mapping[str, Any], wide: bool = False) -> str:
-    """``chip=a53 gpu mem=2GiB runtimes=iree,onnxruntime``, as a selector writes them; ``wide``: also technical ones."""
-    from hil.controller.farm.selector import quoted, value_text
-
-    def one(name: str, value: Any) -> str:
-        if value is True:
-            return name
-        if not isinstance(value, (list, tuple)):
-            return f"{name}={quoted(value_text(value, ('1B',) if name in _BYTES else ()))}"
-        return f"{name}={','.join(quoted(value_text(each)) for each in value)}"
-
-    left_out = _OWN_COLUMN if wide else (*_OWN_COLUMN, *_DETAILS)
-    return " ".join(one(name, value) for name, value in sorted(labels.items()) if name not in left_out)
-
-
-def duration(seconds: float) -> str:
-    """``0.02s``, ``12s``, ``4m10s``, ``3h05m``, ``2d04h``."""
-    if seconds < 10:
-        return f"{max(seconds, 0.0):.2f}s"
-    whole = round(seconds)
-    for big, small in (("d", "h"), ("h", "m"), ("m", "s")):
-        if whole >= UNITS[big]:
-            return f"{whole // UNITS[big]}{big}{whole % UNITS[big] // UNITS[small]:02d}{small}"
-    return f"{whole}s"
-
-
 def local(text: str | None) -> str:
     """A time of the farm's on the clock here; "" for none."""
     return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}" if text else ""
@@ -195,7 +166,7 @@ def _result(job: Row) -> Part:
     if job["state"] == JobState.QUEUED.value:
         wish = f"for {job['selector']}" if job["selector"] else ""
         again = f"again: {job['reason']}" if job["attempts"] else ""
-        return "; ".join(filter(None, (again, wish))), "dim"
+        return "; ".join(filter(None, (turn_text(job), again, wish))), "dim"
     if job["exit_code"] is None:
         return (f"attempt {job['attempts']}" if job["attempts"] > 1 else ""), "dim"
     if job["outcome"] == "SKIP":

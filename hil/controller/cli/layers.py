@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.options import FILE, group_option, json_option, run_options, workshop
+from hil.controller.cli.node_data import export_layers, node_data_options
+from hil.controller.cli.options import FILE, FOLDER, group_option, json_option, run_options, workshop
 from hil.controller.cli.screen import answer
 from hil.core.scratch import temporary_folder
+from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.analysis.layers import Layer
@@ -27,18 +29,40 @@ if TYPE_CHECKING:
 @click.option("--from", "start", default="", metavar="A", help="Cut one part out: from this tensor, node or layer on.")
 @click.option("--to", "end", default="", metavar="B", help="Up to this tensor, node or layer.")
 @click.option("--save", type=FILE, metavar="DIR", help="Save models, their inputs and expected outputs.")
+@node_data_options("max_abs")
+@click.option(
+    "--values",
+    type=FOLDER,
+    metavar="DIR",
+    help="What --node-data tells: the folder of a bisection (hil bisect --out) or a suite's run of this model.",
+)
 @run_options("dims", "inputs", "seed")
 @json_option
-def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, **settings: Any) -> int:
+def layers(
+    model: Path,
+    start: str,
+    end: str,
+    save: Path | None,
+    node_data: Path | None,
+    by: str,
+    values: Path | None,
+    as_json: bool,
+    **settings: Any,
+) -> int:
     """List the layers of an ONNX MODEL, or cut one part out of it, and save them as models of their own.
 
-    The saved values are those that a CPU reference computes in the whole model.
+    The saved values are those that a CPU reference computes in the whole model. --node-data writes what a bisection or
+    a suite found of each layer for Model Explorer, which then colours the model's graph by it.
     """
     from hil.controller.analysis.layers import TIMEOUT_S, activations, cut, layers_of
     from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
     from hil.controller.models.inputs import make_inputs
 
+    if (node_data is None) is not (values is None):
+        raise UsageError(
+            "--node-data and --values go together", hint="--values names a bisection's or a suite's folder"
+        )
     with workshop(1) as tools, temporary_folder("hil-layers-") as scratch:
         how: dict[str, Any] = {"cache": tools.cache, "isolated": tools.isolated, "log": Path(scratch) / "layers.log"}
         read = import_model(model, dims=settings["dims"], isolated=tools.isolated, cache=tools.cache)
@@ -51,14 +75,16 @@ def layers(model: Path, start: str, end: str, save: Path | None, as_json: bool, 
             found: tuple[Layer, ...] = (cut(read, start, end, group=settings["group"], inputs=inputs, **how),)
         else:
             found = layers_of(read, group=settings["group"], inputs=inputs, **how)
-        saved = []
+        saved, written = [], []
         if save is not None and inputs is not None:
-            values = activations(read, inputs, recompute=False, timeout=TIMEOUT_S, **how)
-            saved = [save_layer(layer, values, save) for layer in found]
+            computed = activations(read, inputs, recompute=False, timeout=TIMEOUT_S, **how)
+            saved = [save_layer(layer, computed, save) for layer in found]
+        if node_data is not None and values is not None:
+            written = export_layers(read, found, values, node_data, by, how)
     document = {"model": model, "layers": _rows(found, saved), "exit_code": 0}
     which = "it" if len(saved) == 1 else "the first"
     lines = [f"saved in {save}; to run {which}:\n  {saved[0].command}"] if saved else []
-    return answer(as_json, document, *lines, show=lambda: _print_table(found))
+    return answer(as_json, document, *lines, *written, show=lambda: _print_table(found))
 
 
 def _rows(found: Sequence[Layer], saved: Sequence[SavedLayer]) -> list[dict[str, Any]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import errno
+import gc
 import io
 import json
 import locale
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -36,6 +39,8 @@ VERBS = {
     "farm": "Share boards: one queue for many boards and many users.",
     "profile": "Look at profiles: what took the time, in the terminal, in Perfetto, in SQL.",
     "runs": "List, show and delete stored runs.",
+    "web": "Show what is stored in a browser.",
+    "publish": "Send a stored session to a hil web.",
     "cache": "List and clean the cache of compiled programs and reference results.",
     "completion": "Print the shell's completion script.",
 }
@@ -62,6 +67,12 @@ _PLAIN = {
 _PLAIN |= dict.fromkeys("─━═╸╺╌┄", "-") | dict.fromkeys("│┃║", "|") | dict.fromkeys("├└┌┐┘┤┬┴┼╭╮╰╯╞╡", "+")
 _PLAIN |= dict(zip("▁▂▃▄▅▆▇█", "._-=+*##", strict=True))
 _SPINNER = range(0x2800, 0x2900)
+# Python looks for cycles after so many new objects, by default after 700: what a verb imports alone makes a hundred
+# times that, and none of it is garbage.
+_NEW_OBJECTS = 10_000
+# The threads of OpenBLAS, which numpy starts when it is imported, wait for work for 2^26 cycles before they sleep, a
+# core each. With this for 2^4, here and in the processes that are started.
+_BLAS = ("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -99,9 +110,38 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command and end with its exit code; errors are reported without a traceback."""
+    """Be the process of a command, which ends with its exit code."""
+    _open_streams()
     tolerate_any_locale()
     show_visibly()
+    gc.set_threshold(_NEW_OBJECTS)
+    os.environ.setdefault(*_BLAS)
+    codes: list[int] = []
+    # The first that is registered is the last that is called, when threads have ended and folders are removed.
+    atexit.register(_end, codes)
+    codes.append(call())
+    sys.exit(codes[0])
+
+
+def _open_streams() -> None:
+    """Give a command that was started without standard streams ones that lead nowhere."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # The lowest free descriptor: that of the stream. A file that is opened later is never taken for it.
+            assert os.open(os.devnull, os.O_RDWR) == number
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def _end(codes: Sequence[int]) -> None:
+    """End at once, and leave it to the kernel to free what is in memory; not after a traceback, which is no code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for code in codes:
+        os._exit(code)
+
+
+def call() -> int:
+    """Run the command and return its exit code; errors are reported without a traceback."""
     try:
         code = _run()
         sys.stdout.flush()
@@ -114,7 +154,7 @@ def main() -> None:
         _stop_writing()
         print(f"hil: cannot write: {error.strerror}", file=sys.stderr)
         code = EXIT_USAGE
-    sys.exit(code)
+    return code
 
 
 def _stop_writing() -> None:

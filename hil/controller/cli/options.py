@@ -146,6 +146,11 @@ def _choose_sandbox(_: click.Context, __: click.Parameter, wanted: bool | None) 
         os.environ["HIL_SANDBOX"] = "required" if wanted else "off"
 
 
+def _choose_fresh(_: click.Context, __: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        os.environ["HIL_SIMULATOR"] = "fresh"
+
+
 # Options of a simulator that the command starts.
 fault_option = options(
     click.option(
@@ -161,6 +166,13 @@ fault_option = options(
         expose_value=False,
         callback=_choose_sandbox,
         help="Of a simulator: programs have no network and no files to write (default: where the kernel allows it).",
+    ),
+    click.option(
+        "--fresh",
+        is_flag=True,
+        expose_value=False,
+        callback=_choose_fresh,
+        help="Of a simulator: a new one, which ends with the command, not one that is kept for the next.",
     ),
 )
 
@@ -229,6 +241,7 @@ target_program_options = options(
     ),
     run_options("function", "dims", "compile_flags"),
 )
+label_option = run_option("labels")
 runs_option = click.option("--out", type=FILE, metavar="DIR", help="Where runs are stored (default: hil-runs).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else.")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.commands import group
+from hil.controller.cli.node_data import export_values, node_data_options
 from hil.controller.cli.options import json_option, options, runs_option, seconds
 from hil.controller.cli.screen import answer
 from hil.errors import UsageError
@@ -90,10 +91,11 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | None, as_json: bool) -> None:
     """Show where a run's time went, operation by operation; of a compilation, phase by phase."""
     from hil.controller.analysis.profile import show as shown
+    from hil.controller.analysis.profile.compile_totals import is_compile_profile
     from hil.controller.storage.console import table_console
 
     folder = _find(run, case, out)
-    if shown.is_compile_profile(folder):
+    if is_compile_profile(folder):
         if as_json or plot:
             raise UsageError("a profile of a compilation is not printed as JSON, nor drawn", hint=f"see {folder}/*.csv")
         shown.print_compile_profile(table_console(), folder, top=top)
@@ -175,6 +177,31 @@ def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_js
     described = [{"run": one.run, "model": one.model, "board": one.board} for one in found]
     document = {"profiles": described, "trace": trace, **asdict(cost)}
     answer(as_json, document, f"written: {trace}, {cost.events} events")
+
+
+@profile.command(epilog="Example: hil profile export latest --node-data times.json --model net.onnx")
+@click.argument("run", metavar="RUN")
+@node_data_options("time_ns", required=True)
+@click.option(
+    "--model",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The ONNX model: names its graph, and nodes that have no name of their own.",
+)
+@_choice
+@json_option
+def export(run: str, node_data: Path, by: str, model: Path | None, case: str, out: Path | None, as_json: bool) -> None:
+    """Write each node's time for Model Explorer, which then colours the model's graph by it.
+
+    The time of an operation that several nodes were fused into cannot be divided: each of them has all of it.
+    """
+    from hil.controller.analysis.graphs.dispatches import timed_operations
+    from hil.controller.analysis.graphs.values import of_totals
+
+    values = of_totals(timed_operations(_read(run, case, out).rows))
+    count = export_values(values, node_data, by, model)
+    document = {"node_data": node_data, "nodes": count}
+    answer(as_json, document, f"written: {node_data}, {count} nodes")
 
 
 @profile.command("import", epilog="Example: hil profile import run.etdp -o from-phone --model mobilenet --board phone")

@@ -14,6 +14,7 @@ from hil.controller.cli.options import (
     input_options,
     iteration_options,
     json_option,
+    label_option,
     limit_options,
     profile_options,
     profiled_counts,
@@ -45,6 +46,7 @@ Examples:
 @limit_options
 @profile_options
 @click.option("--flagfile", type=FILE, metavar="FILE", help="An iree-run-module flag file.")
+@label_option
 @runs_option
 @click.option("--resume", default="", metavar="ID", help="Go on with a run that was cut off.")
 @json_option

@@ -28,6 +28,7 @@ def list_runs(out: Path | None, as_json: bool) -> None:
     # The time, in UTC, is in the run's name.
     lines = [
         f"{row['id']:{width}}  {row['outcome'] or 'unfinished':15}  {row['board'] or '-':9}  {row['models']}"
+        + (f"  ({row['origin']})" if row["origin"] else "")
         for row in rows
     ]
     answer(as_json, {"runs": rows}, *lines)
@@ -42,6 +43,7 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 
     Name it by its ID, the beginning of it, `latest`, or its folder; of a matrix, one run by MATRIX/TARGET.
     """
+    from hil.controller.storage.origin import origin_text
     from hil.controller.storage.runs import RECORD, RunStore
 
     store = RunStore(out)
@@ -53,7 +55,8 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
         return
     found = store.open(run)
     record = {**found.record, "folder": str(found.folder)}
-    answer(as_json, record, show=lambda: print_cases(record))
+    origin = origin_text(record.get("origin"))
+    answer(as_json, record, *([f"from {origin}"] if origin else []), show=lambda: print_cases(record))
 
 
 @runs.command(epilog="Example: hil runs gc --keep 20")

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -19,8 +19,10 @@ from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.core.text import jsonable
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
     from typing_extensions import Self
 
+    from hil.controller.storage.console import Console
     from hil.controller.workloads.matrix.report import MatrixReport
     from hil.controller.workloads.suites.store import CaseRecord
 
@@ -48,6 +50,14 @@ def answer(as_json: bool, document: Mapping[str, Any], *lines: str, show: Callab
 def say(text: str) -> None:
     """Print on stderr what goes on."""
     click.echo(text, err=True)
+
+
+def tell_namesake(source: str | None) -> None:
+    """Say on stderr which of two is meant: a suite of hil's, or a folder of the same name."""
+    from hil.controller.workloads.suites.sources import namesake
+
+    if source and (told := namesake(source)):
+        say(f"hil: {told}")
 
 
 def print_cases(record: Mapping[str, Any]) -> None:
@@ -82,42 +92,47 @@ class Bars:
     """
 
     def __init__(self, quiet: bool, columns: Sequence[str], width: int) -> None:
-        from rich import progress
-
-        from hil.controller.storage.console import Console
-
-        made: dict[str, Callable[[], progress.ProgressColumn]] = {
-            "spinner": progress.SpinnerColumn,
-            "bar": lambda: progress.BarColumn(bar_width=width),
-            "count": progress.MofNCompleteColumn,
-            "time": progress.TimeElapsedColumn,
-        }
-        self.are_shown = sys.stderr.isatty() and not quiet
-        self.progress = progress.Progress(
-            *(made[name]() if name in made else progress.TextColumn(name) for name in columns),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not self.are_shown,
-        )
+        self._progress = _progress(columns, width) if sys.stderr.isatty() and not quiet else None
         self._shown = contextlib.ExitStack()
+
+    @property
+    def are_shown(self) -> bool:
+        """Whether there is somebody to see them."""
+        return self._progress is not None
 
     def note(self, text: str, style: str = "yellow") -> None:
         """Print a note above the bars."""
         with prompts.between_questions():
-            self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+            console = self._progress.console if self._progress else _console()
+            console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def add(self, description: str, total: float | None, **fields: Any) -> TaskID:
+        """Add a bar; its number."""
+        return self._progress.add_task(description, total=total, **fields) if self._progress else cast("TaskID", 0)
+
+    def update(self, bar: TaskID, **values: Any) -> None:
+        """Change a bar: what :meth:`rich.progress.Progress.update` takes."""
+        if self._progress:
+            self._progress.update(bar, **values)
+
+    def remove(self, bar: TaskID) -> None:
+        """Remove a bar."""
+        if self._progress:
+            self._progress.remove_task(bar)
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
         """Hide the bars while the user is asked a question."""
-        self.progress.stop()
+        assert self._progress is not None
+        self._progress.stop()
         try:
             yield
         finally:
-            self.progress.start()
+            self._progress.start()
 
     def __enter__(self) -> Self:
-        self._shown.enter_context(self.progress)
-        if self.are_shown:
+        if self._progress:
+            self._shown.enter_context(self._progress)
             self._shown.enter_context(prompts.pausing(self._paused))
         return self
 
@@ -125,29 +140,49 @@ class Bars:
         self._shown.close()
 
 
+def _progress(columns: Sequence[str], width: int) -> Progress:
+    from rich import progress
+
+    made: dict[str, Callable[[], progress.ProgressColumn]] = {
+        "spinner": progress.SpinnerColumn,
+        "bar": lambda: progress.BarColumn(bar_width=width),
+        "count": progress.MofNCompleteColumn,
+        "time": progress.TimeElapsedColumn,
+    }
+    shown = (made[name]() if name in made else progress.TextColumn(name) for name in columns)
+    return progress.Progress(*shown, console=_console(), transient=True)
+
+
+def _console() -> Console:
+    """The terminal's stderr. Rich is heavy: where nothing is shown, it is not imported."""
+    from hil.controller.storage.console import Console
+
+    return Console(stderr=True)
+
+
 class Screen(Bars):
     """A line with a bar for each case."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet, ("spinner", "{task.description}", "bar", "{task.fields[stage]}", "time"), 24)
-        self._tasks: dict[str, Any] = {}
+        self._tasks: dict[str, TaskID] = {}
         self._lock = threading.Lock()
 
     def begin(self, name: str, stages: int) -> None:
         """Add a case."""
-        self._tasks[name] = self.progress.add_task(name, total=stages, stage="")
+        self._tasks[name] = self.add(name, stages, stage="")
 
     def stage(self, name: str, number: int, text: str) -> None:
         """Show the stage of a case."""
         with self._lock:
             if name in self._tasks:
-                self.progress.update(self._tasks[name], completed=number, stage=text)
+                self.update(self._tasks[name], completed=number, stage=text)
 
-    def end(self, name: str) -> None:
+    def end(self, name: str, outcome: str = "", reason: str = "") -> None:
         """Remove a case that has ended."""
         with self._lock:
             if name in self._tasks:
-                self.progress.remove_task(self._tasks.pop(name))
+                self.remove(self._tasks.pop(name))
 
 
 class SuiteScreen(Bars):
@@ -155,19 +190,19 @@ class SuiteScreen(Bars):
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet, ("spinner", "bar", "count", "{task.description}", "time"), 32)
-        self._task = self.progress.add_task("reading the models", total=None)
+        self._task = self.add("reading the models", None)
         self._counts: Counter[str] = Counter()
         self._lost: set[str] = set()
 
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
         """Set the number of cases, and those that ended before. A matrix begins a suite for each target."""
         self._counts = Counter(record.outcome for record in done)
-        self.progress.update(self._task, total=total, completed=len(done), description=self._counts_text())
+        self.update(self._task, total=total, completed=len(done), description=self._counts_text())
 
     def end(self, record: CaseRecord) -> None:
         """Count a case that has ended, and print it if it failed; of cases that a lost board ends, only the first."""
         self._counts[record.outcome] += 1
-        self.progress.update(self._task, advance=1, description=self._counts_text())
+        self.update(self._task, advance=1, description=self._counts_text())
         if record.outcome in _QUIET:
             return
         message = record.message.splitlines()[0][:_MESSAGE] if record.message else ""

@@ -14,6 +14,7 @@ from hil.controller.cli.options import (
     board_options,
     chosen_board,
     json_option,
+    label_option,
     run_option,
     run_options,
     verbose_option,
@@ -50,6 +51,7 @@ def study() -> None:
 @board_options
 @wait_option
 @run_option("timeout", default=300.0, help="Limit of loading, and of each step.")
+@label_option
 @click.option(
     "-o",
     "--out",

@@ -19,6 +19,7 @@ from hil.controller.cli.options import (
     group_option,
     iteration_options,
     json_option,
+    label_option,
     options,
     profile_options,
     profiled_counts,
@@ -31,7 +32,7 @@ from hil.controller.cli.options import (
     wait_option,
     workshop,
 )
-from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say
+from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say, tell_namesake
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ Examples:
 @verbose_option
 @profile_options
 @fault_option
+@label_option
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder (default: hil-suites/...).")
 @click.option("--resume", type=FILE, metavar="DIR", help="Go on with a run that was cut off.")
 @json_option
@@ -128,6 +130,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         refuse_beside_resume("resume", "as_json")
     settings |= profiled_counts(settings)
     targets = _targets(settings)
+    tell_namesake(source)
     with SuiteScreen(quiet=as_json) as screen:
         if len(targets) > 1:
             from hil.controller.workloads.matrix.workloads import suite_matrix
@@ -190,6 +193,7 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     from hil.controller.workloads.suites.sources import open_suite
 
     request = Request(source, flow, **settings)
+    tell_namesake(source)
     with workshop() as context:
         found = open_suite(request, load_flow(flow), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]

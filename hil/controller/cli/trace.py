@@ -13,6 +13,7 @@ from hil.controller.cli.options import (
     cache_options,
     iteration_options,
     json_option,
+    label_option,
     limit_options,
     run_options,
     runs_option,
@@ -47,6 +48,7 @@ def trace() -> None:
 @tolerance_options
 @iteration_options
 @limit_options
+@label_option
 @runs_option
 @json_option
 def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> int:

@@ -18,7 +18,6 @@ from hil.controller.devices.answers import expected_bytes
 from hil.controller.devices.board_choice import BoardChoice, with_target
 from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
 from hil.controller.devices.client import AgentClient
-from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.devices.health import changed
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.measurement import BoardClock, CounterWatch
@@ -185,6 +184,8 @@ class Board:
         if shown.get("profile_tool") != PROFILE_TOOL:
             return ""  # another's is not ours to bring: the pass itself says what it lacks
         if self._profiler is None:
+            from hil.controller.devices.deploy.wheels import iree_tool
+
             arch, libc = (self.info["machine"].get(name, "") for name in ("arch", "libc"))
             version = shown.get("version", "")
             path = iree_tool(PROFILE_TOOL, arch, libc, version=version, cache=Cache(), board=self.name)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hil.controller.devices.board_client import BoardClient
-from hil.controller.storage.packages import points
 from hil.core.board_config import BoardConfig
-from hil.core.runtimes import RUNTIMES, resolve
+from hil.core.installed import points
+from hil.core.named import resolve
+from hil.core.runtimes import RUNTIMES
 from hil.core.text import TextSink
 
 PROVIDERS = "hil.board_providers"

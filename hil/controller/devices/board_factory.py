@@ -31,11 +31,11 @@ def open_board(choice: BoardChoice) -> Board:
     """
 
     def connect() -> Board:
-        from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
-
         try:
             return connect_board(choice)
         except BoardError as error:
+            from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
+
             wanted = choice.runtime or choice.config.runtime
             served = choice.config.command.runs(wanted)
             if not served:

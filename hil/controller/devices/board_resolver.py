@@ -13,12 +13,14 @@ from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice, is_lent
 from hil.controller.devices.board_client import Target
-from hil.controller.devices.links.agent import AGENT_KIND, SIM_KIND
+from hil.controller.devices.links.agent import AGENT_KIND
 from hil.controller.devices.links.link import LENT_KIND, Link, LinkKind
+from hil.controller.devices.links.simulator import SIM_KIND
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
-from hil.controller.storage.packages import load, points, refused
+from hil.controller.storage.packages import load, refused
 from hil.controller.storage.paths import located
 from hil.core.boards import load_board
+from hil.core.installed import points
 from hil.errors import UsageError
 
 

@@ -36,9 +36,14 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 # An agent answers every keep-alive, and tells each second that somebody waits: after so long it is gone, or hangs.
 SILENCE_S = 15.0
+# What gRPC says of a call that its server did not take on, having too many: HTTP/2's REFUSED_STREAM (RFC 9113, 8.7).
+_REFUSED = "RST_STREAM with error code 7"
+_LATER = "try again in a moment"
 _ALIVE_S = 3.75
 # The two streams of a session may bring the news of its end in either order.
 _REASON_S = 1.0
+# For so long a session that is closed waits for the agent to know.
+_END_S = 2.0
 # Data that goes on moves so much each time: a chunk of 1 MiB, or the whole of a shorter message.
 STALL_S = 60.0
 _SLOWEST_BYTES_S = 10_000
@@ -70,8 +75,13 @@ class Hold:
             self._replies.cancel()
             raise
         self.token, self.fence = opened.token, opened.fence
-        for work in (self._keep_alive, self._listen):
-            threading.Thread(target=work, args=(opened.ttl_s,), daemon=True, name="hil-session").start()
+        threads = [
+            threading.Thread(target=work, args=(opened.ttl_s,), daemon=True, name="hil-session")
+            for work in (self._keep_alive, self._listen)
+        ]
+        for thread in threads:
+            thread.start()
+        self._listener = threads[1]
 
     @property
     def silent(self) -> bool:
@@ -136,9 +146,7 @@ class Hold:
         self._guard.close()
         self._closed.set()
         self._said.put(None)
-        deadline = time.monotonic() + 2.0
-        while self._replies.is_active() and time.monotonic() < deadline:
-            time.sleep(0.002)
+        self._listener.join(_END_S)
         self._replies.cancel()
 
 
@@ -490,6 +498,8 @@ class AgentConnection:
             code is grpc.StatusCode.INTERNAL and "deserializ" in (error.details() or "")
         ):
             return answers.broken(f"it is too large, or no message of the protocol ({error.details()})")
+        if code is grpc.StatusCode.UNAVAILABLE and _REFUSED in (error.details() or ""):
+            return errors.BoardBusy("the agent is busy with too many calls", board=self.board, hint=_LATER)
         if (ended := self._ended()) is not None:
             return ended.located(board=self.board)
         how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"

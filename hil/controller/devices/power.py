@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import http.client
 import shlex
 import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from typing import TypeVar
 
-from hil.core.board_config import ACTIONS, Command, Http, Power
+from hil.core.board_config import ACTIONS, Command, Power
 from hil.core.processes import signal_group
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardUnreachable, UsageError
@@ -54,7 +49,9 @@ def switch(power: Power, action: str, *, board: str) -> str:
     if isinstance(hook, Command):
         output = _command(hook, power.timeout_s, action, board)
     else:
-        output = _http(hook, power.timeout_s, action, board)
+        from hil.controller.devices.power_http import request
+
+        output = request(hook, power.timeout_s, action, board)
     return output.strip()[:_SHOWN]
 
 
@@ -147,30 +144,6 @@ def _command(hook: Command, timeout: float, action: str, board: str) -> str:
         what = f"the {action} command ended with {process.returncode}"
         raise BoardError(what, board=board, hint=_hint(hook), detail=output[-_SHOWN:])
     return output
-
-
-def _http(hook: Http, timeout: float, action: str, board: str) -> str:
-    data = hook.body.encode() if hook.body or hook.method in ("POST", "PUT", "PATCH") else None
-    headers = dict(hook.headers)
-    shown = ""
-    try:
-        parts = urllib.parse.urlsplit(hook.url)
-        login, _, place = parts.netloc.rpartition("@")
-        # Errors are stored and passed on: no password or token in them.
-        shown = f"{parts.scheme}://{place}{parts.path}"
-        if login:
-            headers["Authorization"] = f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()}"
-        url = parts._replace(netloc=place).geturl()
-        request = urllib.request.Request(url, data, headers, method=hook.method)
-        with urllib.request.urlopen(request, timeout=timeout) as reply:
-            return str(reply.read(_SHOWN).decode(errors="replace"))
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        detail = ""
-        if isinstance(error, urllib.error.HTTPError):
-            with error, contextlib.suppress(OSError, http.client.HTTPException):
-                detail = error.read(_SHOWN).decode(errors="replace")
-        hint = f"try {hook.method} {shown} by hand"
-        raise BoardError(f"the {action} request failed: {error}", board=board, hint=hint, detail=detail) from error
 
 
 def _hint(hook: Command) -> str:

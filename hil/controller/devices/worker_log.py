@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import defaultdict
+from collections import deque
 
 import grpc
 
+from hil.controller.devices.answers import LOG_CHARACTERS, LOG_LINES
 from hil.controller.devices.board_client import BoardClient
 from hil.controller.storage import live
 from hil.errors import BoardError
@@ -23,8 +24,9 @@ class WorkerLog:
         self._board = board
         self._lock = threading.Lock()
         self._shown: dict[str, int] = {}  # program -> how many of its lines were shown
-        # Lines that came before it was known whose they are; a stream begins with those of other programs.
-        self._early: dict[str, list[str]] = defaultdict(list)
+        # Lines that came before it was known whose they are, with their programs; a stream begins with others'.
+        self._early: deque[tuple[str, str]] = deque()
+        self._room = LOG_CHARACTERS  # what a board sends of programs that are not shown takes no more memory
         self._stream = client.follow_logs()
         self._thread = threading.Thread(target=self._read, name="hil-worker-log", daemon=True)
         self._thread.start()
@@ -33,18 +35,21 @@ class WorkerLog:
         """Show a program's lines from its first on."""
         with self._lock:
             self._shown[program_id] = 0
-            for text in self._early.pop(program_id, ()):
-                self._show(program_id, text)
+            for whose, text in self._early:
+                if whose == program_id:
+                    self._show(program_id, text)
 
     def finish(self, program_id: str) -> None:
         """Show what a program wrote and the stream has not brought yet; no more of it is shown."""
+        if program_id not in self._shown:  # it was loaded when nobody wanted to see it
+            return
         lines: list[str] = []
         with contextlib.suppress(BoardError):
             lines = self.client.logs(program_id)
         with self._lock:
-            for text in lines[self._shown.get(program_id, 0) :]:
+            for text in lines[self._shown[program_id] :]:
                 self._show(program_id, text)
-            self._shown.pop(program_id, None)
+            del self._shown[program_id]
 
     def close(self) -> None:
         """End the stream."""
@@ -61,8 +66,18 @@ class WorkerLog:
                     if line.program_id in self._shown:
                         self._show(line.program_id, line.text)
                     else:
-                        self._early[line.program_id].append(line.text)
+                        self._keep(line.program_id, line.text)
+
+    def _keep(self, program_id: str, text: str) -> None:
+        self._early.append((program_id, text))
+        self._room -= _size(program_id, text)
+        while self._room < 0 or len(self._early) > LOG_LINES:
+            self._room += _size(*self._early.popleft())
 
     def _show(self, program_id: str, text: str) -> None:
         self._shown[program_id] += 1
         live.show(self._board, text)
+
+
+def _size(program_id: str, text: str) -> int:
+    return len(program_id) + len(text) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import shutil
 import socket
@@ -95,6 +96,12 @@ class FarmClient:
         channel, self._channel = self._channel, None
         if channel is not None:
             wire.close_channel(channel)
+
+    def as_bearer(self, token: str) -> FarmClient:
+        """The same connection with another's token: not to be closed, it ends with this one."""
+        other = copy.copy(self)
+        other.metadata = [("authorization", f"Bearer {token}")]
+        return other
 
     def __enter__(self) -> FarmClient:
         return self

@@ -15,6 +15,7 @@ from typing import Any
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.pipeline.flagfiles import parse_flagfile
 from hil.controller.pipeline.options import Job
+from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import safe_name
 from hil.controller.workloads.bundles.flagfile import is_flagfile
@@ -194,7 +195,8 @@ def _check_flagfiles(folder: Path) -> None:
 def _plain(job: Job) -> dict[str, Any]:
     """The fields of a job that hold on any machine."""
     left_out = (*_LOCAL, *_PROFILES, "models", "inputs", "expected")
-    return {name: value for name, value in jsonable(asdict(job)).items() if name not in left_out}
+    plain = {name: value for name, value in jsonable(asdict(job)).items() if name not in left_out}
+    return plain | {"origin": origin_of(job.labels)}
 
 
 def _placed(parts: Sequence[str], folder: Path) -> str:

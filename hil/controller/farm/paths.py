@@ -54,6 +54,15 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
     return FarmAddress(gateways, token or _own_token(home, gateways), ca)
 
 
+def own_address() -> FarmAddress:
+    """This machine's own farm, whatever the environment names; UsageError where none runs here."""
+    home = farm_home()
+    gateway = f"unix:{socket_of(home)}"
+    if not is_there(socket_of(home)):
+        raise UsageError(f"no farm runs in {home}", hint="hil farm up")
+    return FarmAddress((gateway,), _own_token(home, [gateway]))
+
+
 def _own_token(home: Path, gateways: Sequence[str]) -> str:
     """The token of this machine's own farm, for its own socket alone: no other user can serve that."""
     hint = f"set {TOKEN_VARIABLE}; an admin makes one: hil farm token add"

@@ -12,16 +12,17 @@ from typing import Any
 
 from hil.controller.farm.client import FarmClient
 from hil.controller.farm.job_files import typed_request
-from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind
-from hil.controller.storage.runs import Run, storing
+from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind, parse_job
+from hil.controller.storage.runs import Run, safe_name, storing
 from hil.controller.workloads.matrix.files import write_matrix, write_targets
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of, results_of_run
 from hil.controller.workloads.suites.reports import write_reports
-from hil.controller.workloads.suites.reports.results import load_run
+from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
-from hil.core.results import Outcome, exit_code_of
-from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, FarmError, UsageError
+from hil.core.results import Outcome, exit_code_of, gravest
+from hil.core.text import numbered
+from hil.errors import EXIT_INTERRUPTED, FarmError, UsageError
 
 _AT_ONCE = 8
 
@@ -33,6 +34,13 @@ class EndedJob:
     name: str
     spec: JobSpec
     result: JobResult
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> EndedJob:
+        """A job as the farm tells it. Raises UsageError: its name, which folders are called by, is none of a job."""
+        name = str(row["name"])
+        parse_job(name)
+        return cls(name, JobSpec.of_json(row["spec"]), JobResult.of_json(row))
 
 
 def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
@@ -47,7 +55,7 @@ def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
         raise UsageError(
             f"{what} not ended: {going[0]['name']} is {going[0]['state']}", hint=f"hil farm logs {name} -f"
         )
-    return [EndedJob(row["name"], JobSpec.of_json(row["spec"]), JobResult.of_json(row)) for row in rows]
+    return [EndedJob.of_row(row) for row in rows]
 
 
 def fetch_run(farm: FarmClient, one: EndedJob, folder: Path) -> None:
@@ -114,7 +122,8 @@ def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) 
     title = ", ".join(dict.fromkeys(named)) or "farm"
     report = MatrixReport(title, targets)
     if suites and folder:
-        write_targets(folder, title, [target.name for target in targets])
+        first = next((ended[0].spec.options.get("origin") for ended in every.values()), None)
+        write_targets(folder, title, [target.name for target in targets], first or {})
     elif folder:
         write_matrix(report, folder)
     return folder, report
@@ -122,29 +131,43 @@ def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) 
 
 def _side(target: str, ended: Sequence[EndedJob], folder: Path) -> TargetResults:
     """The jobs of a submission of models or bundles as one column."""
-    whole, error = nothing_of(folder), None
-    for one in ended:
-        if one.result.record.get("cases"):
-            run = results_of_run(Run(folder, dict(one.result.record)))
-            suite = ", ".join(filter(None, (whole.suite, run.suite)))
-            boards = tuple(dict.fromkeys((*whole.boards, *run.boards)))
-            records, missing = (*whole.records, *run.records), (*whole.missing, *run.missing)
-            interrupted = whole.interrupted or run.interrupted
-            runtime = run.runtime or whole.runtime
-            whole = replace(
-                whole,
-                suite=suite,
-                boards=boards,
-                runtime=runtime,
-                records=records,
-                missing=missing,
-                interrupted=interrupted,
-            )
-        else:
-            result = one.result
-            known = {"outcome": result.outcome, "message": f"job {one.name}: {result.reason or 'it came to no result'}"}
-            error = {**known, "hint": "", "exit_code": result.exit_code}
-    return TargetResults(target, whole, error)
+    files = [(one.spec.options.get("models") or [one.name])[0] for one in ended]
+    labels = numbered([safe_name(PurePosixPath(file).stem) for file in files])
+    runs, failed = [], []
+    for one, label in zip(ended, labels, strict=True):
+        if not one.result.record.get("cases"):
+            failed.append(one)
+            continue
+        run = results_of_run(Run(folder, dict(one.result.record)))
+        runs.append(_of_several(run, one, label) if len(ended) > 1 else run)
+    whole = replace(
+        nothing_of(folder),
+        suite=", ".join(run.suite for run in runs if run.suite),
+        boards=tuple(dict.fromkeys(board for run in runs for board in run.boards)),
+        runtime=", ".join(dict.fromkeys(run.runtime for run in runs if run.runtime)),
+        records=tuple(record for run in runs for record in run.records),
+        missing=tuple(case for run in runs for case in run.missing),
+        interrupted=any(run.interrupted for run in runs),
+    )
+    return TargetResults(target, whole, _error_of(failed) if failed else None)
+
+
+def _error_of(failed: Sequence[EndedJob]) -> dict[str, Any]:
+    """Why nothing is known of some jobs' cases; outcome and exit code are the gravest job's."""
+    code = gravest([one.result.exit_code for one in failed])
+    worst = next((one for one in failed if one.result.exit_code == code), failed[0])
+    reasons = [f"job {one.name}: {one.result.reason or 'it came to no result'}" for one in failed]
+    return {"outcome": worst.result.outcome, "message": "; ".join(reasons), "hint": "", "exit_code": code}
+
+
+def _of_several(run: SuiteResults, one: EndedJob, label: str) -> SuiteResults:
+    """One job's run among others of a submission: jobs do not know how the cases of others are called."""
+
+    def name(case: str) -> str:
+        return label if one.spec.kind is Kind.RUN else f"{label}-{case}"
+
+    records = [replace(each, id=name(each.id), folder=f"{one.name}/{each.folder}") for each in run.records]
+    return replace(run, records=tuple(records), missing=tuple(map(name, run.missing)))
 
 
 def _fetch(farm: FarmClient, files: Mapping[str, str], folder: Path) -> None:
@@ -191,7 +214,7 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
             if case_id in found:
                 run.append(found[case_id])
     outcomes = [Outcome(record.outcome) for record in found.values()]
-    code = exit_code_of(outcomes) if outcomes else EXIT_NOTHING_RAN
+    code = exit_code_of(outcomes)
     cut = any(part.result.exit_code == EXIT_INTERRUPTED for part in parts)
     started = [head["started"] for head in heads if head.get("started")]
     ended = [head["finished"] for head in heads if head.get("finished")]
@@ -223,11 +246,14 @@ def _head(parts: Sequence[EndedJob], heads: Sequence[Mapping[str, Any]], folder:
         "boards": sorted({board for head in heads for board in head.get("boards", ())}),
         "board_info": {board: info for head in heads for board, info in head.get("board_info", {}).items()},
         "command": "",
+        "models": {name: file for head in heads for name, file in head.get("models", {}).items()},
         "versions": next((head["versions"] for head in heads if head.get("versions")), versions()),
         "ids": sorted(listed, key=lambda case_id: order.get(case_id, len(order))),
         "suite_ids": all_ids,
+        "origin": options.get("origin"),
         "expected": typed["expected"],
         "left_out": typed.get("left_out", []),
+        "place": typed.get("place", ""),
     }
 
 

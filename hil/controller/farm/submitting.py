@@ -21,11 +21,12 @@ from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.request import Request
-from hil.controller.workloads.suites.sources import BUILT_IN, brings_cases, look, open_suite
+from hil.controller.workloads.suites.sources import BUILT_IN, brings_cases, look, open_suite, place_of
 from hil.controller.workloads.suites.spec import CaseSpec, Suite, SuiteModel
 from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError
@@ -182,11 +183,13 @@ def load_suite(request: Request, boards: int) -> Workload:
         parcel = JobFiles()
         source = _packed_source(request, suite, context, parcel)
     options = {**jsonable(request.to_json()), **source, **_packed_flow(request, parcel)}
+    options["origin"] = origin_of(request.settings.labels)
     typed = {
         **{"source": request.source, "flow": request.flow, "filters": list(request.filters)},
         **{"suite": suite.name, "flow_name": flow.name, "runtime": flow.runtime},
         "expected": str(suite.expected.absolute()) if suite.expected else None,
         "left_out": list(suite.left_out),
+        "place": place_of(request.source),
     }
     digests = parcel.digests()
     warm = affinity(request.source, *sorted(digests.values()), repr(flow))

@@ -14,7 +14,7 @@ from typing import Any
 
 from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version
 from hil.controller.storage.packages import needed_version, pick, registered
-from hil.core.runtimes import resolve
+from hil.core.named import resolve
 from hil.errors import UsageError, did_you_mean
 
 GROUP = "hil.executorch_backends"

@@ -23,6 +23,7 @@ from hil.core.tensors import (
     TensorSpec,
     dtype_name,
     dtype_of,
+    float_limits,
     from_bytes,
     nbytes_of,
     to_bytes,
@@ -359,10 +360,7 @@ def _limits_of(name: str) -> tuple[float, float]:
     if "int" in name:
         bits = _bits(name)
         return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-    import ml_dtypes
-
-    finfo: Any = ml_dtypes.finfo
-    limits = finfo(dtype_of(name))
+    limits = float_limits(dtype_of(name))
     if name == "float8_e8m0fnu":
         # Powers of two from 2^-127 to 2^127: the least of them would be flushed to zero on the way here.
         return float(limits.smallest_normal), float(limits.max)

@@ -231,6 +231,17 @@ class CaseSettings:
     no_fallback: bool = _option(
         False, _FLAG, "Fail (FALLBACK) where any node runs on another device than it was told to."
     )
+    # what tells the record from others: see :mod:`hil.controller.storage.origin`.
+    labels: tuple[str, ...] = _option(
+        (),
+        TEXTS,
+        "A label of what is stored, to find it by; those of HIL_LABELS (A,B) are added. Repeats.",
+        flag="--label",
+        metavar="TEXT",
+        repeats=True,
+        hint="for example ['nightly']",
+        decides=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -320,23 +331,21 @@ def flag_of(name: str, spec: Spec) -> str:
 
 def options_of(given: Mapping[str, Any]) -> Options:
     """The options that :func:`hil.run` was called with; UsageError where there is no such option, or it is wrong."""
-    known = specs_of(Options)
-    for name in given:
-        if name not in known:
-            hint = f"{did_you_mean(name, known)}it takes {', '.join(known)}"
-            raise UsageError(f"hil.run has no option {name!r}", hint=hint)
-    return Options(**{name: checked(name, value, known[name].kind, known[name].hint) for name, value in given.items()})
+    return _settings_of(Options, given, "hil.run has no option", "it takes")
 
 
 def case_settings(given: Mapping[str, Any]) -> CaseSettings:
     """What the library was told of how to run cases; UsageError where there is no such option, or it is wrong."""
-    known = specs_of(CaseSettings)
+    return _settings_of(CaseSettings, given, "there is no option", "one of")
+
+
+def _settings_of(kind: type[T], given: Mapping[str, Any], unknown: str, known: str) -> T:
+    """Settings of values by name; ``unknown`` says that there is no such option, ``known`` begins those there are."""
+    specs = specs_of(kind)
     for name in given:
-        if name not in known:
-            raise UsageError(
-                f"there is no option {name!r}", hint=f"{did_you_mean(name, known)}one of {', '.join(known)}"
-            )
-    return CaseSettings(**{name: checked(name, value, known[name].kind) for name, value in given.items()})
+        if name not in specs:
+            raise UsageError(f"{unknown} {name!r}", hint=f"{did_you_mean(name, specs)}{known} {', '.join(specs)}")
+    return kind(**{name: checked(name, value, specs[name].kind, specs[name].hint) for name, value in given.items()})
 
 
 def stored_settings(values: Mapping[str, Any], kind: type[T]) -> dict[str, Any]:

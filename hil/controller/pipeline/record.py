@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import threading
@@ -17,7 +18,7 @@ from hil.controller.storage.texts import say, seconds, table, together
 from hil.core.results import NEVER_IN, Outcome, RunResult, exit_code_of, placement_text
 from hil.core.tensors import TensorSpec, type_text
 from hil.core.text import jsonable
-from hil.errors import EXIT_INTERRUPTED
+from hil.errors import EXIT_INTERRUPTED, StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -217,7 +218,7 @@ def _row(output: dict[str, Any]) -> list[str]:
         output["name"],
         type_text(output["dtype"], output["shape"]),
         "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
-        *(_number(output.get(one.key)) for one in _SHOWN),
+        *(_number(output.get(one.key), one.digits) for one in _SHOWN),
     ]
 
 
@@ -283,12 +284,16 @@ def _escape(text: str) -> str:
     return escape(text)
 
 
-def _number(value: Any) -> str:
+def _number(value: Any, digits: int) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):  # of a stored record: JSON has no inf and no nan
         return value
-    return f"{value:.3g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)
+    return f"{value:.{digits}g}" if isinstance(value, float) or abs(value) >= 1e7 else str(value)
+
+
+# Stages of a warm case take milliseconds, and writing the record of many cases as long.
+_SOON_S = 0.2
 
 
 class Recorder:
@@ -306,6 +311,9 @@ class Recorder:
         self._texts: dict[str, str] = {}
         self._tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
         self._lock = threading.Lock()
+        # Cases with news that are to be written, and who does it; None where nothing waits for that.
+        self._news: dict[str, Case] = {}
+        self._writer: threading.Timer | None = None
         self.ended: set[str] = set()
         self._is_new = not run.record["cases"]
         for record in run.record["cases"]:
@@ -316,9 +324,38 @@ class Recorder:
         """Write the record as things stand; of one case that has changed, or of all. May raise StorageError."""
         with self._lock:
             if case is not None:
-                self._cases[case.name] = case
-            self._gather(list(self._cases.values()) if case is None else [case])
-            self._run.save([self._texts[name] for name in self._order if name in self._texts])
+                self._news[case.name] = self._cases[case.name] = case
+            self._save(list(self._cases.values()) if case is None else list(self._news.values()))
+
+    def write_soon(self, case: Case) -> None:
+        """Have the news of a case written within a moment, with what else comes meanwhile: it has no outcome yet."""
+        with self._lock:
+            self._news[case.name] = self._cases[case.name] = case
+            if self._writer is None:
+                self._writer = threading.Timer(_SOON_S, self._write_news)
+                self._writer.daemon = True
+                self._writer.start()
+
+    def forget(self) -> None:
+        """Leave unwritten what waits for that."""
+        with self._lock:
+            self._stop_writer()
+
+    def _write_news(self) -> None:
+        with self._lock, contextlib.suppress(StorageError):  # the next write has more to lose, and says so
+            if self._writer is threading.current_thread():
+                self._save(list(self._news.values()))
+
+    def _save(self, cases: Sequence[Case]) -> None:
+        self._stop_writer()
+        self._gather(cases)
+        self._run.save([self._texts[name] for name in self._order if name in self._texts])
+
+    def _stop_writer(self) -> None:
+        self._news.clear()
+        if self._writer is not None:
+            self._writer.cancel()
+            self._writer = None
 
     def keep(self, case: Case, what: str) -> None:
         """Store a case's ``inputs``, ``outputs`` or ``references``."""
@@ -330,7 +367,7 @@ class Recorder:
             held = case.inputs if what == "inputs" else case.result.outputs if case.result else None
             stored = save(case.name, what, held or {})
         self._tensors[case.name][what] = stored
-        self.write(case)
+        self.write_soon(case)
 
     def end(self, case: Case) -> None:
         """A case has its outcome."""
@@ -351,10 +388,13 @@ class Recorder:
         Returns the record with ``folder``, "" where there is nothing to keep: a run that never came to its board is
         taken away.
         """
+        self.forget()
         self._gather(list(self._cases.values()))
         outcomes = [Outcome(case["outcome"]) for case in self._run.record["cases"]]
         self._run.record["exit_code"] = exit_code_of(outcomes) if exit_code is None else exit_code
-        self._run.record["outcome"] = max(outcomes, key=lambda outcome: outcome.exit_code).value
+        # Whichever came first, a case that was skipped beside one that passed is not what the run came to.
+        counted = sorted(outcomes, key=lambda outcome: outcome is Outcome.SKIP)
+        self._run.record["outcome"] = max(counted, key=lambda outcome: outcome.exit_code).value
         self._run.record["finished"] = finished
         came_in = self._run.record["board"] or not NEVER_IN.issuperset(outcomes)
         if self._is_new and not came_in:

@@ -144,7 +144,7 @@ class Isolated:
         self._busy: set[_Worker] = set()
         self.closed = False  # by :meth:`close`, or by Ctrl-C during a call
         # Runs when the pool is forgotten or the interpreter ends, whichever is first.
-        weakref.finalize(self, _kill_all, self._idle, self._busy)
+        weakref.finalize(self, _end_all, self._idle, self._busy)
 
     def call(self, function: IsolatedFunction, args: Mapping[str, Any], *, timeout: float | None, log: Path) -> Any:
         """Call a function with keyword arguments in a worker.
@@ -188,10 +188,7 @@ class Isolated:
         """Kill every worker and what it started; calls that still run end as crashed."""
         with self._lock:
             self.closed = True
-            _kill_all(self._idle, self._busy)
-            for worker in self._idle:
-                worker.close_pipes()
-            self._idle.clear()
+            _end_all(self._idle, self._busy)
 
     def __enter__(self) -> Isolated:
         return self
@@ -205,10 +202,13 @@ class Isolated:
             if self.closed:
                 raise IsolatedCrash("the worker processes have been stopped")
             worker = None
-            while self._idle and (worker is None or not worker.alive):
+            while self._idle and worker is None:
                 worker = self._idle.pop()
-            is_new = worker is None or not worker.alive
-            if worker is None or is_new:
+                if not worker.alive:
+                    _end_all([worker], ())
+                    worker = None
+            is_new = worker is None
+            if worker is None:
                 worker = _Worker()
             self._busy.add(worker)
             return worker, is_new
@@ -341,9 +341,12 @@ class _Worker:
                     stream.close()
 
 
-def _kill_all(idle: Collection[_Worker], busy: Collection[_Worker]) -> None:
+def _end_all(idle: list[_Worker], busy: Collection[_Worker]) -> None:
     for worker in (*idle, *busy):
         worker.kill()
+    for worker in idle:
+        worker.close_pipes()
+    idle.clear()
 
 
 def _environment() -> dict[str, str]:

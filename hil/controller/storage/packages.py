@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import sys
 from collections.abc import Callable, Mapping
-from importlib import metadata
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from hil.core.installed import points, version
 from hil.errors import UsageError, did_you_mean, one_of
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 T = TypeVar("T")
-
-
-@functools.cache
-def version(package: str) -> str:
-    """The version of an installed package. Read once: a suite asks several times a case, and each costs a millisecond.
-
-    Raises:
-        importlib.metadata.PackageNotFoundError: it is not installed.
-    """
-    return metadata.version(package)
 
 
 def needed_version(package: str, extra: str = "") -> str:
@@ -31,7 +21,7 @@ def needed_version(package: str, extra: str = "") -> str:
     for name in (package, f"{package}-cpu"):
         try:
             return version(name)
-        except metadata.PackageNotFoundError:
+        except ModuleNotFoundError:
             continue
     raise _missing(package, extra)
 
@@ -141,17 +131,6 @@ def called(kind: str, group: str, name: str) -> str:
 
 def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist else "?"
-
-
-def points(group: str) -> EntryPoints:
-    """The entry points of a group."""
-    return _points(group, tuple(sys.path))
-
-
-@functools.cache
-def _points(group: str, path: tuple[str, ...]) -> EntryPoints:
-    """Reading what every installed package registers takes milliseconds; it stays the same while ``sys.path`` does."""
-    return entry_points(group=group)
 
 
 def pick(group: str, found: Mapping[str, T], name: str) -> T:

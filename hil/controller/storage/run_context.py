@@ -26,8 +26,8 @@ class Progress(Protocol):
     def stage(self, name: str, number: int, text: str) -> None:
         """A case has come to a stage."""
 
-    def end(self, name: str) -> None:
-        """A case is over."""
+    def end(self, name: str, outcome: str = "", reason: str = "") -> None:
+        """A case is over; what it came to, where that is known."""
 
     def note(self, text: str) -> None:
         """Something a person should know now."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.storage.origin import origin_of_request, origin_text
 from hil.controller.storage.tensor_files import save_files
 from hil.core.config_files import user_folder
 from hil.core.files import read_file, write_atomic
@@ -34,7 +35,8 @@ MATRIX = "matrix.json"
 COMPILE_FAILURE = "compile-failure"
 GO_ON = "interrupted; go on with: "
 DEFAULT_ROOT = Path("hil-runs")
-_INDEX = "index.sqlite"
+# Its number grows with its columns.
+_INDEX = "index-2.sqlite"
 # What every record has, however its run ended.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "created": (int, float),
@@ -48,7 +50,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 _NAME_BYTES = 80
 _TABLE = """create table if not exists runs (
     id text primary key, created real, models text, board text, outcome text, exit_code integer, finished integer,
-    stamp integer)"""
+    origin text, stamp integer)"""
 
 
 class Run:
@@ -126,14 +128,24 @@ class RunStore:
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or DEFAULT_ROOT
 
-    def create(self, title: str, request: dict[str, Any], name: str = "") -> Run:
-        """A new run's folder and record; "" makes a name of its own. Raises StorageError: it cannot be written."""
+    def create(self, title: str, request: dict[str, Any], name: str = "", *, command: str = "") -> Run:
+        """A new run's folder and record.
+
+        Args:
+            name: "" makes one of its own.
+            command: does it again, where the request does not tell; "" where it does, or nobody knows.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
         name = name or new_id(title)
-        record = {
+        record: dict[str, Any] = {
             "schema": SCHEMA,
             "id": name,
             "created": time.time(),
+            "origin": origin_of_request(request),
             "request": request,
+            **({"command": command} if command else {}),
             "board": {},
             "cases": [],
             "outcome": None,
@@ -175,7 +187,7 @@ class RunStore:
         return self.root / found[0]
 
     def summaries(self) -> list[dict[str, Any]]:
-        """The stored runs, oldest first: id, created, models, board, outcome, exit_code, finished."""
+        """The stored runs, oldest first: id, created, models, board, outcome, exit_code, finished, origin."""
         if not self.root.is_dir():
             return []
         index = self.root / _INDEX
@@ -210,9 +222,10 @@ class RunStore:
                         None if outcome is None else str(outcome),
                         None if code is None else int(code),
                         bool(record["finished"]),
+                        origin_text(record.get("origin")),
                         stamp,
                     )
-                    database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                    database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             database.executemany("delete from runs where id = ?", [(gone,) for gone in known])
             rows = database.execute("select * from runs order by created").fetchall()
         return [{key: value for key, value in dict(row).items() if key != "stamp"} for row in rows]

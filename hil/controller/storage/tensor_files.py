@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hil.core.files import read_file, read_text, within
+from hil.core.named import resolve
 from hil.core.npy import Npz, load_npy, save_npy, typed
-from hil.core.runtimes import resolve
 from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError
 

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
 # What XML 1.0 cannot hold: control characters, halves of surrogate pairs, two non-characters. No reader misses them.
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# Compiling this takes as long as importing ten modules: `re` does it when it is first used, and keeps it.
+_UNPRINTABLE = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def plain(text: str) -> str:
     """The text without a terminal's colours and without characters that XML cannot hold; others are made visible."""
-    return visible(_UNPRINTABLE.sub("", _ESCAPES.sub("", text)))
+    return visible(re.sub(_UNPRINTABLE, "", re.sub(_ESCAPES, "", text)))
 
 
 def line(text: str, longest: int = 300) -> str:
@@ -74,7 +75,7 @@ def unique_name(base: str, taken: set[str], first: int = 1) -> str:
 
 
 # What importing torchvision or torchaudio says beside a torch that it was not built for; no error of its own tells it.
-_OTHER_TORCH = re.compile(r"operator (torchvision|torchaudio)::\w+ does not exist")
+_OTHER_TORCH = r"operator (torchvision|torchaudio)::\w+ does not exist"
 
 
 def first_line(error: BaseException, most: int = 300) -> str:
@@ -98,7 +99,7 @@ def foreign_errors(
 
 def import_hint(error: Exception) -> str:
     """What to do about a package that cannot be imported; "" where nothing is known."""
-    if found := _OTHER_TORCH.search(str(error)):
+    if found := re.search(_OTHER_TORCH, str(error)):
         return (
             f"the {found[1]} here was built for another torch than the one beside it (PyPI's is for CUDA): "
             "install both from the index of CPU builds that PyTorch's installation page names"

@@ -190,7 +190,7 @@ def run_cases(
     def watch(case: Case, stage: Stage, note: str) -> None:
         screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
         if not note:
-            recorder.write(case)
+            recorder.write_soon(case)
 
     def opened(board: Board) -> None:
         if board.target and not all(case.artifact for case in cases):
@@ -202,7 +202,7 @@ def run_cases(
     try:
         with pool:
             for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
-                screen.end(case.name)
+                screen.end(case.name, case.outcome.value if case.outcome else "", case.reason)
                 # First its outcome is safe: what comes after may take a while, or Ctrl-C.
                 recorder.end(case)
                 for changed in after(case):
@@ -211,6 +211,7 @@ def run_cases(
         raise
     except UsageError:
         if is_new and not recorder.ended:
+            recorder.forget()
             run.discard()
         raise
     except KeyboardInterrupt:

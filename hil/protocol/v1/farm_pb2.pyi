@@ -70,7 +70,7 @@ class SubmitReply(_message.Message):
     def __init__(self, submission: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AskRequest(_message.Message):
-    __slots__ = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens")
+    __slots__ = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens", "me", "queue", "cases")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,9 @@ class AskRequest(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ME_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    CASES_FIELD_NUMBER: _ClassVar[int]
     jobs: JobsQuestion
     job: NameQuestion
     result: ResultQuestion
@@ -89,7 +92,10 @@ class AskRequest(_message.Message):
     stats: Empty
     audit: AuditQuestion
     tokens: Empty
-    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[Empty, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+    me: Empty
+    queue: QueueQuestion
+    cases: CasesQuestion
+    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[Empty, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ..., me: _Optional[_Union[Empty, _Mapping]] = ..., queue: _Optional[_Union[QueueQuestion, _Mapping]] = ..., cases: _Optional[_Union[CasesQuestion, _Mapping]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()
@@ -146,6 +152,22 @@ class AuditQuestion(_message.Message):
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     limit: int
     def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class QueueQuestion(_message.Message):
+    __slots__ = ("limit", "jobs")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, limit: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CasesQuestion(_message.Message):
+    __slots__ = ("name", "limit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limit: int
+    def __init__(self, name: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class DoRequest(_message.Message):
     __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc")
@@ -433,12 +455,24 @@ class Started(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., direct: _Optional[str] = ...) -> None: ...
 
 class Printed(_message.Message):
-    __slots__ = ("lease", "text")
+    __slots__ = ("lease", "text", "cases")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    CASES_FIELD_NUMBER: _ClassVar[int]
     lease: int
     text: str
-    def __init__(self, lease: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    cases: _containers.RepeatedCompositeFieldContainer[CaseEnded]
+    def __init__(self, lease: _Optional[int] = ..., text: _Optional[str] = ..., cases: _Optional[_Iterable[_Union[CaseEnded, _Mapping]]] = ...) -> None: ...
+
+class CaseEnded(_message.Message):
+    __slots__ = ("name", "outcome", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    outcome: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ToBoard(_message.Message):
     __slots__ = ("standing", "grant", "ended", "dial", "beat")

@@ -233,7 +233,7 @@ def request_of(config: pytest.Config) -> Request:
         UsageError: --hil-timeout or --hil-wait is nothing that anybody waits, --hil-dim is no size, two profiles are to
             go into one folder.
     """
-    from hil.controller.workloads.suites.request import Request, Settings
+    from hil.controller.workloads.suites.request import Request, Settings, make_profile_folders
     from hil.errors import UsageError
 
     def given(name: str) -> Any:
@@ -241,11 +241,7 @@ def request_of(config: pytest.Config) -> Request:
 
     if given("runtime_profile") and given("runtime_profile") == given("compile_profile"):
         raise UsageError("--hil-runtime-profile and --hil-compile-profile each need a folder of their own")
-    for kind, folder in profile_folders(config, "").items():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"{folder} cannot hold {kind} profiles: {error.strerror or error}") from error
+    make_profile_folders(profile_folders(config, ""))
 
     def path(name: str) -> Path | None:
         return config.invocation_params.dir / given(name) if given(name) else None

@@ -11,9 +11,11 @@ import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hil.controller.storage.origin import origin_of
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.matrix.files import write_targets
 from hil.controller.workloads.suites.reports import write_reports
@@ -105,12 +107,15 @@ class Reporting:
             there = [name for name in names if str(folder.out / name) in (self._runs or {})]
             if len(there) > 1:
                 try:
-                    page = write_targets(folder.out, folder.path.name, there)
+                    page = write_targets(folder.out, folder.path.name, there, self._origin())
                 except HilError as error:
                     self._said.append(str(error))
                 else:
                     shown = failure_text.typed(self._plugin.config.invocation_params.dir, str(page))
                     self._said.append(f"{folder.path.name} on {len(there)} targets: open {shown}")
+
+    def _origin(self) -> dict[str, Any]:
+        return origin_of(self._plugin.request.settings.labels)
 
     def _begin(self, nodeids: Iterable[str]) -> None:
         """Make the runs' folders; a pytest.UsageError where another process writes them, or they cannot be written."""
@@ -151,6 +156,7 @@ class Reporting:
             "boards": list(target.lender.choices),
             "command": shlex.join(["pytest", *map(str, plugin.config.invocation_params.args)]),
             "versions": versions(),
+            "origin": self._origin(),
             "ids": ids,
             "suite_ids": [case.spec.id for _, case in cases],
             "expected": str(folder.path / EXPECTED),

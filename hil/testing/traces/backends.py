@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.board_resolver import choose
 from hil.controller.pipeline.options import CaseSettings
 from hil.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from hil.controller.devices.board_choice import BoardChoice
 
 # Every backend of this machine; those that cannot run here are skipped.
 ALL = "all"
@@ -170,6 +171,8 @@ def folder_name(name: str) -> str:
 
 
 def _board(name: str) -> Backend:
+    from hil.controller.devices.board_resolver import choose
+
     where, colon, runtime = name.removeprefix(_BOARD).rpartition(":")
     if not colon or runtime not in RUNTIMES:
         where, runtime = name.removeprefix(_BOARD), ""
@@ -185,6 +188,8 @@ def _board(name: str) -> Backend:
 
 def _simulated(runtime: str, device: str = "", flags: tuple[str, ...] = ()) -> BoardChoice:
     """Return the simulated board with another device of a runtime, and other flags of its compiler if there are any."""
+    from hil.controller.devices.board_resolver import choose
+
     choice = choose("", "sim")
     compile_flags = {**choice.config.compile_flags, **({runtime: flags} if flags else {})}
     devices = {**choice.config.devices, runtime: device}

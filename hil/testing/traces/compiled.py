@@ -37,8 +37,6 @@ class CompiledModule:
         self._name = name
         self._seed = seed
         self._closing = ExitStack()
-        self._closing.callback(runner.close)
-        self.reinitialize()
 
     def reinitialize(self) -> None:
         """Make the module anew, random numbers seeded before: its variables are what they were at first."""
@@ -117,6 +115,8 @@ def compile(
             folder = claim(Path(artifacts_dir).absolute(), subject.name, owner_of(module, Path(artifacts_dir)))
         isolated = stack.enter_context(Isolated())
         runner = subject.runner(target, RunContext(Cache(), isolated), folder, chosen)
+        stack.callback(runner.close)
         compiled = CompiledModule(runner, lambda: subject.methods, subject.name, chosen.seed)
-        compiled._closing.push(stack.pop_all())
+        compiled.reinitialize()
+        compiled._closing = stack.pop_all()
         return compiled

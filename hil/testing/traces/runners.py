@@ -31,7 +31,7 @@ class Answer:
     dtypes: tuple[str, ...]  # the program's own for what it returned: it may know no unsigned integers
     source: str  # who computed, with version
     # of each whether iree-run-module calls its integers unsigned, and what it expects has to be called so as well.
-    unsigned: tuple[bool, ...] = ()
+    unsigned: tuple[bool, ...]
 
     @property
     def captured(self) -> dict[str, Array]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import shlex
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +26,8 @@ from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
 from hil.controller.workloads.traces.report import write_report
-from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in, call_name, same_bits
+from hil.controller.workloads.traces.stored import TraceComparison, title_of
+from hil.controller.workloads.traces.trace import LOG, ModuleCall, Trace, arrays_in, call_name, same_bits
 from hil.core.results import Noise, Outcome, RunResult, Stage
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import NUMPY_DTYPES, Array, spec_of
@@ -115,11 +118,12 @@ class ModuleTraces:
         # The backends that cannot run here, by id, each with the reason: they are asked once.
         self._absent: dict[str, NotRun] = {}
 
-    def compare(self, function: TraceFunction) -> list[TargetResult]:
+    def compare(self, function: TraceFunction, command: str = "") -> list[TargetResult]:
         """Trace a function on the reference and on every target; keep all traces; compare, then judge.
 
         Args:
             function: is called with a :class:`TracedModule`, once for each backend.
+            command: does it again; "" where nobody knows. Traces say it.
 
         Raises:
             UsageError: a call was made that cannot be, or another trace of this name was made before.
@@ -132,7 +136,7 @@ class ModuleTraces:
                 f"{self._subject.name} has two trace functions called {name}: {self._traced[name]} and {origin}",
                 hint="a trace is kept under its function's name: give them different ones",
             )
-        wanted = self._trace(function, self.reference)
+        wanted = self._trace(function, self.reference, command)
         save_traced(wanted, self._trace_folder(self.reference, name))
         if isinstance(wanted.error, NotRun):
             raise UsageError(f"the reference cannot run here: {wanted.error.message}", hint=wanted.error.hint)
@@ -142,7 +146,7 @@ class ModuleTraces:
             raise UsageError(f"{name} called nothing", hint="call methods of the module that it is given")
         traces = []
         for target in self.targets:
-            traced = self._trace(function, target)
+            traced = self._trace(function, target, command)
             if not isinstance(traced.error, NotRun):
                 traced.trace.reference = self._trace_folder(self.reference, name)
                 save_traced(traced, self._trace_folder(target, name), wanted=wanted.trace)
@@ -164,7 +168,7 @@ class ModuleTraces:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _trace(self, function: TraceFunction, backend: Backend) -> Traced:
+    def _trace(self, function: TraceFunction, backend: Backend, command: str) -> Traced:
         if backend.id in self._absent:
             trace = Trace(self._subject.name, backend.name, trace_name(function))
             return Traced(trace, error=self._absent[backend.id])
@@ -176,7 +180,7 @@ class ModuleTraces:
         traced = run_trace(
             function, runner, self._subject.name, lambda: self._subject.methods, backend.name, self._settings.seed
         )
-        traced.seconds = time.monotonic() - start
+        traced.seconds, traced.trace.command = time.monotonic() - start, command
         if isinstance(traced.error, NotRun):
             self._absent[backend.id] = traced.error
         if self._is_shared(backend):
@@ -200,14 +204,17 @@ class ModuleTraces:
         if traced.error is not None:
             # Calls that were not made are no news then.
             comparisons = comparisons[: len(traced.trace.calls)]
-        record = self._expectations.judge(self._record(target, wanted, traced, comparisons))
+        found = self._record(target, wanted, traced, comparisons)
+        record = self._expectations.judge(found)
         if record.outcome == Outcome.XPASS.value:
             hints = (f"take it out of {self._expectations.path}", self._expectations.other_versions)
             record = replace(record, hint="; ".join(filter(None, hints)))
         result = TargetResult(record, comparisons, folder, target.id)
-        if not folder.is_dir():
-            return result
-        with (folder / "log.txt").open("a") as log:
+        if isinstance(traced.error, NotRun):
+            return result  # what lies there is of an earlier time
+        title = title_of(traced.trace, wanted.trace)
+        TraceComparison(title, Outcome(found.outcome), found.message, comparisons).save(folder)
+        with (folder / LOG).open("a") as log:
             log.write("\n".join(["", f"Compared with {self.reference.name}", *result.lines(failed_only=False), ""]))
         return result
 
@@ -232,9 +239,7 @@ class ModuleTraces:
         self, target: Backend, wanted: Traced, traced: Traced, comparisons: Sequence[CallComparison]
     ) -> CaseRecord:
         error, stage = traced.error, Stage.COMPARE.value
-        outcome, reason = judged(comparisons)
-        if error is None and not reason and not any(comparison.outputs for comparison in comparisons):
-            outcome, reason = Outcome.FAIL, "nothing was compared: no call returned a tensor or assigned a variable"
+        outcome, reason = judged(comparisons, ended_early=error is not None)
         message = reason
         if error is not None:
             outcome, stage = Outcome(error.outcome or Outcome.RUN_ERROR), error.stage
@@ -300,7 +305,13 @@ def compare_backends(
     path = Path(expected) if expected is not None else None
     opened = ModuleTraces(module_class, exported_names, options=options, expected=path, name=name)
     with contextlib.closing(opened) as traces:
-        return traces.compare(trace_function)
+        return traces.compare(trace_function, script_command(getattr(trace_function, "__module__", "")))
+
+
+def script_command(module: str) -> str:
+    """The command that runs a script again, of whose main module a test or a function is; "" of any other module."""
+    is_script = module == "__main__" and hasattr(sys.modules["__main__"], "__file__")
+    return shlex.join(["python", *sys.argv]) if is_script else ""
 
 
 def summary(results: Sequence[TargetResult], reference: str) -> str:

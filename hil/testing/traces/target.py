@@ -14,7 +14,7 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, CaseSettings, Opt
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing, write_file
-from hil.controller.workloads.traces.trace import CallProgram, same_bits
+from hil.controller.workloads.traces.trace import MOST_LOADED, CallProgram, same_bits
 from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
@@ -22,9 +22,6 @@ from hil.errors import BoardError, HilError, NotRun, RunFailed, StageError, Stor
 from hil.formats.iree_command import shows_sign
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import Answer
-
-# A module's programs stay loaded over its calls, and with them their state.
-_MOST_LOADED = 1 << 20
 
 
 class Target:
@@ -44,7 +41,7 @@ class Target:
         self._context = context
         self._choice = backend.choice
         self._device = backend.choice.config.devices.get(backend.runtime, "")  # "" is the runtime's own choice
-        self._pool = BoardPool(f"traces on {backend.name}", opened=self._take, most_loaded=_MOST_LOADED)
+        self._pool = BoardPool(f"traces on {backend.name}", opened=self._take, most_loaded=MOST_LOADED)
         self._runner = Runner(context, logs=False)
         self._options = Options(**vars(settings or CaseSettings()), runtime=backend.runtime)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import shlex
 import sys
 import unittest
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from hil.controller.pipeline.options import CaseSettings, case_settings, flag_of
 from hil.core.results import Outcome
 from hil.errors import UsageError
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text, refuse_second, times_given
-from hil.testing.traces.session import ModuleTraces, summary
+from hil.testing.traces.session import ModuleTraces, script_command, summary
 from hil.testing.traces.traced import TraceFunction
 
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
@@ -84,7 +85,7 @@ class TracedModuleTestCase(unittest.TestCase):
         """
         __tracebackhide__ = True  # the message says it all
         traces = self._opened()
-        results = traces.compare(trace_function)
+        results = traces.compare(trace_function, self._command())
         text = summary(results, traces.reference.name)
         if self._item is not None:
             from hil.testing.pytest_plugin.backend_rows import add_rows
@@ -101,6 +102,19 @@ class TracedModuleTestCase(unittest.TestCase):
         for result in missing if self._item is None else ():
             with self.subTest(backend=result.record.flow):
                 self.skipTest(result.record.message)
+
+    def _command(self) -> str:
+        """The command that runs this test again."""
+        if self._item is None:
+            return script_command(type(self).__module__) or shlex.join(["python", "-m", "unittest", self.id()])
+        from hil.testing.pytest_plugin.options import repeat_command
+
+        words = repeat_command(self._item.config, self._item.nodeid)
+        return shlex.join([*words, *(f"--{name}={value}" for name, value in self._given().items() if value)])
+
+    def _given(self) -> dict[str, Any]:
+        """What pytest was given of the options of traces."""
+        return {name: self._item.config.getoption(PYTEST_DEST.format(name), None) for name in TEXTS}
 
     def _say_expected(self, text: str) -> None:
         if self._item is not None:
@@ -137,9 +151,8 @@ class TracedModuleTestCase(unittest.TestCase):
             from hil.testing.pytest_plugin.options import settings_of
 
             config = self._item.config
-            given = {name: config.getoption(PYTEST_DEST.format(name), None) for name in TEXTS}
             of_cases = {name: one for name, one in settings_of(config).items() if name not in _NOT_OF_TRACES}
-            typed = TraceOptions.of(**given, settings=CaseSettings(**of_cases))
+            typed = TraceOptions.of(**self._given(), settings=CaseSettings(**of_cases))
             typed = replace(typed, artifacts_dir=config.invocation_params.dir / typed.artifacts_dir)
         return replace(
             typed,
@@ -175,7 +188,8 @@ def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
         if spec.repeats:
             how |= {"action": "append", "default": []}
         elif not isinstance(default, bool):
-            how |= {"default": default, "type": Path if spec.metavar == "DIR" else type(default or 0.0)}
+            number = float if default is None else type(default)
+            how |= {"default": default, "type": Path if spec.metavar == "DIR" else number}
             single.append(flag_of(name, spec))
         parser.add_argument(flag_of(name, spec), dest=name, help=spec.help, **how)
     options, rest = parser.parse_known_args(words)
@@ -184,9 +198,9 @@ def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
     try:
         for flag in single:
             refuse_second(flag, times_given(words, flag))
+        given = {name: getattr(options, name) for name in specs}
+        chosen = case_settings({name: tuple(one) if isinstance(one, list) else one for name, one in given.items()})
     except UsageError as error:
         parser.error(error.message)
-    given = {name: getattr(options, name) for name in specs}
-    chosen = case_settings({name: tuple(one) if isinstance(one, list) else one for name, one in given.items()})
     _typed = TraceOptions.of(**{name: getattr(options, name) for name in TEXTS}, settings=chosen)
     unittest.main(argv=[sys.argv[0], *rest], **settings)

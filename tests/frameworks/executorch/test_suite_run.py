@@ -139,7 +139,7 @@ def test_a_folder_may_hold_exported_lowered_and_bundled_programs(hil, tmp_path):
         "lowered_full_model": "IMPORT_ERROR",
     }, ended.out
     assert records["bundled_forward_0"]["against"] == "bundled.bpte"
-    assert "lowered.expected.npz" in records["lowered_full_model"]["hint"]
+    assert "NAME.expected.npz" in records["lowered_full_model"]["hint"]
 
 
 METHODS = """
@@ -189,8 +189,11 @@ def test_every_case_of_every_method_of_a_bundled_program_is_a_case_and_a_test(hi
     assert tested.outcomes == {f"{name}-sim": words[end] for name, end in wanted.items()}, tested.out
 
 
+# The whole suite takes half an hour and more: docs/executorch.md has what it came to.
 @pytest.mark.slow
 @pytest.mark.parametrize("flow", ["xnnpack", "executorch-portable"])
-def test_the_whole_suite_ends_as_expected(flow, hil, tmp_path):
-    ended = hil("suite", "run", "operators", "--flow", flow, "--out", tmp_path / "all")
+def test_operators_that_pass_and_that_are_known_to_fail_end_as_expected(flow, hil, tmp_path):
+    kinds = [word for name in ("gelu", "median", "prelu", "round") for word in ("--filter", f"{name}_*")]
+    ended = hil("suite", "run", "operators", "--flow", flow, *kinds, "--out", tmp_path / "some", "--json")
     assert ended.code == 0, ended.out[-5000:]
+    assert {"PASS", "XFAIL"} <= {case["outcome"] for case in ended.document["cases"]}

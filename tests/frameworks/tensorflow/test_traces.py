@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -196,8 +197,10 @@ def test_variables_that_are_reached_through_their_handles_alone_are_compared_by_
 
     [result] = compare_backends(steps, ByHandles)
     assert result.outcome is Outcome.PASS, result.lines()
-    names = {output.name.removeprefix("variable ") for output in result.comparisons[1].outputs} - {"0"}
-    assert names == {"weights", "weights/Adam", "weights/Adam_1", "beta1_power", "beta2_power"}
+    names = [output.name.removeprefix("variable ") for output in result.comparisons[1].outputs]
+    # TensorFlow numbers the slots of a name on through the whole process: another test may have had Adam before.
+    slots = sorted(re.sub(r"_\d+$", "", name) for name in names if name != "0")
+    assert slots == ["beta1_power", "beta2_power", "weights", "weights/Adam", "weights/Adam"]
 
 
 def test_what_no_method_assigns_is_a_constant_of_the_program(place):

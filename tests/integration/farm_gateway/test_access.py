@@ -55,7 +55,7 @@ def test_nobody_gets_in_without_a_good_token(
 
 
 # Choices of a oneof that take no text, or any.
-_WITHOUT_TEXT, _ANY_TEXT = {"boards", "stats", "audit", "tokens", "gc"}, {"events"}
+_WITHOUT_TEXT, _ANY_TEXT = {"boards", "stats", "audit", "tokens", "gc", "me"}, {"events"}
 
 
 def filled(kind: Any, text: str) -> Iterator[tuple[Any, str]]:

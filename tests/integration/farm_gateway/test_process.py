@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.agents import few_files
 from support.commands import Ended
 from support.farms import running_server
 from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of
@@ -309,13 +309,9 @@ def test_what_strangers_send_is_not_read(farm_db: str, tmp_path: Path) -> None:
 
 
 def test_connections_that_say_nothing_keep_nobody_out(farm_db: str, tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     with contextlib.ExitStack() as kept:
-        try:
+        with few_files():
             process, said = kept.enter_context(gateway_process(farm_db, tmp_path))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         [address] = said["addresses"]
         for _ in range(800):
             one = kept.enter_context(socket.socket(socket.AF_UNIX))

@@ -161,6 +161,21 @@ def test_an_sftp_server_of_which_nobody_says_that_it_began(
     assert time.monotonic() - start < 15
 
 
+def test_a_channel_closes_on_a_connection_that_has_ended(server: Server) -> None:
+    """Its transport may be yet to notice: paramiko raises EOFError then, in whatever thread closes the channel."""
+
+    def nobody(message: object) -> None:
+        raise EOFError
+
+    with server.log_in() as shell:
+        channel = shell.transport.open_session()
+        shell.transport.packetizer.send_message = nobody
+        channel.close()
+        assert channel.closed
+        with pytest.raises(EOFError):
+            shell.transport.open_session(timeout=5)
+
+
 def _packets(channel: paramiko.Channel) -> Iterator[tuple[int, int]]:
     """The kind and the number of each request of SFTP's."""
     while True:

@@ -24,7 +24,7 @@ def test_a_call_that_waited_for_a_program_that_went_is_told_what_went(
 ) -> None:
     sessions = Sessions(tmp_path / "fence", lambda: programs.unload_all(SessionEnded("over")), Journal(tmp_path / "j"))
     programs = Programs(Mock(), Mock(), sessions)
-    session = sessions.open("somebody", "a test", 60.0, 0, print)
+    session = sessions.open("somebody", "a test", 60.0, 0, lambda _: None)
     assert session is not None
     loaded = programs._loaded["p"] = Loaded(Mock(), session, tmp_path, [])
 
@@ -50,7 +50,7 @@ def test_a_call_that_waited_for_a_program_that_went_is_told_what_went(
 def test_a_session_has_so_many_programs_and_no_more(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path / "fence", lambda: None, Journal(tmp_path / "j"))
     programs = Programs(Mock(), Mock(), sessions)
-    session = sessions.open("somebody", "a test", 60.0, 0, print)
+    session = sessions.open("somebody", "a test", 60.0, 0, lambda _: None)
     assert session is not None
     for number in range(MAX_PROGRAMS):
         programs._loaded[str(number)] = Loaded(Mock(), session, tmp_path, [])
@@ -61,7 +61,7 @@ def test_a_session_has_so_many_programs_and_no_more(tmp_path: Path) -> None:
 def test_a_message_of_far_too_many_parts_is_refused_before_anything_is_made_of_them(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path / "fence", lambda: None, Journal(tmp_path / "j"))
     programs = Programs(Mock(), Mock(), sessions)
-    session = sessions.open("somebody", "a test", 60.0, 0, print)
+    session = sessions.open("somebody", "a test", 60.0, 0, lambda _: None)
     assert session is not None
     with pytest.raises(UsageError, match="files, and 10000 are the most"):
         programs.load(session, pb.LoadRequest(files=[pb.ProgramFile()] * 10_001))
@@ -81,7 +81,7 @@ def test_a_load_of_many_files_ends_with_its_session(tmp_path: Path, monkeypatch:
     sessions = Sessions(tmp_path / "fence", lambda: None, Journal(tmp_path / "j"))
     store = BlobStore(tmp_path / "store")
     programs = Programs(store, Mock(), sessions)
-    session = sessions.open("somebody", "a test", 60.0, 0, print)
+    session = sessions.open("somebody", "a test", 60.0, 0, lambda _: None)
     assert session is not None
     blob = digest_of(b"x")
     with store.upload(blob, 1, 0) as upload:

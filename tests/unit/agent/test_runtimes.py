@@ -13,7 +13,8 @@ import pytest
 from hil.agent import runtimes
 from hil.agent import supervisor as supervisor_module
 from hil.agent.supervisor import Supervisor
-from hil.core.runtimes import RUNTIMES, RuntimeInfo, resolve
+from hil.core.named import resolve
+from hil.core.runtimes import RUNTIMES, RuntimeInfo
 from hil.errors import LoadFailed
 
 LIGHT = [name for name, one in RUNTIMES.items() if one.light]
@@ -73,7 +74,8 @@ def test_one_that_nobody_knows_is_named_beside_those_that_are_there(supervisor: 
 def test_a_light_runtime_imports_nothing_heavy_to_be_described(name: str):
     program = (
         "import sys\n"
-        "from hil.core.runtimes import RUNTIMES, resolve\n"
+        "from hil.core.named import resolve\n"
+        "from hil.core.runtimes import RUNTIMES\n"
         f"one = RUNTIMES[{name!r}]\n"
         "try:\n"
         "    resolve(one.agent).describe()\n"

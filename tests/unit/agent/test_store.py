@@ -145,6 +145,63 @@ def test_an_unaltered_blob_is_hashed_once_however_often_it_is_used(store, monkey
     assert len(hashed) == 1
 
 
+@pytest.fixture
+def while_hashing(monkeypatch):
+    """Do something once, after a blob was hashed and before the store is told the digest."""
+
+    def wait_for(meanwhile) -> list[object]:
+        digest_file, hashed = store_module.digests.digest_file, []
+
+        def hashing(*of):
+            digest = digest_file(*of)
+            hashed.append(of)
+            if len(hashed) == 1:
+                time.sleep(0.05)  # a tick of the files' clock
+                meanwhile()
+            return digest
+
+        monkeypatch.setattr(store_module.digests, "digest_file", hashing)
+        return hashed
+
+    return wait_for
+
+
+def test_a_blob_whose_links_come_and_go_while_it_is_hashed_was_altered_by_nobody(store, while_hashing):
+    digest = put(store, b"sound")
+    held = store.link_program([("main", digest)])
+    store.forget_session()
+    hashed = while_hashing(lambda: store.unlink_program(*held))
+    assert store.path(digest).read_bytes() == b"sound" and len(hashed) == 2
+    store.forget_session()
+    linked = while_hashing(lambda: store.link_program([("main", digest)]))
+    # The program's own look at it has hashed it, and its link is known.
+    assert store.path(digest).read_bytes() == b"sound" and len(linked) == 2
+
+
+@pytest.mark.parametrize("by_us", [False, True])
+def test_a_blob_that_is_altered_while_it_is_hashed_is_found_out(store, while_hashing, by_us):
+    digest = put(store, b"sound")
+    held = store.link_program([("main", digest)])
+    store.forget_session()
+
+    def meanwhile() -> None:
+        if by_us:
+            store.unlink_program(*held)
+        alter(store._path(digest), b"ROT", keep_times=True)
+
+    while_hashing(meanwhile)
+    with pytest.raises(BlobDamaged, match="was altered on the board"):
+        store.path(digest)
+    assert not store._path(digest).exists()
+
+
+def test_a_blob_that_comes_again_while_a_damaged_one_is_hashed_is_not_dropped_for_that(store, while_hashing):
+    digest = put(store, b"sound")
+    alter(store._path(digest), b"ROT")
+    while_hashing(lambda: put(store, b"sound"))
+    assert store.path(digest).read_bytes() == b"sound"
+
+
 def test_whatever_lies_in_a_blobs_place_it_is_no_blob(store, tmp_path):
     digest = digest_of(b"sound")
     (tmp_path / "elsewhere").write_bytes(b"sound")

@@ -8,7 +8,8 @@ import pytest
 
 from hil.agent.runtimes import Runtime
 from hil.controller.backends.targets import Target
-from hil.core.runtimes import NO_COMPILER, RUNTIMES, RuntimeInfo, compiler_for, resolve, runtime_for
+from hil.core.named import resolve
+from hil.core.runtimes import NO_COMPILER, RUNTIMES, RuntimeInfo, compiler_for, runtime_for
 
 MACHINE = {"arch": "aarch64", "cpu_parts": ["0x41:0xd03"], "cpu_features": ["fp", "asimd"]}
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hil.core.npy import load_npy, save_npy
-from hil.core.tensors import DTYPES, TensorSpec, dtype_name, dtype_of, from_bytes, spec_of, to_bytes, type_text
+from hil.core.tensors import (
+    DTYPES,
+    TensorSpec,
+    dtype_name,
+    dtype_of,
+    float_limits,
+    from_bytes,
+    int_limits,
+    spec_of,
+    to_bytes,
+    type_text,
+)
 from hil.errors import UsageError
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
@@ -116,3 +128,16 @@ def test_a_spec_accepts_what_fits_it():
 def test_a_shape_is_told_in_one_way_and_every_name_in_it_can_be_read(shape, shown):
     assert type_text("int8", shape) == shown
     assert str(TensorSpec("x", "int8", shape)) == f"x: {shown}"
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_limits_are_what_ml_dtypes_says_of_every_dtype(name: str):
+    dtype = None if name in ("string", "bool") else dtype_of(name)
+    if dtype is not None and "int" in name:
+        assert (int_limits(dtype).min, int_limits(dtype).max) == (
+            ml_dtypes.iinfo(dtype).min,
+            ml_dtypes.iinfo(dtype).max,
+        )
+    elif dtype is not None:
+        for limit in ("eps", "max", "smallest_normal", "smallest_subnormal"):
+            assert getattr(float_limits(dtype), limit) == getattr(ml_dtypes.finfo(dtype), limit)

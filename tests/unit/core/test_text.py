@@ -112,7 +112,7 @@ def test_every_command_wraps_its_streams_first(module: str):
         for node in ast.parse((Path(hil.__file__).parent / module).read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name == "main"
     )
-    calls = [ast.unparse(node) for node in main.body[:3]]
+    calls = [ast.unparse(node) for node in main.body[:4]]
     assert "show_visibly()" in calls
 
 

@@ -87,25 +87,25 @@ def gateway() -> Iterator[tuple[Any, FarmClient]]:
         async def refused(self, *_: object) -> None:
             pass
 
-    servicer, loop, there = Servicer(), asyncio.new_event_loop(), threading.Event()
-    over = asyncio.Event()
+    servicer, there = Servicer(), threading.Event()
     address = SimpleNamespace(port=0)
 
     async def serve() -> None:
+        address.loop, address.over = asyncio.get_running_loop(), asyncio.Event()
         server = grpc.aio.server(options=wire.GRPC_OPTIONS)
         server.add_generic_rpc_handlers([Calls(Everybody(), Metrics()).handlers("Farm", servicer)])
         address.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         there.set()
-        await over.wait()
+        await address.over.wait()
         await server.stop(None)
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     assert there.wait(30)
     with contextlib.closing(FarmClient(FarmAddress((f"127.0.0.1:{address.port}",), "t"), patience_s=0.0)) as client:
         yield servicer, client
-    loop.call_soon_threadsafe(over.set)
+    address.loop.call_soon_threadsafe(address.over.set)
     thread.join(30)
 
 

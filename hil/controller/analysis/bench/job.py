@@ -31,6 +31,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name, write_json
 from hil.controller.storage.texts import seconds
@@ -131,7 +132,9 @@ class _Bench:
         # What was typed wrongly shows here: nothing is stored before that is known.
         self._begin(base)
         self.choices = [choice_of(job) for job in self.jobs]
-        run = self.store.create(f"bench-{self.cases[-1].name}", jsonable(asdict(self.jobs[-1])))
+        run = self.store.create(
+            f"bench-{self.cases[-1].name}", jsonable(asdict(self.jobs[-1])), command=typed_command()
+        )
         self.cases = [replace(case, folder=run.case_folder(case.name)) for case in self.cases]
         self.recorder = Recorder(run, [case.name for case in self.cases], self.cases)
         sink = ProgressSink(self._watch, self.recorder.keep, self.recorder.write)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,8 @@ _BINS_MOST = 512
 _GROUPS_MOST = 64
 _DRIFT_P = 0.01
 _NORMAL = NormalDist()
+# The largest power of e that a float holds, about.
+_LOG_MOST = 709.0
 # A normal distribution's standard deviation by its median absolute deviation.
 _SIGMA_BY_MAD = 1.4826
 _OUTLIER_SIGMAS = 5.0
@@ -233,11 +235,104 @@ def compare_rounds(log_ratios: Floats, *, min_effect: float, level: float = LEVE
     drawn = np.random.default_rng(seed).integers(rounds, size=(_RESAMPLES, rounds))
     ratio = math.exp(float(_centres(log_ratios[None, :])[0]))
     logs = _interval(_centres(log_ratios[drawn]), rounds, level)
-    interval = Interval(math.exp(logs.low), math.exp(logs.high), level)
-    verdict = "no difference"
-    if abs(ratio - 1) > min_effect and not interval.low <= 1 <= interval.high:
-        verdict = "slower" if ratio > 1 else "faster"
-    return Comparison(ratio, interval, int(rounds), min_effect, verdict)
+    return _judged(ratio, Interval(math.exp(logs.low), math.exp(logs.high), level), int(rounds), min_effect)
+
+
+def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = LEVEL) -> Comparison | None:
+    """Whether B's times are slower or faster than A's, of sets that were not measured in turns; None with too few.
+
+    A sample is a whole measurement (a session's median, above 0), not an iteration: what repeats is the session. The
+    ratio of geometric means has Student's interval: Welch's ("The generalization of 'Student's' problem when several
+    different population variances are involved", 1947) where both sets have :data:`LEAST_REPEATS`, and else that of a
+    common variance, which tells even one sample from enough of the other set. Whatever shifts all that a day measures
+    is taken for a difference: only what `hil bench` measures in turns is free of that.
+    """
+    spreads = (spread_of(side, np.zeros(side.size, np.intp), 1) for side in (a, b))
+    return compare_spreads(*spreads, min_effect=min_effect, level=level).of(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """Of many sets of samples: how many each has, the mean of their logarithms, and the squares about it, summed."""
+
+    count: Floats
+    mean: Floats
+    squares: Floats
+
+    def at(self, sets: npt.NDArray[np.intp]) -> Spread:
+        """Those of some sets."""
+        return Spread(self.count[sets], self.mean[sets], self.squares[sets])
+
+
+def spread_of(samples: Floats, sets: npt.NDArray[np.intp], count: int) -> Spread:
+    """What is to be known of so many sets of samples above 0; ``sets`` says of each sample which set has it."""
+    logs = np.log(samples)
+    counts = np.bincount(sets, minlength=count).astype(np.float64)
+    means = np.bincount(sets, logs, count) / np.maximum(counts, 1)
+    squares = np.bincount(sets, (logs - means[sets]) ** 2, count).astype(np.float64)
+    return Spread(counts, means, squares)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparisons:
+    """Many sets of samples beside as many others."""
+
+    told: npt.NDArray[np.bool_]  # where there are samples enough for an interval; elsewhere the rest says nothing
+    ratio: Floats
+    low: Floats
+    high: Floats
+    repeats: Floats
+    differs: npt.NDArray[np.bool_]  # whether it is slower or faster
+    level: float
+    min_effect: float
+
+    def of(self, index: int) -> Comparison | None:
+        """The comparison of one pair of sets; None with too few samples."""
+        if not self.told[index]:
+            return None
+        ratio, interval = (
+            float(self.ratio[index]),
+            Interval(float(self.low[index]), float(self.high[index]), self.level),
+        )
+        verdict = _verdict(ratio, differs=bool(self.differs[index]))
+        return Comparison(ratio, interval, int(self.repeats[index]), self.min_effect, verdict)
+
+
+def compare_spreads(
+    a: Spread, b: Spread, *, min_effect: float, level: float = LEVEL, where: bool | npt.NDArray[np.bool_] = True
+) -> Comparisons:
+    """:func:`compare_samples` of many pairs of sets at once; elsewhere than ``where`` nothing is told."""
+    told = where & (np.minimum(a.count, b.count) >= 1) & (a.count + b.count >= LEAST_REPEATS + 1)
+    count_a, count_b = (np.where(told, side.count, LEAST_REPEATS) for side in (a, b))
+    pooled = count_a + count_b - 2
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        part_a, part_b = a.squares / (count_a - 1) / count_a, b.squares / (count_b - 1) / count_b
+        weights = part_a**2 / (count_a - 1) + part_b**2 / (count_b - 1)
+        welch = np.where(weights > 0, (part_a + part_b) ** 2 / weights, pooled)
+        common = (a.squares + b.squares) / pooled * (1 / count_a + 1 / count_b)
+        each = np.minimum(count_a, count_b) >= LEAST_REPEATS
+        freedom, variance = np.where(each, welch, pooled), np.where(each, part_a + part_b, common)
+        centre = b.mean - a.mean
+        half = student_quantile((1 + level) / 2, freedom) * np.sqrt(variance)
+        ratio, low, high = (np.exp(np.minimum(log, _LOG_MOST)) for log in (centre, centre - half, centre + half))
+    differs = told & _differs(ratio, low, high, min_effect)
+    return Comparisons(told, ratio, low, high, np.minimum(a.count, b.count), differs, level, min_effect)
+
+
+def _judged(ratio: float, interval: Interval, repeats: int, min_effect: float) -> Comparison:
+    differs = bool(_differs(ratio, interval.low, interval.high, min_effect))
+    return Comparison(ratio, interval, repeats, min_effect, _verdict(ratio, differs=differs))
+
+
+def _differs(ratio: Any, low: Any, high: Any, min_effect: float) -> Any:
+    """Whether a difference is claimed; of numbers, or of arrays of them."""
+    return (abs(ratio - 1) > min_effect) & ((low > 1) | (high < 1))
+
+
+def _verdict(ratio: float, *, differs: bool) -> str:
+    if not differs:
+        return "no difference"
+    return "slower" if ratio > 1 else "faster"
 
 
 def is_precise(found: Comparison) -> bool:
@@ -265,8 +360,10 @@ def _interval(resampled: Floats, repeats: int, level: float) -> Interval:
     return Interval(float(low), float(high), level)
 
 
-def student_quantile(share: float, freedom: int) -> float:
+def student_quantile(share: float, freedom: Any) -> Any:
     """The quantile of Student's t distribution, by Abramowitz and Stegun's expansion 26.7.5.
+
+    ``freedom`` is a number, or an array of them.
 
     From 5 degrees of freedom on it is off by less than 1 % at the 99.5 % quantile.
     """
@@ -277,4 +374,4 @@ def student_quantile(share: float, freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + float(sum(term / freedom**power for power, term in enumerate(terms, 1)))
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))

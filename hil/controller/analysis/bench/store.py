@@ -158,6 +158,7 @@ def bench_document(
         "id": run.id,
         "folder": str(run.folder),
         "created": run.record["created"],
+        "origin": run.record["origin"],
         "finished": finished,
         "concurrency": bench.concurrency,
         "sides": documents,

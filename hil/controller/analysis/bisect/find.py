@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 import shutil
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.isolated import IsolatedError
+from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, storing
 from hil.core.results import BOARD_OUTCOMES, Outcome, Stage
@@ -72,7 +74,7 @@ def bisect(
         StorageError: the folder cannot be written.
         KeyboardInterrupt: Ctrl-C.
     """
-    asked = options or Options()
+    asked, begun = options or Options(), time.time()
     chosen = with_flow(asked, flow)
     check_options(chosen, choice)
 
@@ -119,6 +121,10 @@ def bisect(
         exposed=models.get(_EXPOSED),
         notes=tuple(notes),
         folder=str(out or ""),
+        created=begun,
+        origin=origin_of(asked.labels),
+        command=typed_command(),
+        model_digest=subject.digest,
     )
     if out is not None:
         with storing(out):

@@ -102,6 +102,11 @@ class Bisection:
     exposed: Finding | None = None
     notes: tuple[str, ...] = ()
     folder: str = ""  # where models, tensors and logs of wrong layers were kept; "" where they were not
+    created: float = 0.0  # seconds since the epoch
+    # where it comes from: see :func:`hil.controller.storage.origin.origin_of`.
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""  # does it again; "" where nobody typed one
+    model_digest: str = ""  # of ``model``, as a run's record has it; "" where nobody knows
 
     def first_wrong(self, way: str) -> LayerFinding | None:
         """The first layer, in topological order, whose answer differs; ``way`` is one of :data:`WAYS`."""

@@ -138,6 +138,7 @@ class Subject:
     """A model made ready."""
 
     model: Model  # the one whose reference is taken for right
+    digest: str  # of the file that it was made of, and of what lies beside it, as a run's record has it
     compiled: Model  # the one that programs are made of: the same, or one of the same layers with other weights
     options: Options
     inputs: Mapping[str, Array]
@@ -173,7 +174,7 @@ def open_subject(
     log = folder / "logs" / "bisect.log"
     with storing(log.parent):
         log.parent.mkdir(parents=True, exist_ok=True)
-    model = _read(path, options, flow, context, log)
+    model, digest = _read(path, options, flow, context, log)
     options = replace(options, dims=model.dims)
     inputs = make_inputs(
         model.inputs or (),
@@ -187,7 +188,7 @@ def open_subject(
     layers = layers_of(model, group=group, inputs=inputs, **settings)
     compiled, twins = model, layers
     if artifact_model is not None:
-        compiled = _read(artifact_model, asked, flow, context, log)
+        compiled, _ = _read(artifact_model, asked, flow, context, log)
         check_signatures(model, compiled)
         twins = layers_of(compiled, group=group, inputs=inputs, **settings)
         check_layers(model, layers, compiled, twins)
@@ -208,7 +209,7 @@ def open_subject(
     for layer in layers:
         if layer.by_chance or not by_chance.isdisjoint(layer.inputs):
             by_chance.update(layer.outputs)
-    return Subject(model, compiled, options, inputs, layers, twins, computed, frozenset(by_chance))
+    return Subject(model, digest, compiled, options, inputs, layers, twins, computed, frozenset(by_chance))
 
 
 def with_flow(options: Options, flow: Flow | None) -> Options:
@@ -225,16 +226,20 @@ def with_flow(options: Options, flow: Flow | None) -> Options:
     )
 
 
-def _read(path: Path, options: Options, flow: Flow | None, context: RunContext, log: Path) -> Model:
-    """A model as the flow's recipe makes it, in ONNX; its ``dims`` are those that are still to be given to it."""
+def _read(path: Path, options: Options, flow: Flow | None, context: RunContext, log: Path) -> tuple[Model, str]:
+    """A model as the flow's recipe makes it, in ONNX, and the digest of what it was before.
+
+    Its ``dims`` are those that are still to be given to it.
+    """
     settings: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     model = import_model(path, function=options.function, dims=options.dims, **settings)
+    digest = model.digest
     if model.format != "onnx":
         file = as_onnx(model, log=log, **settings).path
         symbols = {dim for spec in import_model(file, **settings).inputs or () for dim in spec.shape}
         dims = {name: size for name, size in options.dims.items() if name in symbols}
         model = replace(import_model(file, dims=dims, **settings), name=model.name)
     if flow is None or not flow.recipe:
-        return model
+        return model, digest
     file = apply_recipe(flow, model.path, (), context, log, dims=model.dims)
-    return import_model(file, dims=model.dims, **settings)
+    return import_model(file, dims=model.dims, **settings), digest

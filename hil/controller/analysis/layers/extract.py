@@ -188,6 +188,12 @@ def _names(graph: Graph, groups: Sequence[Group]) -> list[str]:
     return names
 
 
+def named_groups(graph: Graph, group: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Return each layer's name and the numbers of its nodes, in topological order; see :func:`extract`."""
+    groups = groups_of(graph, fused=group == "fused")
+    return [(name, one.nodes) for name, one in zip(_names(graph, groups), groups, strict=True)]
+
+
 def _safe(text: str) -> str:
     return re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9._+-]", "_", text)).strip("_")[:_LONGEST_NAME]
 

@@ -17,10 +17,10 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.models.inputs import random_tensor
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
-from hil.controller.storage.packages import version
 from hil.controller.storage.runs import storing
 from hil.controller.storage.tensor_files import INDEX, load_tensors, save_tensors
 from hil.core.digest import digest_of
+from hil.core.installed import version
 from hil.core.npy import load_npy, save_npy
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of, to_bytes

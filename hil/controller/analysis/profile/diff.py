@@ -1,8 +1,8 @@
 """Compare two profiled runs: which is faster, and which of their operations.
 
 The runs without a profiler decide. The profiled times of operations are compared only if the same profiler made both
-and costs little; otherwise they only show an operation's share of its own run: a profiler that costs a few microseconds
-a node makes a fast run look slow.
+and costs little; otherwise they only show an operation's share of its own run's operations: a profiler that costs a few
+microseconds a node makes a fast run look slow.
 
 Two runs never take the same time. So each ratio has a confidence interval, made of the ranks of the iterations' times
 (Hodges and Lehmann, "Estimates of location based on rank tests", 1963): it assumes no normal distribution and resists
@@ -43,14 +43,14 @@ Times = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Cost:
-    """An operation's cost in an iteration: median and mean in ns, share of the total (0 to 1), number of iterations.
+    """An operation's cost in an iteration: median and mean in ns, number of iterations.
 
     Several executions in one iteration count as one, their sum.
     """
 
     p50_ns: float
     mean_ns: float
-    share: float
+    share: float  # ``p50_ns`` by the sum of all operations' ``p50_ns``, 0 to 1; 1 of what is no single operation
     iterations: int
 
 
@@ -141,7 +141,7 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
     added = max(0.0, *(times.overhead or 0.0 for times in (a_times, b_times)))
     beyond = (1 + margin) * (1 + added) - 1
     judge = functools.partial(_judged, before, after, None if incomparable else doubt, beyond)
-    found = [judge(mine, theirs) for mine, theirs in pairs]
+    found = _with_shares([judge(mine, theirs) for mine, theirs in pairs])
     ops = sorted(found, key=_share if incomparable else lambda one: abs(one.change_ns), reverse=True)
     total = dataclasses.replace(judge(before.keys, after.keys), name="total", kind="total", a_ops=(), b_ops=())
     timed = _timed(timed_runs(a), timed_runs(b), 1 - confidence, margin)
@@ -165,13 +165,22 @@ def _share(one: OpDiff) -> float:
     return max(cost.share for cost in (one.a, one.b) if cost is not None)
 
 
+def _with_shares(found: Sequence[OpDiff]) -> list[OpDiff]:
+    """Add what each operation takes of its side, by the medians that are shown: one wild iteration moves none."""
+    a, b = (
+        sum(cost.p50_ns for cost in costs if cost) for costs in ([one.a for one in found], [one.b for one in found])
+    )
+    return [dataclasses.replace(one, a=_with_share(one.a, a), b=_with_share(one.b, b)) for one in found]
+
+
+def _with_share(cost: Cost | None, whole: float) -> Cost | None:
+    return cost and dataclasses.replace(cost, share=cost.p50_ns / whole if whole else 0.0)
+
+
 def _timed(a: Sequence[int], b: Sequence[int], doubt: float, margin: float) -> OpDiff:
     """Compare the runs without a profiler."""
     before, after = (np.array(times, np.float64) for times in (a, b))
-    mine, theirs = (
-        Cost(float(np.median(times)), float(times.mean()), 1.0, len(times)) if len(times) else None
-        for times in (before, after)
-    )
+    mine, theirs = (_cost(times) if len(times) else None for times in (before, after))
     one = OpDiff("timed run", "timed", (), (), mine, theirs)
     return _compared(one, before, after, doubt, margin) if mine and theirs else one
 
@@ -213,11 +222,6 @@ class _Side:
         """Return the time of some operations in each iteration; 0 if none of them ran."""
         return np.array([sum(self.times[key].get(one, 0) for key in keys) for one in self.iterations], np.float64)
 
-    def cost(self, times: Times) -> Cost:
-        whole = sum(self.iterations.values())
-        share = float(times.sum()) / whole if whole else 0.0
-        return Cost(float(np.median(times)), float(times.mean()), share, len(times))
-
     def names(self, keys: Sequence[_Key]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for key in keys for name in self.ops[key]))
 
@@ -256,13 +260,17 @@ def _judged(
         kind=first.kind,
         a_ops=before.names(mine),
         b_ops=after.names(theirs),
-        a=before.cost(before.together(mine)) if mine else None,
-        b=after.cost(after.together(theirs)) if theirs else None,
+        a=_cost(before.together(mine)) if mine else None,
+        b=_cost(after.together(theirs)) if theirs else None,
         change=alone,
     )
     if doubt is None or not mine or not theirs:
         return one
     return _compared(one, before.together(mine), after.together(theirs), doubt, margin)
+
+
+def _cost(times: Times) -> Cost:
+    return Cost(float(np.median(times)), float(times.mean()), 1.0, len(times))
 
 
 def _compared(one: OpDiff, before: Times, after: Times, doubt: float, margin: float) -> OpDiff:

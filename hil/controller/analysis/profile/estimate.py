@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.models.compiling import CachedCall, call_isolated
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
-from hil.controller.storage.packages import version
+from hil.core.installed import version
 from hil.core.results import Model
 from hil.errors import ImportFailed
 

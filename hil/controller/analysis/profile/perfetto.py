@@ -32,7 +32,7 @@ from hil.errors import UsageError
 
 HOST = "127.0.0.1"
 
-_PAGE = Path(__file__).with_name("viewer.html")
+VIEWER = Path(__file__).with_name("viewer.html")
 # Pages may load only what this server has.
 _POLICY = {
     "default-src": "'none'",
@@ -75,9 +75,9 @@ class TraceViewer:
         except OSError as error:
             raise UsageError(f"{trace} cannot be read: {error.strerror or error}") from error
         ui = perfetto_files()
-        files = {f"ui/{path.relative_to(ui).as_posix()}": path for path in ui.rglob("*") if path.is_file()}
+        files = {f"ui/{name}": path for name, path in files_of(ui).items()}
         secret = secrets.token_urlsafe(24)
-        served = {"files": {**files, "": _PAGE, "trace": trace}, "secret": secret, "title": title}
+        served = {"files": {**files, "": VIEWER, "trace": trace}, "secret": secret, "title": title}
         try:
             self._server = ThreadingHTTPServer((HOST, port), type("_Handler", (_Handler,), served))
         except OSError as error:
@@ -139,20 +139,41 @@ class _Handler(BaseHTTPRequestHandler):
         return self.files[name]
 
     def _headers(self, path: Path, size: int) -> dict[str, str]:
-        policy = dict(_POLICY)
-        if path.suffix == ".html":
-            digests = (hashlib.sha256(script).digest() for script in _INLINE.findall(path.read_bytes()))
-            policy["script-src"] += "".join(f" 'sha256-{base64.b64encode(one).decode()}'" for one in digests)
         return {
             **_HEADERS,
-            "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
-            "Content-Type": mimetypes.guess_type(path.name)[0] or "application/octet-stream",
+            "Content-Security-Policy": viewer_policy(path),
+            "Content-Type": media_type(path),
             "Content-Length": str(size),
             "X-Title": urllib.parse.quote(self.title),
         }
 
     def log_message(self, *_: Any) -> None:
         """Log nothing: the terminal is the user's."""
+
+
+def viewer_policy(path: Path, own: str = "'self'") -> str:
+    """Return the Content-Security-Policy of a file of the viewer's.
+
+    Args:
+        own: where pages may load from; ``frame-ancestors`` is this server in any case.
+    """
+    policy = {
+        name: value if name == "frame-ancestors" else value.replace("'self'", own) for name, value in _POLICY.items()
+    }
+    if path.suffix == ".html":
+        digests = (hashlib.sha256(script).digest() for script in _INLINE.findall(path.read_bytes()))
+        policy["script-src"] += "".join(f" 'sha256-{base64.b64encode(one).decode()}'" for one in digests)
+    return "; ".join(f"{name} {value}" for name, value in policy.items())
+
+
+def media_type(path: Path) -> str:
+    """Return what a file of the viewer's is sent as."""
+    return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+
+
+def files_of(ui: Path) -> dict[str, Path]:
+    """Return the files of the UI by their paths in its folder: nothing else of it is ever sent."""
+    return {path.relative_to(ui).as_posix(): path for path in ui.rglob("*") if path.is_file()}
 
 
 def perfetto_files() -> Path:

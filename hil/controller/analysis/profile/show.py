@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.analysis.profile.compile_totals import read_compilation
 from hil.controller.analysis.profile.diff import Cost, OpDiff, ProfileDiff
-from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, split_list
+from hil.controller.analysis.profile.rows import DISPATCHES
 from hil.controller.analysis.profile.totals import (
     RunTimes,
     Total,
@@ -34,11 +33,6 @@ if TYPE_CHECKING:
 TITLES = {"op": "operation", "node": "ONNX nodes", "type": "operator types"}
 
 _BAR = 8
-# What only runs other passes, which the compiler's report tells within it, or beside it.
-_RUNS_OTHERS = re.compile(
-    r" Pipeline$|PipelinePass$|OpPipelineAdaptorPass$|AllExecutablesPass$|TargetExecutableVariantsPass$"
-    r"|FixedPointIteratorPass$|UsingTransformDialectPass$"
-)
 _WIDE = 110
 _NAME_LEAST = 16
 
@@ -212,7 +206,8 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
     shown = list(diff.ops)[:top]
     if diff.incomparable:
         console.print(_changes(console, [diff.timed], diff))
-        text = f"\nOperations by their share of their own run. Their times are not comparable: {diff.incomparable}."
+        told = "Operations by their share of all operations of their own run. Their times are not comparable"
+        text = f"\n{told}: {diff.incomparable}."
         console.print(Text(text, style="yellow"), soft_wrap=True)
         shares = [
             Column(f"of {name}", [f"{cost.share:.1%}" if cost else "-" for cost in costs], rank)
@@ -266,11 +261,6 @@ def _interval(one: OpDiff) -> str:
     return "-" if one.low is None or one.high is None else f"{one.low:.3f} to {one.high:.3f}"
 
 
-def is_compile_profile(folder: Path) -> bool:
-    """Return whether a folder holds a profile of ``--compile-time-profile``."""
-    return (folder / PASSES).is_file()
-
-
 def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
     """Print the phases in order, the ``top`` passes and the ``top`` operations, by estimates, and the program's size.
 
@@ -279,84 +269,35 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
     """
     from rich.text import Text
 
-    rows = _read(folder / PASSES)
-    phases = [row for row in rows if row["depth"] == "0"]
-    passes = _own_times(rows)
-    whole = sum(map(_time, phases)) or 1.0
-    console.print(Text(f"compiling took {seconds(whole)}, in {len(phases)} phases", style="bold"))
-    times = [_time(row) for row in phases]
+    found = read_compilation(folder)
+    console.print(Text(f"compiling took {seconds(found.seconds)}, in {len(found.phases)} phases", style="bold"))
     columns = [
-        Column("time", list(map(seconds, times)), 1),
-        Column("share", [f"{one / whole:.1%}" for one in times], 2),
+        Column("time", [seconds(one.seconds) for one in found.phases], 1),
+        Column("share", [f"{one.share:.1%}" for one in found.phases], 2),
     ]
     console.print()
-    console.print(named_table(console, "phase", [Text(plain(row["pass"])) for row in phases], columns))
-    longest = sorted(passes, key=lambda one: -passes[one][0])[:top]
+    console.print(named_table(console, "phase", [Text(plain(one.name)) for one in found.phases], columns))
+    longest = found.passes[:top]
     columns = [
-        Column("in phase", [Text(plain(phase)) for phase, _ in longest], 3),
-        Column("time", [seconds(passes[one][0]) for one in longest], 1),
-        Column("share", [f"{passes[one][0] / whole:.1%}" for one in longest], 2),
-        Column("runs", [str(passes[one][1]) for one in longest], 4),
+        Column("in phase", [Text(plain(one.phase)) for one in longest], 3),
+        Column("time", [seconds(one.seconds) for one in longest], 1),
+        Column("share", [f"{one.share:.1%}" for one in longest], 2),
+        Column("runs", [str(one.runs) for one in longest], 4),
     ]
     console.print()
-    console.print(named_table(console, "pass", [Text(plain(name)) for _, name in longest], columns))
-    dispatches, binaries = _read(folder / DISPATCHES), _read(folder / EXECUTABLES)
-    if estimated := sorted((row for row in dispatches if row.get("share_estimate")), key=lambda row: -_share(row))[
-        :top
-    ]:
+    console.print(named_table(console, "pass", [Text(plain(one.name)) for one in longest], columns))
+    if estimated := found.operations[:top]:
         console.print(Text("\nestimates: work by the shapes, time on a nominal core", style="dim"))
         columns = [
-            Column("share", [f"{_share(row):.1%}" for row in estimated], 1),
-            Column("time", [seconds(float(row["time_us_estimate"]) / 1e6) for row in estimated], 2),
-            Column("work", [si(_number(row["flops_estimate"]), "op") for row in estimated], 3),
-            Column("moved", [si(_number(row["bytes_estimate"]), "B") for row in estimated], 4),
-            Column("bound by", [row["bound_estimate"] or "-" for row in estimated], 5),
+            Column("share", [f"{one.share:.1%}" for one in estimated], 1),
+            Column("time", [seconds(one.seconds) for one in estimated], 2),
+            Column("work", [si(one.flops, "op") for one in estimated], 3),
+            Column("moved", [si(one.bytes, "B") for one in estimated], 4),
+            Column("bound by", [one.bound or "-" for one in estimated], 5),
         ]
-        names = [Text(plain(", ".join(split_list(row["onnx_nodes"])) or row["dispatch"])) for row in estimated]
-        console.print(named_table(console, "operation", names, columns))
-    size = sum(int(row["bytes"]) for row in binaries)
-    console.print(Text(f"\n{len(dispatches)} dispatches, a program of {size:,} bytes: {folder / DISPATCHES}"))
-
-
-def _time(row: dict[str, str]) -> float:
-    return float(row["wall_ms"]) / 1e3
-
-
-def _own_times(rows: Sequence[dict[str, str]]) -> dict[tuple[str, str], tuple[float, int]]:
-    """Phase and pass -> the time that all its runs took without what ran within them, and how many there were.
-
-    Those that only run others are left out.
-    """
-    found: dict[tuple[str, str], tuple[float, int]] = {}
-    for number, row in enumerate(rows):
-        depth, inner = int(row["depth"]), 0.0
-        for other in rows[number + 1 :]:
-            if int(other["depth"]) <= depth:
-                break
-            inner += _time(other) if int(other["depth"]) == depth + 1 else 0.0
-        if depth and not _RUNS_OTHERS.search(row["pass"]):
-            spent, runs = found.get((row["phase"], row["pass"]), (0.0, 0))
-            found[row["phase"], row["pass"]] = spent + max(0.0, _time(row) - inner), runs + 1
-    return found
-
-
-def _share(row: dict[str, str]) -> float:
-    return float(row["share_estimate"])
-
-
-def _number(cell: str) -> float | None:
-    return float(cell) if cell else None
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file, strict=True))
-            for row in rows:
-                float(row.get("wall_ms") or 0), int(row.get("bytes") or 0), float(row.get("share_estimate") or 0)
-            return rows
-    except (OSError, ValueError, csv.Error) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="compile with --compile-time-profile again") from error
+        console.print(named_table(console, "operation", [Text(plain(one.name)) for one in estimated], columns))
+    where = f"{found.dispatches} dispatches, a program of {found.program_bytes:,} bytes: {folder / DISPATCHES}"
+    console.print(Text(f"\n{where}"))
 
 
 _NAME_LONGEST = 60
@@ -410,7 +351,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
             shares = [100 * cost.share if cost else 0.0 for cost in costs]
             axes.barh([row + offset for row in range(len(shown))], shares, 0.4, label=label)
         _name_bars(axes, [line(one.name, _NAME_LONGEST - 10) for one in shown])
-        axes.set_xlabel(_text(f"% of its own run; times are not comparable: {diff.incomparable}", 120))
+        axes.set_xlabel(_text(f"% of its own run's operations; times are not comparable: {diff.incomparable}", 120))
         axes.legend()
     else:
         unit, size = _unit(max(abs(one.change_ns) for one in shown))

@@ -16,7 +16,7 @@ from hil.controller.analysis.profile.estimate import SOFTMAX, total_of
 from hil.controller.backends.compilers.iree import as_iree_takes
 from hil.controller.backends.compilers.iree_program import recipe_of
 from hil.controller.models.compiling import CachedCall, call_isolated, compiling
-from hil.controller.models.conversions.torch_program import OP_TYPES
+from hil.controller.models.conversions import OP_TYPES
 from hil.controller.storage.cache import Cache
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder

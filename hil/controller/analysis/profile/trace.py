@@ -77,8 +77,19 @@ def write_trace(
 
 
 def write_comparison(a: Profile, b: Profile, path: Path) -> TraceCost:
-    """Write two profiles as one trace in which both start at 0; their processes' names begin with ``A`` and ``B``."""
-    return _write([_Part(a, "A ", _start(a)), _Part(b, "B ", _start(b))], {}, path)
+    """Write two profiles as one trace; their processes' names begin with ``A`` and ``B``.
+
+    The first operation of both is at the same time, and what began the longer before it at 0. Where one has no
+    operation, both start at 0.
+    """
+    zeros = starts = [_start(one) for one in (a, b)]
+    if a.rows and b.rows:
+        firsts = [one.clock.to_host(one.rows[0].start_ns) for one in (a, b)]
+        before = max(first - start for first, start in zip(firsts, starts, strict=True))
+        zeros = [first - before for first in firsts]
+    return _write(
+        [_Part(one, f"{letter} ", zero) for one, letter, zero in zip((a, b), "AB", zeros, strict=True)], {}, path
+    )
 
 
 def _write(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span]], path: Path) -> TraceCost:

@@ -8,8 +8,9 @@ from hil.controller.models.compiling import CompileOrder
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.storage.packages import pick, registered
 from hil.core.digest import digest_file
+from hil.core.named import later
 from hil.core.results import Artifact, Model
-from hil.core.runtimes import NO_COMPILER, RUNTIMES, resolve
+from hil.core.runtimes import NO_COMPILER, RUNTIMES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Compiler(Protocol):
 def compilers() -> dict[str, Compiler]:
     """Every compiler by name: the built-in ones and those of the entry point group ``hil.compilers``."""
     built_in: dict[str, Compiler] = {NO_COMPILER: take_as_it_is}
-    built_in |= {info.compiler: resolve(info.compile) for info in RUNTIMES.values() if info.compile}
+    built_in |= {info.compiler: later(info.compile) for info in RUNTIMES.values() if info.compile}
     return registered("hil.compilers", built_in)
 
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers import take_as_it_is
-from hil.controller.backends.compilers.iree_failure import keep_failure
 from hil.controller.backends.compilers.iree_program import VIA, compile_program, recipe_of, source_of
 from hil.controller.models.compiling import CompileOrder, Work
-from hil.controller.models.conversions import can_convert, convert
-from hil.controller.models.conversions.torch_program import ONNX_HINT
+from hil.controller.models.conversions import ONNX_HINT, can_convert, convert
 from hil.core.results import Artifact, Model
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 
@@ -39,6 +37,8 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         if isinstance(error, CompileFailed):
             error.hint = error.hint or taken.hint
         if "failure" in order:
+            from hil.controller.backends.compilers.iree_failure import keep_failure
+
             recipe = recipe_of(taken.model, taken.flags)
             seconds = time.monotonic() - begin
             keep_failure(error, source_of(taken.model, recipe.flags), recipe.key, seconds, order["failure"], order)

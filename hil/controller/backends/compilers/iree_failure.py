@@ -32,9 +32,9 @@ from hil.controller.models.compiling import (
     native_compiler,
 )
 from hil.controller.storage.cache import META, Cache
-from hil.controller.storage.packages import version
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import storing
+from hil.core.installed import version
 from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, StageTimeout
 
 SCRIPT, PASS, IR = "reproduce.sh", "reproducer.mlir", "phases"

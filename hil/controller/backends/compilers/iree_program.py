@@ -27,9 +27,10 @@ from hil.controller.models.compiling import (
 )
 from hil.controller.models.importers.mlir import declaration_of, declare, functions_in, parse
 from hil.controller.storage.cache import META, Cache, digests_in
-from hil.controller.storage.packages import needed_version, version
+from hil.controller.storage.packages import needed_version
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
+from hil.core.installed import version
 from hil.core.results import Artifact, Model
 from hil.core.scratch import temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, LoadFailed, StorageError, UsageError, did_you_mean
@@ -177,9 +178,11 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
 @functools.cache
 def host_cpu() -> str:
     """What tells this machine's CPU from another for the compiler: its model and its features."""
-    parts = [platform.machine(), platform.processor(), platform.system()]
+    parts = [platform.machine(), platform.system()]
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
+    if not cpuinfo.exists():
+        parts.append(platform.processor())  # asks a process, which takes as long as reading the file ten times
+    else:
         wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
         lines = cpuinfo.read_text(errors="replace").splitlines()
         parts += sorted({line for line in lines if line.startswith(wanted)})

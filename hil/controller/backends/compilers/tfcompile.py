@@ -23,8 +23,9 @@ from hil.controller.models.compiling import Work, call_isolated, compiling, maki
 from hil.controller.models.tensorflow.graphs import new_value
 from hil.controller.models.tensorflow.hlo import HLO
 from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.packages import needed_version, version
+from hil.controller.storage.packages import needed_version
 from hil.core.digest import digest_file
+from hil.core.installed import version
 from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
 from hil.errors import CompileCrashed, CompileFailed, UsageError

@@ -13,10 +13,11 @@ from hil.controller.backends.references.expected import expected_result
 from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import file_version, function_name, naming_errors
+from hil.controller.storage.isolated import file_version, naming_errors
 from hil.controller.storage.packages import called, package_of, pick, registered
 from hil.controller.storage.tensor_files import load_tensors, on_files, save_tensors
 from hil.core.digest import digest_file, digest_of
+from hil.core.named import later
 from hil.core.results import Model, Noise, RunResult
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec, dtype_name, to_bytes
@@ -81,19 +82,7 @@ class Reference:
 
 def references() -> dict[str, Reference]:
     """Every reference by name: the built-in ones and those of the entry point group ``hil.references``."""
-    from hil.controller.backends.references import iree_llvm_cpu, onnx, tensorflow, tflite, torch_eager
-
-    built_in = {
-        "onnxruntime": Reference(("onnx",), onnx.runtime_source, _by(onnx.run_runtime)),
-        "onnx-reference": Reference(("onnx",), onnx.evaluator_source, _by(onnx.run_evaluator)),
-        "iree-llvm-cpu": Reference(("onnx", "mlir"), iree_llvm_cpu.source, iree_llvm_cpu.compute),
-        "torch-eager": Reference(("pt2",), torch_eager.source, _by(torch_eager.run)),
-        "tensorflow": Reference(("tf", "keras"), tensorflow.source, _by(tensorflow.run, "function", "dims")),
-    }
-    for name, kernels in (("tflite", "reference"), ("tflite-builtin", "builtin")):
-        compute = _by(tflite.run, "function", kernels=kernels)
-        built_in[name] = Reference(("tflite",), partial(tflite.source, kernels), compute)
-    return registered(_GROUP, built_in, Reference, _check_parts)
+    return registered(_GROUP, _BUILT_IN, Reference, _check_parts)
 
 
 def _check_parts(one: Reference) -> None:
@@ -101,16 +90,16 @@ def _check_parts(one: Reference) -> None:
         raise TypeError("source and compute are functions, formats a tuple of texts")
 
 
-def _by(run: Callable[..., dict[str, Array]], *fields: str, **settings: str) -> Compute:
+def _by(run: str, *fields: str, **settings: str) -> Compute:
     """Compute by calling a function in a process of its own.
 
     Args:
-        run: takes ``model`` (the file), ``given`` (the inputs), and what follows; returns the outputs.
+        run: its name; it takes ``model`` (the file), ``given`` (the inputs), and what follows; returns the outputs.
         fields, settings: of the model, and others, which it takes as well.
     """
 
     def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
-        arguments: dict[str, Any] = {"model": str(model.path.absolute()), "run": function_name(run), **settings}
+        arguments: dict[str, Any] = {"model": str(model.path.absolute()), "run": run, **settings}
         for field in fields:
             value = getattr(model, field)
             arguments[field] = dict(value) if isinstance(value, Mapping) else value
@@ -119,6 +108,23 @@ def _by(run: Callable[..., dict[str, Array]], *fields: str, **settings: str) -> 
     return compute
 
 
+_HERE = "hil.controller.backends.references"
+_ONNX, _TFLITE = f"{_HERE}.onnx", f"{_HERE}.tflite"
+_IREE, _TORCH, _TENSORFLOW = f"{_HERE}.iree_llvm_cpu", f"{_HERE}.torch_eager", f"{_HERE}.tensorflow"
+_BUILT_IN = {
+    "onnxruntime": Reference(("onnx",), later(f"{_ONNX}:runtime_source"), _by(f"{_ONNX}:run_runtime")),
+    "onnx-reference": Reference(("onnx",), later(f"{_ONNX}:evaluator_source"), _by(f"{_ONNX}:run_evaluator")),
+    "iree-llvm-cpu": Reference(("onnx", "mlir"), later(f"{_IREE}:source"), later(f"{_IREE}:compute")),
+    "torch-eager": Reference(("pt2",), later(f"{_TORCH}:source"), _by(f"{_TORCH}:run")),
+    "tensorflow": Reference(
+        ("tf", "keras"), later(f"{_TENSORFLOW}:source"), _by(f"{_TENSORFLOW}:run", "function", "dims")
+    ),
+} | {
+    name: Reference(
+        ("tflite",), partial(later(f"{_TFLITE}:source"), kernels), _by(f"{_TFLITE}:run", "function", kernels=kernels)
+    )
+    for name, kernels in (("tflite", "reference"), ("tflite-builtin", "builtin"))
+}
 # Who is asked, in this order, when the user names no reference. ONNX's evaluator comes before IREE because it shares
 # nothing with the program under test; it is plain numpy, and slow.
 _ORDER = {

@@ -12,9 +12,9 @@ import numpy as np
 from hil.controller.backends.compilers.iree_program import PACKAGE, compile_program
 from hil.controller.models.compiling import PARAMETER_SCOPE, PARAMETERS, Work, call_isolated
 from hil.controller.storage.isolated import function_name
-from hil.controller.storage.packages import version
 from hil.controller.storage.tensor_files import on_files
 from hil.controller.storage.texts import first_line, foreign_errors
+from hil.core.installed import version
 from hil.core.results import Model
 from hil.core.tensors import Array, dtype_of
 from hil.errors import ReferenceFailed

@@ -17,7 +17,7 @@ import numpy as np
 from hil.compare.tolerance import DEFAULT_TOLERANCES, blindness, fitted
 from hil.compare.values import EXACT_DTYPES
 from hil.core.results import Noise
-from hil.core.tensors import Array, dtype_name
+from hil.core.tensors import Array, dtype_name, float_limits
 
 # A single run may round to the very same values by chance; the largest of four seldom does.
 RUNS = 4
@@ -28,15 +28,13 @@ def perturbed(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
 
     Zeros, integers and floats of 8 bits or less (their steps are no rounding noise) stay as they are.
     """
-    import ml_dtypes
-
     rng = np.random.default_rng(seed)
     moved: dict[str, Array] = {}
     for name, array in inputs.items():
         dtype = dtype_name(array.dtype)
         moved[name] = array
         if dtype not in EXACT_DTYPES and array.dtype.itemsize >= 2 and array.size:
-            eps = float(ml_dtypes.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]
+            eps = float(float_limits(array.dtype).eps)
             wide = np.result_type(array.dtype, np.float64) if array.dtype.kind in "fc" else np.dtype(np.float64)
             factors = 1 + eps * rng.choice((-1.0, 1.0), array.shape)
             with np.errstate(all="ignore"):  # infinities and NaN stay

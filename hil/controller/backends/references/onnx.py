@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hil.controller.storage.packages import version
 from hil.controller.storage.texts import first_line, foreign_errors
+from hil.core.installed import version
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, UsageError
 from hil.formats.ort_values import dtype_of_type, from_ort, to_ort

@@ -29,10 +29,10 @@ from hil.controller.devices.board_client import BoardClient, Invocation, Loaded,
 from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.controller.storage.packages import version
 from hil.core.board_config import RuntimeCommand, fill
 from hil.core.clock import now_ns
 from hil.core.digest import digest_file
+from hil.core.installed import version
 from hil.core.results import Artifact, Part
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array

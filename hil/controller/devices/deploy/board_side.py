@@ -212,6 +212,8 @@ def start(place: Place, order: dict[str, Any]) -> subprocess.Popen[bytes]:
     environment["PYTHONPATH"] = ":".join(str(place.packages / name) for name in order["packages"])
     # What a library keeps for itself must not lie about in the login's home.
     environment["XDG_CACHE_HOME"] = str(place.run / "cache")
+    # Threads of numpy's BLAS, a core each, which the agent has no work for, sleep at once instead of spinning.
+    environment.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     argv = [sys.executable, "-m", "hil.agent", "--listen", f"unix:{place.socket}", "--store", str(place.store)]
     argv += ["--build", order["build"], *order["options"]]
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

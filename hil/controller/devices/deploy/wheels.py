@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 
 from hil.controller.devices.deploy import packages
 from hil.controller.devices.deploy.packages import COMMAND_HINT, Interpreter, NoWheels, Package, Progress, platform_tags
-from hil.controller.storage import packages as installed
 from hil.controller.storage.cache import Cache
+from hil.core import installed
 from hil.core.processes import module_command
 from hil.core.runtimes import RUNTIMES, Wheel
 from hil.core.scratch import temporary_folder

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_lent
 from hil.controller.devices.board_client import BoardClient, Target
-from hil.controller.storage.packages import load, points, refused
+from hil.controller.storage.packages import load, refused
 from hil.core.board_config import BoardConfig
+from hil.core.installed import points
 from hil.core.text import TextSink
 from hil.errors import HilError, UsageError
 

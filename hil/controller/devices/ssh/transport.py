@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import fabric
 import paramiko
 from paramiko.auth_strategy import AuthSource, InMemoryPrivateKey, OnDiskPrivateKey
-from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_OPEN
+from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_EOF, cMSG_CHANNEL_OPEN
 
 from hil.core.processes import wait_or_kill
 
@@ -123,7 +123,12 @@ class Transport(paramiko.Transport):
             data.add_string(self._path)
             data.add_string("")
             data.add_int(0)
-        super()._send_user_message(data)  # type: ignore[misc]
+        try:
+            super()._send_user_message(data)  # type: ignore[misc]
+        except EOFError:
+            # On a connection that has ended nobody has to be told that a channel is closed.
+            if data.asbytes()[:1] not in _ENDS_OF_A_CHANNEL:
+                raise
 
     def _ask(self) -> None:
         pause = threading.Event()
@@ -152,6 +157,7 @@ def _opening_bytes() -> bytes:
 
 
 _OPEN_STREAMLOCAL = _opening_bytes()
+_ENDS_OF_A_CHANNEL = (cMSG_CHANNEL_EOF, cMSG_CHANNEL_CLOSE)
 
 
 class AgentKey(InMemoryPrivateKey):

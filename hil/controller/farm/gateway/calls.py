@@ -222,8 +222,8 @@ def status_of(error: errors.HilError) -> grpc.StatusCode:
 _MAY: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("Farm.Follow", "Artifacts.Download", "Farm.Ask", "Farm.Ask jobs", "Farm.Ask job", "Farm.Ask result"),
-        *("Farm.Ask logs", "Farm.Ask boards", "Farm.Ask events", "Farm.Ask stats"),
-        "Farm.Do",  # it depends on what
+        *("Farm.Ask logs", "Farm.Ask boards", "Farm.Ask events", "Farm.Ask stats", "Farm.Ask me", "Farm.Ask queue"),
+        *("Farm.Ask cases", "Farm.Do"),  # doing depends on what
     ),
     Role.SUBMITTER: (
         *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Lease", "Farm.Dial"),

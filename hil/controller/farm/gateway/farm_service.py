@@ -63,7 +63,7 @@ class FarmService:
         call.admit(what)
         try:
             async with self._context.db.transaction() as tx:
-                answer = await queries.ask(tx, what, _fields(getattr(request, what)), self._context.settings)
+                answer = await queries.ask(tx, what, _fields(getattr(request, what)), self._context.settings, call.who)
         except psycopg.DataError as error:
             raise UsageError(f"{what!r} cannot be asked with that: {str(error)[:200]}") from error
         return pb.Answer(answer=json_message(answer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -11,8 +12,10 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.gateway.attached_workers import AttachedWorker
 from hil.controller.farm.gateway.calls import Call
 from hil.controller.farm.gateway.context import GatewayContext
+from hil.controller.farm.gateway.log_buffer import Case
 from hil.controller.farm.rpc import DIAL_KEY, card_of, result_of
 from hil.controller.farm.store import access, leases
+from hil.controller.farm.store.case_results import LONGEST
 from hil.controller.farm.store.database import end_tasks
 from hil.controller.farm.store.records import LEASES, fetched
 from hil.errors import UsageError
@@ -22,6 +25,8 @@ _LOG = logging.getLogger("hil.farm.gateway")
 _TRACE = f"select submission.trace from {LEASES} where lease.id = %s"
 _MOST_LEASES = 100
 _MOST_TEXT = 1 << 20
+# Of one message; a host sends fewer.
+_MOST_CASES = 2000
 # What a worker has not read yet of what it was told.
 _MOST_UNREAD = 10_000
 
@@ -111,13 +116,19 @@ class HostService:
             elif kind == "printed":
                 # Of the one board's leases alone: what another's job prints is none of this worker's business.
                 if attending.has_had(message.printed.lease):
-                    await context.log_buffer.add(message.printed.lease, message.printed.text[:_MOST_TEXT])
+                    said = message.printed
+                    await context.log_buffer.add(said.lease, said.text[:_MOST_TEXT], _ended(said.cases))
             else:
                 raise UsageError("a worker's message says nothing")
 
     async def _write(self, attending: AttachedWorker, call: Call) -> None:
         while True:
             await call.send(await attending.outgoing.get())
+
+
+def _ended(cases: Iterable[pb.CaseEnded]) -> tuple[Case, ...]:
+    cut = ((one.name[:LONGEST], one.outcome[:LONGEST], one.reason[:LONGEST]) for one in cases)
+    return tuple(itertools.islice(cut, _MOST_CASES))
 
 
 def _worker(name: str) -> str:

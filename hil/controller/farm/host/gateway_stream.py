@@ -50,6 +50,7 @@ class GatewayStream:
         self._outgoing: queue.SimpleQueue[pb.FromBoard | None] | None = None
         self._started: dict[int, str] = {}
         self._lines: dict[int, list[str]] = {}
+        self._cases: dict[int, list[pb.CaseEnded]] = {}
         self._wake = threading.Event()
         self._beat_s = _BEAT_S
         self._heard_at = time.monotonic()
@@ -94,8 +95,17 @@ class GatewayStream:
         """A line of a job's progress."""
         with self._lock:
             lines = self._lines.setdefault(lease, [])
-            lines.append(text)
+            lines.append(_sendable(text))
             del lines[:-_MOST_LINES]
+        self._wake.set()
+
+    def case_ended(self, lease: int, *told: str) -> None:
+        """What a case of a job came to: its name, outcome and reason."""
+        name, outcome, reason = map(_sendable, told)
+        with self._lock:
+            cases = self._cases.setdefault(lease, [])
+            cases.append(pb.CaseEnded(name=name, outcome=outcome, reason=reason))
+            del cases[:-_MOST_LINES]
         self._wake.set()
 
     def finished(self, lease: int) -> None:
@@ -200,14 +210,21 @@ class GatewayStream:
                 self._cancel()
 
     def send_lines(self) -> None:
-        """Send what was printed, now."""
+        """Send what was printed, and which cases ended, now."""
         with self._lock:
             if self._outgoing is None:
                 return
-            for lease, lines in self._lines.items():
-                text = "".join(f"{line}\n" for line in lines)
-                self._outgoing.put(pb.FromBoard(printed=pb.Printed(lease=lease, text=text)))
+            for lease in {**self._lines, **self._cases}:
+                text = "".join(f"{line}\n" for line in self._lines.get(lease, ()))
+                printed = pb.Printed(lease=lease, text=text, cases=self._cases.get(lease, ()))
+                self._outgoing.put(pb.FromBoard(printed=printed))
             self._lines.clear()
+            self._cases.clear()
+
+
+def _sendable(text: str) -> str:
+    """A text without halves of pairs of surrogates, which no message holds."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _started(lease: int, direct: str) -> pb.FromBoard:

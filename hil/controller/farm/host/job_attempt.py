@@ -16,6 +16,7 @@ from hil.controller.farm.host.lease_runner import REASON, Attempt
 from hil.controller.farm.job_files import inside, job_of, key_of, request_of
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.origin import coming_from
 from hil.controller.storage.runs import GO_ON
 from hil.core.digest import algorithm_of, check, digest_file
 from hil.core.files import write_atomic
@@ -32,6 +33,7 @@ class LineProgress:
     """Progress of a run or a suite, as lines."""
 
     print: Callable[[str], None]
+    case_ended: Callable[[str, str, str], None] = lambda name, outcome, reason: None
 
     def begin(self, name: Any, stages: Any) -> None:
         """A case, or the suite, has begun."""
@@ -42,10 +44,13 @@ class LineProgress:
         """A case has come to a stage."""
         self.print(f"{name}: {text}")
 
-    def end(self, name: Any) -> None:
+    def end(self, name: Any, outcome: str = "", reason: str = "") -> None:
         """A case is over."""
-        if not isinstance(name, str):
+        if isinstance(name, str):
+            self.case_ended(name, outcome, reason)
+        else:
             self.print(f"{name.id}: {name.outcome}")
+            self.case_ended(name.id, name.outcome, name.message)
 
     def note(self, text: str) -> None:
         """Something a person should know; how to go on with it is for where it runs, not for who submitted it."""
@@ -62,7 +67,8 @@ def use_board(attempt: Attempt) -> JobResult:
     work.mkdir(parents=True)
     with timed("fetch"):
         _heard(lambda: Files(attempt.site.files).lay_out(spec, work, farm()))
-    with timed("run"):
+    origin = spec.options.get("origin")
+    with timed("run"), coming_from(origin if isinstance(origin, dict) else {}):
         record, place = _call(attempt, work, out)
     with timed("upload"):
         stored = _heard(lambda: upload_folder(place, farm()))
@@ -73,7 +79,7 @@ def use_board(attempt: Attempt) -> JobResult:
 
 def _call(attempt: Attempt, work: Path, out: Path) -> tuple[dict[str, Any], Path]:
     """Run what the job asks for; its record, and the folder that holds it."""
-    options, progress = attempt.grant.spec.options, LineProgress(attempt.print)
+    options, progress = attempt.grant.spec.options, LineProgress(attempt.print, attempt.case_ended)
     if attempt.grant.spec.kind is Kind.SUITE:
         from hil.controller.workloads.suites.job import run_suite
 

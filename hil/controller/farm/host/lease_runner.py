@@ -42,6 +42,7 @@ class Attempt:
     site: HostInfo
     folder: Path  # an empty one of its own
     print: Callable[[str], None]
+    case_ended: Callable[[str, str, str], None]  # told of each case: its name, outcome and reason
     isolated: Isolated  # outlives it
     farm: Callable[[], FarmClient]
     timings: dict[str, float]  # seconds of each step, filled as they end
@@ -77,6 +78,9 @@ class LeaseRunner:
         def tell(text: str) -> None:
             attendance.printed(grant.lease, text)
 
+        def ended(name: str, outcome: str, reason: str) -> None:
+            attendance.case_ended(grant.lease, name, outcome, reason[:REASON])
+
         with telemetry.span("job", grant.trace, job=grant.job, board=grant.board, attempt=grant.attempt) as span:
             try:
                 before = self.way.card()
@@ -88,7 +92,7 @@ class LeaseRunner:
                     attendance.started(grant.lease, self.serving.address if self.serving else "")
                     if replace(self.way.card(), fence=before.fence) != before:
                         attendance.present()
-                    result = self._use(replace(grant, trace=span.traceparent), tell, timings)
+                    result = self._use(replace(grant, trace=span.traceparent), tell, ended, timings)
             except Exception as error:
                 if not isinstance(error, HilError):
                     print(f"job {grant.job}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -132,7 +136,13 @@ class LeaseRunner:
             # The board's config is wrong, or a file of it: that is no fault of the job's.
             raise BoardError(error.message, board=self.way.post.name, hint=error.hint) from error
 
-    def _use(self, grant: Grant, tell: Callable[[str], None], timings: dict[str, float]) -> JobResult:
+    def _use(
+        self,
+        grant: Grant,
+        tell: Callable[[str], None],
+        ended: Callable[[str, str, str], None],
+        timings: dict[str, float],
+    ) -> JobResult:
         """The board is ours: use it."""
         if grant.spec.kind is Kind.LEASE:
             # Somebody has the board, until the lease is over: that ends this as it ends any job.
@@ -140,10 +150,9 @@ class LeaseRunner:
             return JobResult(EXIT_OK, reason="its time is over")
         folder = emptied(self.way.post.folder / "job")
         way, board = self.way, self.way.choice(grant)
+        lent = way.config.runtime, way.site, folder, tell, ended, self._pool(), self._farm, timings
         try:
-            return self._use_board(
-                Attempt(grant, board, way.config.runtime, way.site, folder, tell, self._pool(), self._farm, timings)
-            )
+            return self._use_board(Attempt(grant, board, *lent))
         finally:
             remove_tree(folder)
 

@@ -108,6 +108,17 @@ def assign(
     return given + (_Round(jobs, boards, use, aging_s).grants() if jobs and boards else [])
 
 
+def turns(
+    waiting: Sequence[Waiting], boards: Sequence[Free], use: Mapping[tuple[str, str], Use], aging_s: float
+) -> list[int]:
+    """The order in which waiting jobs would be given boards if each board came free again and again.
+
+    Jobs that none of the boards will do for are not in it, and neither are checks of boards.
+    """
+    jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
+    return [job for job, _ in _Round(jobs, boards, use, aging_s, endless=True).grants()]
+
+
 def _health(waiting: Iterable[Waiting], free: Iterable[Free]) -> list[tuple[int, str]]:
     names = {board.name for board in free}
     checks: dict[str, int] = {}
@@ -141,12 +152,20 @@ class _Shares:
 
 
 class _Round:
-    """One giving away of boards. Sets of boards are bits of an int: bit N is board N."""
+    """One giving away of boards; where it is ``endless`` each is free again at once. Sets of boards are bits of an int:
+    bit N is board N.
+    """
 
     def __init__(
-        self, jobs: Sequence[Waiting], boards: Sequence[Free], use: Mapping[tuple[str, str], Use], aging_s: float
+        self,
+        jobs: Sequence[Waiting],
+        boards: Sequence[Free],
+        use: Mapping[tuple[str, str], Use],
+        aging_s: float,
+        *,
+        endless: bool = False,
     ) -> None:
-        self._boards = boards
+        self._boards, self._endless = boards, endless
         self._left = (1 << len(boards)) - 1
         self._aging_s = aging_s
         self._shares = _Shares(use)
@@ -178,7 +197,8 @@ class _Round:
             job = self._warmed(queue)
             number = self._best(job)
             queue.remove(job)
-            self._left &= ~(1 << number)
+            if not self._endless:
+                self._left &= ~(1 << number)
             self._shares.add(job.user, job.project, Use(running=1))
             given.append((job.id, self._boards[number].name))
         return given

@@ -149,16 +149,26 @@ def _free(boards: Iterable[BoardRow]) -> list[Free]:
     return [free for one in boards if (free := one.free) is not None]
 
 
+async def shares(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], policy.Use]:
+    """What each user and project has of the boards, and had."""
+    rows = await fetched(tx, _USE, {"half_life_s": settings.share_half_life_s})
+    return {(row["user_name"], row["project"]): policy.Use(row["running"], row["board_s"]) for row in rows}
+
+
+async def waiting_jobs(tx: Tx, lanes: Sequence[Waiting], most: Sequence[int]) -> list[Waiting]:
+    """Of each lane the jobs that wait longest, so many."""
+    by_name = {lane.lane: lane for lane in lanes}
+    jobs = await fetched(tx, _WAITING, {"lanes": list(by_name), "most": list(most)})
+    return [replace(by_name[job["lane"]], **job) for job in jobs]
+
+
 async def _waiting(tx: Tx, free: Sequence[Free], lanes: Sequence[Waiting]) -> list[Waiting]:
     """The jobs that may have one of the free boards: of each lane as many as it could use, and some to choose from."""
-    wanted = {lane.lane: sum(lane.takes(one) for one in free) for lane in lanes}
-    wanted = {lane: count for lane, count in wanted.items() if count}
+    wanted = [(lane, sum(lane.takes(one) for one in free)) for lane in lanes]
+    wanted = [(lane, count) for lane, count in wanted if count]
     if not wanted:
         return []
-    most = [count + _CHOICE for count in wanted.values()]
-    by_name = {lane.lane: lane for lane in lanes}
-    jobs = await fetched(tx, _WAITING, {"lanes": list(wanted), "most": most})
-    return [replace(by_name[job["lane"]], **job) for job in jobs]
+    return await waiting_jobs(tx, [lane for lane, _ in wanted], [count + _CHOICE for _, count in wanted])
 
 
 async def _assign(
@@ -169,8 +179,7 @@ async def _assign(
         return []
     # Shares decide between users alone.
     several = len({(one.user, one.project) for one in waiting}) > 1
-    rows = await fetched(tx, _USE, {"half_life_s": settings.share_half_life_s}) if several else []
-    use = {(row["user_name"], row["project"]): policy.Use(row["running"], row["board_s"]) for row in rows}
+    use = await shares(tx, settings) if several else {}
     return await _lease(tx, queue, settings, policy.assign(waiting, free, use, settings.aging_s))
 
 

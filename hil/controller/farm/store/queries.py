@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from hil.controller.farm.messages import BoardState, JobState, Priority, parse_job
+from hil.controller.farm.messages import BoardState, JobState, Principal, Priority, parse_job
 from hil.controller.farm.scheduler import policy
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import event_log
+from hil.controller.farm.store import case_results, event_log, waiting_room
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.records import JOBS, NAME, fetched, storable
 from hil.errors import UsageError
@@ -37,13 +37,21 @@ _QUERY = f"""
 """
 
 
-async def ask(tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings) -> Any:
+async def ask(
+    tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings, who: Principal | None = None
+) -> Any:
     """Answer a question, a field of ``AskRequest``; UsageError where there is no such job, or a value is impossible."""
     for name, value in arguments.items():
         if isinstance(value, str) and storable(value) != value:
             raise UsageError(f"there is no {name} {value!r}")
-    more = {"settings": settings} if what == "stats" else {}
-    return await _ANSWERS[what](tx, **arguments, **more)
+    more: dict[str, Any] = {"settings": settings} if what in ("stats", "queue") else {}
+    return await _ANSWERS[what](tx, **arguments, **(more if what != "me" else {"who": who}))
+
+
+async def me(tx: Tx, who: Principal | None) -> dict[str, Any]:
+    """Whoever asks: the user, role and project of the token."""
+    assert who is not None
+    return {"user": who.user, "role": who.role.value, "project": who.project}
 
 
 async def jobs(
@@ -124,6 +132,35 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[dict[str, Any]]
         | ({"spec": row["spec"]} if specs else {})
         for row in rows
     ]
+
+
+async def cases(tx: Tx, name: str, limit: int = _USUAL) -> dict[str, Any]:
+    """What the cases of a submission's jobs, or of one of them, came to until now; those that failed first."""
+    return await case_results.of_jobs(tx, [row["id"] for row in await _named(tx, name)], _limit(limit))
+
+
+# A submission's name means all of its jobs.
+_NAMED = """exists (
+    select from unnest(%(submissions)s::bigint[], %(numbers)s::int[]) as named (submission, number)
+    where named.submission = job.submission and coalesce(named.number, job.number) = job.number)"""
+
+
+async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The jobs that wait, those whose turn comes first before the others, each with its place and why it waits.
+
+    ``jobs``: only these, whatever their place.
+    """
+    named = [parse_job(str(name)) for name in jobs]
+    found = await waiting_room.outlooks(tx, settings, _MOST if named else _limit(limit))
+    where = ["job.id = any(%(ids)s)"]
+    values: dict[str, Any] = {"ids": [one.job for one in found]}
+    if named:
+        where.append(_NAMED)
+        values |= {"submissions": [one for one, _ in named], "numbers": [number for _, number in named]}
+    rows = {row["id"]: row for row in await _newest(tx, where, values, _MOST)}
+    # One may have been given a board since.
+    told = [(rows[one.job], one) for one in found if one.job in rows]
+    return [{**_job(row), "position": one.position, "why": one.why} for row, one in told]
 
 
 # As people see it: one that is held back drains while it has a job.
@@ -235,6 +272,9 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
     "stats": stats,
     "tokens": tokens,
     "logs": printed,
+    "me": me,
+    "queue": queue,
+    "cases": cases,
 }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hil.controller.farm.messages import BoardState, JobResult, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
 from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store import case_results
 from hil.controller.farm.store.database import Tx
 from hil.controller.farm.store.event_log import note_board, note_ended, note_job, note_queued
 from hil.controller.farm.store.lease_queue import LeaseQueue
@@ -182,6 +183,7 @@ async def _end(
     share: Row = {"user": lease.job.user, "project": lease.job.project, "granted_at": lease.granted_at}
     await tx.execute(_SHARE, {**share, "half_life_s": settings.share_half_life_s})
     await queue.done(tx, lease.queue_id)
+    await case_results.forget(tx, lease.id)
     await note_ended(tx, lease, reason)
     if lease.held_back:
         await note_board(tx, "maintenance", lease.board, "drained, and nothing runs on it any more")

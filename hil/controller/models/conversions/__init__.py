@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from hil.controller.models.compiling import IsolatedCall, Work, call_isolated, compiling
-from hil.controller.models.conversions import tensorflow_onnx, tensorflow_program, torch_program
-from hil.controller.models.conversions.torch_program import OP_TYPES
 from hil.controller.models.description import digest_of_files
-from hil.controller.models.tensorflow import hlo
 from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolated import Isolated, function_name
+from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.packages import needed_version
 from hil.core.results import Model
 from hil.errors import UsageError
@@ -24,41 +21,55 @@ from hil.errors import UsageError
 class Conversion:
     """How a model of one format becomes one of another."""
 
-    # called in a process of its own with ``path`` (the model's file), ``function`` (its entry point), ``dims`` (sizes
-    # of symbolic dimensions by name) and ``output`` (the file to write; further files beside it). Inputs and outputs
-    # keep order, dtypes and shapes. Raises CompileFailed; whatever else it raises becomes one.
-    convert: Callable[..., None]
+    # ``module:function``: called in a process of its own with ``path`` (the model's file), ``function`` (its entry
+    # point), ``dims`` (sizes of symbolic dimensions by name) and ``output`` (the file to write; further files beside
+    # it). Inputs and outputs keep order, dtypes and shapes. Raises CompileFailed; whatever else it raises becomes one.
+    convert: str
     by: str
     suffix: str
     packages: tuple[str, ...]  # whose versions the result depends on; the first names the extra of hil
     # what shows how the framework's own compiler sees the model: called likewise, with a ``folder`` in the place of the
     # output, the ``log`` of what it prints, and ``passes``, whether to show every pass.
-    debug: Callable[..., None] | None = None
+    debug: str | None = None
 
 
-_TF_TO_MLIR = (tensorflow_program.to_mlir, "tensorflow", ".mlirbc")
-_TF_TO_TFLITE = (tensorflow_program.to_tflite, "tflite converter", ".tflite")
-_TF_TO_ONNX = (tensorflow_onnx.to_onnx, "tf2onnx", ".onnx")
+_HERE = "hil.controller.models.conversions"
+_TF_TO_MLIR = (f"{_HERE}.tensorflow_program:to_mlir", "tensorflow", ".mlirbc")
+_TF_TO_TFLITE = (f"{_HERE}.tensorflow_program:to_tflite", "tflite converter", ".tflite")
+_TF_TO_ONNX = (f"{_HERE}.tensorflow_onnx:to_onnx", "tf2onnx", ".onnx")
+_HLO = "hil.controller.models.tensorflow.hlo:write_hlo"
 # (format, format) -> how. What is not here is not converted.
 CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
     {
-        ("pt2", "mlir"): Conversion(torch_program.to_mlir, "torch-mlir", ".mlirbc", ("torch", "iree-base-compiler")),
-        ("pt2", "onnx"): Conversion(torch_program.to_onnx, "torch.onnx", ".onnx", ("torch", "onnx", "onnxscript")),
-        ("tf", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler"), hlo.write_hlo),
-        ("keras", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler", "keras"), hlo.write_hlo),
+        ("pt2", "mlir"): Conversion(
+            f"{_HERE}.torch_program:to_mlir", "torch-mlir", ".mlirbc", ("torch", "iree-base-compiler")
+        ),
+        ("pt2", "onnx"): Conversion(
+            f"{_HERE}.torch_program:to_onnx", "torch.onnx", ".onnx", ("torch", "onnx", "onnxscript")
+        ),
+        ("tf", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler"), _HLO),
+        ("keras", "mlir"): Conversion(*_TF_TO_MLIR, ("tensorflow", "iree-base-compiler", "keras"), _HLO),
         ("tf", "tflite"): Conversion(*_TF_TO_TFLITE, ("tensorflow",)),
         ("keras", "tflite"): Conversion(*_TF_TO_TFLITE, ("tensorflow", "keras")),
         ("tf", "onnx"): Conversion(*_TF_TO_ONNX, ("tensorflow", "tf2onnx", "onnx")),
         ("keras", "onnx"): Conversion(*_TF_TO_ONNX, ("tensorflow", "tf2onnx", "onnx", "keras")),
         ("tflite", "onnx"): Conversion(
-            tensorflow_onnx.tflite_to_onnx, "tf2onnx", ".onnx", ("tensorflow", "tf2onnx", "onnx", "ai-edge-litert")
+            f"{_HERE}.tensorflow_onnx:tflite_to_onnx",
+            "tf2onnx",
+            ".onnx",
+            ("tensorflow", "tf2onnx", "onnx", "ai-edge-litert"),
         ),
     }
 )
 # Raise this when what is made of a model changes without those packages.
 _VERSION = 3
 CONVERT_TIMEOUT_S = 1800.0
-# What a conversion may write beside the model: large weights, and what its nodes come from.
+# What to try where torch-mlir, or IREE after it, does not know an operator.
+ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --flow iree-via-onnx)"
+# A file beside a converted model (JSON): of each name in the locations of MLIR, what kind of operator or module it is,
+# in the model's order.
+OP_TYPES = "op_types.json"
+# What a conversion may write beside the model.
 _BESIDE = (".data", ".irpa", OP_TYPES)
 
 
@@ -94,7 +105,7 @@ def convert(
         model=model.digest,
         function=model.function,
         dims=dict(model.dims),
-        convert=function_name(conversion.convert),
+        convert=conversion.convert,
         versions=versions,
         version=_VERSION,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hil.controller.models.importers.mlir import operations_in
+
 _OPERATION = "stablehlo.batch_norm_grad"
 # As StableHLO's specification has it. Each operation becomes a call, and IREE puts the function in its place.
 _FUNCTION = """\
@@ -42,15 +44,7 @@ def expand_batch_norm_grad(module: Any) -> None:
     """Put a call in the place of each gradient of a batch normalization in a module of StableHLO, and what it calls."""
     from iree.compiler import ir
 
-    found: list[Any] = []
-
-    def look(operation: Any) -> Any:
-        if operation.name == _OPERATION:
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(look)
-    for number, operation in enumerate(found):
+    for number, operation in enumerate(operations_in(module.operation, _OPERATION)):
         with module.context, operation.location:
             # No name of TensorFlow's has a dot in front.
             name = f".batch_norm_grad.{number}"

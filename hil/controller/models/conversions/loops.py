@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.models.importers.mlir import operations_in
 from hil.core.tensors import Array
 
 # What a module may become: a loop that would be more operations stays one.
@@ -43,7 +44,7 @@ Known = Array | None
 
 def unroll(module: Any) -> None:
     """Put the steps of each loop whose number can be told, inner loops first, in the loop's place."""
-    for loop in list(_loops(module.operation)):
+    for loop in operations_in(module.operation, "stablehlo.while"):
         try:
             steps = _steps(loop)
         except RecursionError:  # it begins where thousands of steps written out end
@@ -51,15 +52,6 @@ def unroll(module: Any) -> None:
         size = sum(1 for _ in _nested(loop.regions[1]))
         if steps is not None and steps * size <= MOST_OPERATIONS:
             _write_out(loop, steps)
-
-
-def _loops(operation: Any) -> Iterator[Any]:
-    """The loops in an operation, inner ones first."""
-    for region in operation.regions:
-        for inner in _nested(region, deep=False):
-            yield from _loops(inner)
-            if inner.name == "stablehlo.while":
-                yield inner
 
 
 def _nested(region: Any, *, deep: bool = True) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from hil.controller.models.compiling import entering, native_compiler
 from hil.controller.models.conversions.batch_norm import expand_batch_norm_grad
 from hil.controller.models.conversions.loops import INLINE, unroll
-from hil.controller.models.importers.mlir import function_in
+from hil.controller.models.importers.mlir import function_in, operations_in
 from hil.controller.models.tensorflow.graphs import converter_text, error_text
 from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower
 from hil.controller.models.tensorflow.source import named_outputs, open_model
@@ -225,16 +225,9 @@ def _is_miscompiled(module: Any) -> bool:
             return done.returncode != 1
         with ir.Context():
             compiled = ir.Module.parse(found.read_bytes())
-            return any(_kinds(loop.operands) != _kinds(loop.results) for loop in _loops(compiled.operation))
-
-
-def _loops(operation: Any) -> Iterator[Any]:
-    """The loops in an operation, at any depth: conditions take their operands, bodies take what their results are."""
-    for block in (block for region in operation.regions for block in region):
-        for inner in block:
-            if inner.operation.name == "scf.while":
-                yield inner.operation
-            yield from _loops(inner.operation)
+            # Conditions take a loop's operands, bodies take what its results are.
+            loops = operations_in(compiled.operation, "scf.while")
+            return any(_kinds(loop.operands) != _kinds(loop.results) for loop in loops)
 
 
 def _kinds(values: Iterable[Any]) -> list[str]:

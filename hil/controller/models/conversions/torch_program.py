@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, entering
+from hil.controller.models.conversions import ONNX_HINT, OP_TYPES
 from hil.controller.models.importers.mlir import declaration_of, declare, function_in
 from hil.controller.models.importers.onnx import nodes_and_functions
 from hil.controller.models.importers.pt2 import Sizes, call_of, is_tensor, returning
@@ -17,12 +18,6 @@ from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.texts import first_line, foreign_errors, unique_name
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed
-
-# What to try where torch-mlir, or IREE after it, does not know an operator.
-ONNX_HINT = "--compile-flag=--via=onnx goes through ONNX instead (in a suite: --flow iree-via-onnx)"
-# A file beside a converted model (JSON): of each name in the locations of MLIR, what kind of operator or module it is,
-# in the model's order.
-OP_TYPES = "op_types.json"
 
 _OPSET = 20
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.compare.tolerance import check_tolerance
 from hil.controller.models.flows.quanta import quantum_atol
 from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check_settings, recipes
-from hil.controller.storage.packages import Registered, load, pick, points, refused, where
+from hil.controller.storage.packages import Registered, load, pick, refused, where
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_file
 from hil.core.files import read_text
+from hil.core.installed import points
 from hil.core.runtimes import NO_COMPILER, RUNTIMES
 from hil.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "Flow",

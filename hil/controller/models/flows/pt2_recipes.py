@@ -17,15 +17,7 @@ from hil.formats.torch_values import to_torch
 _NAMESPACE = "quantized_decomposed"
 
 
-def quantize_static(
-    model: str,
-    output: str,
-    external: bool,
-    samples: Sequence[str],
-    per_channel: bool,
-    backend: str,
-    options: dict[str, str],
-) -> dict[str, Any]:
+def quantize_static(model: str, output: str, external: bool, samples: Sequence[str], **settings: Any) -> dict[str, Any]:
     """Weights and activations to int8 (or what the backend's options say), the activations' ranges learnt from samples.
 
     Returns:
@@ -34,26 +26,29 @@ def quantize_static(
     Raises:
         ImportFailed: there is nothing to quantise, or it is quantised already.
     """
-    return _quantise(model, output, samples, backend, per_channel=per_channel, is_dynamic=False, options=options)
+    return _quantise(model, output, samples, is_dynamic=False, **settings)
 
 
 def quantize_dynamic(
-    model: str,
-    output: str,
-    external: bool,
-    samples: Sequence[str],
-    per_channel: bool,
-    backend: str,
-    options: dict[str, str],
+    model: str, output: str, external: bool, samples: Sequence[str], **settings: Any
 ) -> dict[str, Any]:
     """Weights of linear layers to int8; activations when the model runs, each tensor by the range it has then.
 
     The model is exported with the first of the samples.
     """
-    return _quantise(model, output, samples[:1], backend, per_channel=per_channel, is_dynamic=True, options=options)
+    return _quantise(model, output, samples[:1], is_dynamic=True, **settings)
 
 
-def _quantise(model: str, output: str, samples: Sequence[str], backend: str, **how: Any) -> dict[str, Any]:
+def _quantise(
+    model: str,
+    output: str,
+    samples: Sequence[str],
+    *,
+    is_dynamic: bool,
+    per_channel: bool,
+    backend: str,
+    options: dict[str, str],
+) -> dict[str, Any]:
     import torch
     from executorch.backends.transforms.duplicate_dynamic_quant_chain import DuplicateDynamicQuantChainPass
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -63,7 +58,7 @@ def _quantise(model: str, output: str, samples: Sequence[str], backend: str, **h
         raise ImportFailed(f"it is quantised already: it has {', '.join(_quantised(program))}")
     given = ({name: to_torch(array) for name, array in load_tensors(Path(folder)).items()} for folder in samples)
     calls = [call_of(program, tensors) for tensors in given]
-    quantizer = make_quantizer(backend, **how)
+    quantizer = make_quantizer(backend, per_channel, is_dynamic, options)
     start = time.monotonic()
     with torch.no_grad():
         prepared = prepare_pt2e(program.module(check_guards=False), quantizer)

@@ -255,7 +255,8 @@ def _check_made(recipe: str, model: Model, made: Path, context: RunContext) -> N
         text = f"{failed}: what it wrote cannot be read: {error.message}"
         raise ImportFailed(text, stage="import", hint=_KEEPS, detail=error.detail) from error
     for what, before, after in (("inputs", model.inputs, again.inputs), ("outputs", model.outputs, again.outputs)):
-        if not _is_same(before or (), after or ()):
+        # Of outputs whose number of dimensions only running it tells, none is known.
+        if before is not None and after is not None and not _is_same(before, after):
             raise ImportFailed(
                 f"{failed}: its {what} were {_listed(before)} and are {_listed(after)}", stage="import", hint=_KEEPS
             )
@@ -269,8 +270,9 @@ def _is_same(before: Sequence[TensorSpec], after: Sequence[TensorSpec]) -> bool:
     return len(before) == len(after) and all(
         one.name == other.name
         and one.dtype == other.dtype
+        and len(one.shape) == len(other.shape)
         and not any(
-            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(one.shape, other.shape, strict=False)
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(one.shape, other.shape, strict=True)
         )
         for one, other in zip(before, after, strict=True)
     )

@@ -10,9 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.models.description import digest_of_files
-from hil.controller.models.importers import mlir, onnx, programs, pt2
-from hil.controller.models.tensorflow import graph_def
-from hil.controller.models.tensorflow import source as tensorflow
+from hil.controller.models.importers.heads import has_no_mark, is_bytecode, is_hilb, is_pte, is_tflite, is_vmfb
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import (
     Isolated,
@@ -26,18 +24,18 @@ from hil.controller.storage.packages import Registered, pick, registered
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
 from hil.core.files import within
+from hil.core.named import later
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import TensorSpec, check_names
 from hil.errors import ImportFailed, LoadFailed, UsageError
-from hil.formats.executorch_file import TENSORS_SUFFIX
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
 _VERSION = 6
 _HEAD = 64
 # What makes a folder a SavedModel of TensorFlow.
-SAVED_MODEL = tensorflow.SAVED_MODEL
+SAVED_MODEL = "saved_model.pb"
 
 
 @dataclass(frozen=True)
@@ -69,27 +67,32 @@ def refuse_bundle(path: str, function: str, dims: Mapping[str, int]) -> dict[str
     raise UsageError(f"{name} is a bundle: a program with test cases", hint=f"hil bundle run {name}")
 
 
+_HERE = "hil.controller.models.importers"
+_PROGRAMS, _TENSORFLOW = f"{_HERE}.programs", "hil.controller.models.tensorflow"
 _BUILT_IN = {
-    "onnx": Importer((".onnx",), lambda head: False, onnx.describe),
-    "mlir": Importer((".mlir", ".mlirbc", ".bc", ".stablehlo"), mlir.is_bytecode, mlir.describe),
-    "vmfb": Importer((".vmfb",), programs.is_vmfb, programs.describe_vmfb),
-    "tflite": Importer((".tflite",), programs.is_tflite, programs.describe_tflite),
-    # ExecuTorch's programs, by themselves or bundled with test cases; the digits are the schema's version.
+    "onnx": Importer((".onnx",), has_no_mark, f"{_HERE}.onnx:describe"),
+    "mlir": Importer((".mlir", ".mlirbc", ".bc", ".stablehlo"), is_bytecode, f"{_HERE}.mlir:describe"),
+    "vmfb": Importer((".vmfb",), is_vmfb, f"{_PROGRAMS}:describe_vmfb"),
+    "tflite": Importer((".tflite",), is_tflite, f"{_PROGRAMS}:describe_tflite"),
     "pte": Importer(
         (".pte", ".bpte"),
-        lambda head: head[4:6] in (b"ET", b"BP") and head[6:8].isdigit(),
-        programs.describe_pte,
-        # A program that keeps tensors outside does not say in which file.
-        lambda path, function: sorted(path.parent.glob(f"*{TENSORS_SUFFIX}")),
+        is_pte,
+        f"{_PROGRAMS}:describe_pte",
+        later(f"{_PROGRAMS}:read_with_program"),
     ),
-    "so": Importer((".so",), lambda head: False, programs.describe_library, programs.read_with_library),
+    "so": Importer((".so",), has_no_mark, f"{_PROGRAMS}:describe_library", later(f"{_PROGRAMS}:read_with_library")),
     # Described so that whoever runs one as a model is told how it is run.
-    "hilb": Importer((".hilb",), lambda head: head.startswith(b"\x89HILB"), refuse_bundle),
-    "pt2": Importer((".pt2",), lambda head: False, pt2.describe),
+    "hilb": Importer((".hilb",), is_hilb, refuse_bundle),
+    "pt2": Importer((".pt2",), has_no_mark, f"{_HERE}.pt2:describe"),
     # A SavedModel is a folder: its saved_model.pb is the model's file, its variables lie beside that. Other files are
     # GraphDefs.
-    "tf": Importer(graph_def.SUFFIXES, lambda head: False, tensorflow.describe, graph_def.companions),
-    "keras": Importer((".keras",), lambda head: False, tensorflow.describe),
+    "tf": Importer(
+        (".pb", ".pbtxt"),
+        has_no_mark,
+        f"{_TENSORFLOW}.source:describe",
+        later(f"{_TENSORFLOW}.graph_def:companions"),
+    ),
+    "keras": Importer((".keras",), has_no_mark, f"{_TENSORFLOW}.source:describe"),
 }
 
 
@@ -131,7 +134,8 @@ def import_model(
     if path.stat().st_size == 0:
         raise ImportFailed(f"{path.name} is empty")
     digest = digest_file(path)
-    found, cached = _describe(importer, path, digest, function, dims, isolated, cache)
+    read = {file: _digest_of_read(file) for file in importer.reads(path, function)}
+    found, cached = _describe(importer, path, digest, read, function, dims, isolated, cache)
     inputs, outputs = _specs(found["inputs"]), _specs(found["outputs"])
     try:
         check_names(inputs or (), outputs or ())
@@ -140,7 +144,8 @@ def import_model(
     # A board is told the name, in UTF-8.
     main = path.name.encode(errors="replace").decode()
     files = {main: path} | {file: _external(path, file) for file in found["external"]}
-    digests = {main: digest} | {name: digest_file(file) for name, file in files.items() if file != path}
+    others = {name: read.get(file) or digest_file(file) for name, file in files.items() if file != path}
+    digests = {main: digest} | others
     return Model(
         name=name,
         format=chosen,
@@ -156,6 +161,14 @@ def import_model(
         producer=found["producer"],
         cached=cached,
     )
+
+
+def _digest_of_read(file: Path) -> str:
+    """The digest of a further file; "" where it cannot be read: whether it is needed at all is found out later."""
+    try:
+        return digest_file(file)
+    except (OSError, UsageError):
+        return ""
 
 
 def _check_file(path: Path) -> None:
@@ -203,6 +216,7 @@ def _describe(
     importer: Importer,
     path: Path,
     digest: str,
+    read: Mapping[Path, str],
     function: str,
     dims: Mapping[str, int],
     isolated: Isolated | None,
@@ -215,7 +229,7 @@ def _describe(
         "import",
         digest=digest,
         beside=sorted(str(file.relative_to(path.parent)) for file in beside),
-        read={file.name: digest_file(file) for file in importer.reads(path, function)},
+        read={file.name: own for file, own in read.items()},
         describe=function_version(importer.describe),
         suffix=path.suffix.lower(),
         function=function,

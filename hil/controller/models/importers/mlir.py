@@ -49,11 +49,6 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     return description(name, chosen, inputs, outputs, dims, producer=producer)
 
 
-def is_bytecode(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is MLIR's bytecode."""
-    return head.startswith(b"ML\xefR")
-
-
 def functions(path: str) -> list[str]:
     """The names of a module's public functions, in order. Raises ImportFailed: it does not parse."""
     return [name for name, *_ in functions_in(parse(path))]
@@ -101,6 +96,21 @@ def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Val
 def function_in(module: Any, name: str) -> Any:
     """The operation of a module's public function."""
     return next(operation for found, _, operation in functions_in(module) if found == name)
+
+
+def operations_in(operation: Any, name: str) -> list[Any]:
+    """The operations of a name in another one, at any depth, inner ones first."""
+    from iree.compiler import ir
+
+    found: list[Any] = []
+
+    def look(inner: Any) -> Any:
+        if inner.name == name:
+            found.append(inner)
+        return ir.WalkResult.ADVANCE
+
+    operation.walk(look)
+    return found
 
 
 def declare(operation: Any, text: str) -> None:

@@ -310,14 +310,14 @@ def _infer(light: Any) -> Any:
     import onnx
 
     try:
-        with _limited_memory(_INFER_BYTES + 4 * light.ByteSize()):
+        with limited_memory(_INFER_BYTES + 4 * light.ByteSize()):
             return onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception:  # shapes are a help, not a condition: what cannot be inferred stays unknown
         return light
 
 
 @contextlib.contextmanager
-def _limited_memory(size: int) -> Iterator[None]:
+def limited_memory(size: int) -> Iterator[None]:
     """Let this process take so much more memory than it has, and no more: a number in a model may say how many
     dimensions a tensor has. Where the system does not tell how much it has, nothing is limited.
     """

@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.description import description
+from hil.controller.models.importers.heads import is_tflite, is_vmfb
 from hil.controller.storage.packages import needed_version
 from hil.errors import ImportFailed, LoadFailed, UsageError
-from hil.formats.executorch_file import Damaged, is_bundle, mapped, pick_method, read_methods, tensors_beside
+from hil.formats.executorch_file import (
+    Damaged,
+    is_bundle,
+    mapped,
+    pick_method,
+    read_methods,
+    tensor_files,
+    tensors_beside,
+)
 from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_in, read_functions
 from hil.formats.litert import PACKAGE, open_signature
 from hil.formats.xla_program import find_signature, values_beside
@@ -143,20 +152,15 @@ def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[
     return description(file.name, signature.function, takes, signature.results(), dims, external=external)
 
 
+def read_with_program(program: Path, function: str) -> list[Path]:
+    """The files that may hold tensors of an ExecuTorch program: one that keeps some outside does not say in which."""
+    return tensor_files(program.parent)
+
+
 def read_with_library(library: Path, function: str) -> list[Path]:
     """The further file that a library's description is made of, if there is one."""
     values = values_beside(library)
     return [values] if values else []
-
-
-def is_vmfb(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is a module: a flatbuffer, by default in a ZIP archive."""
-    return b"IREE" in head[4:16]
-
-
-def is_tflite(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is a flatbuffer of TFLite's."""
-    return head[4:8] == b"TFL3"
 
 
 def _head(file: Path) -> bytes:

@@ -44,7 +44,8 @@ def import_methods(
     settings |= {"isolated": context.isolated, "cache": context.cache}
     names = list(dict.fromkeys(functions))
     models, left_out = [], []
-    for name in names or _functions(path, context, only_main=only_main):
+    # Of a module without any function the importer says that.
+    for name in names or _functions(path, context, only_main=only_main) or [""]:
         try:
             models.append(import_model(path, function=name, **settings))
         except ImportFailed as error:

@@ -13,6 +13,7 @@ from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.stages import choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import RunStore, safe_name
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle
@@ -66,7 +67,8 @@ def run_bundle(
         ]
         names = numbered([safe_name(case.name) for case in runs], alike=str.casefold)
         runs = [replace(case, name=name) for case, name in zip(runs, names, strict=True)]
-        run = RunStore(job.out).create(path.stem, jsonable(asdict(job)), run_id)
+        # Of a target of several the command is that of all.
+        run = RunStore(job.out).create(path.stem, jsonable(asdict(job)), run_id, command=typed_command())
         if not runs:
             run.record.update(exit_code=EXIT_NOTHING_RAN, finished=True)
             run.save()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import os
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
@@ -53,18 +54,20 @@ def write_matrix(report: MatrixReport, folder: Path) -> None:
         write_file(folder / name, text, make_folder=True)
 
 
-def write_targets(folder: Path, title: str, targets: Sequence[str]) -> Path:
+def write_targets(folder: Path, title: str, targets: Sequence[str], origin: Mapping[str, Any]) -> Path:
     """Make a matrix of the runs that lie below a folder, and write its reports; returns its page.
 
     Args:
         targets: their folders' names.
+        origin: where they come from.
 
     Raises:
         UsageError: one of the runs cannot be read.
         StorageError: the folder cannot be written.
     """
     named = [{"name": name, "error": None} for name in targets]
-    write_json(folder / MATRIX, {"schema": SCHEMA, "id": folder.name, "title": title, "targets": named})
+    head = {"schema": SCHEMA, "id": folder.name, "title": title, "created": time.time(), "origin": origin}
+    write_json(folder / MATRIX, {**head, "targets": named})
     write_matrix(load_matrix(folder), folder)
     return folder / "matrix.html"
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.storage.origin import origin_of_request, typed_command
 from hil.controller.storage.runs import GO_ON, MATRIX, Run, check_seal, seal, storing, write_json
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import SCHEMA, MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import Target
+from hil.controller.workloads.suites.reports.results import exit_code_for
 from hil.core.files import read_file
 from hil.core.results import Outcome
 from hil.core.text import TextSink
@@ -57,6 +59,8 @@ class Matrix:
             "kind": kind,
             "title": title,
             "created": time.time(),
+            "origin": origin_of_request(request),
+            "again": typed_command(),
             "request": request,
             "targets": [{"name": one.name, "options": dict(one.options), "error": None} for one in targets],
             "command": command,
@@ -127,36 +131,37 @@ class Matrix:
                 names = ("outcome", "message", "hint", "exit_code")
                 entry["error"] = {name: getattr(error, name) or "" for name in names}
             except KeyboardInterrupt:
-                self._report(EXIT_INTERRUPTED)
+                self._end(self._report(), EXIT_INTERRUPTED)
                 if self.head["command"]:
                     say(f"{GO_ON}{self.head['command']}")
                 raise
-            self._report(None)
+            report = self._report()
         if len(errors) == len(targets) and not any(self._is_stored(target) for target in targets):
             Run(self.folder, {}, made_root=self._made_root).discard()
             raise errors[0]
-        report = load_matrix(self.folder)
         self.head["finished"] = True
-        self._report(report.exit_code)
+        self._end(report, report.exit_code)
         return report
 
     def _is_stored(self, target: Target) -> bool:
         folder = self.folder / target.name
         return any((folder / file).exists() for file in ("run.json", "suite.json"))
 
-    def _report(self, exit_code: int | None) -> None:
-        """Store how it stands, in the fields of run.json, and write the report."""
+    def _report(self) -> MatrixReport:
+        """Store how its cases stand, in the fields of run.json, and write the report."""
+        self.save()  # a target's error is read there
         report = load_matrix(self.folder)
-        words = [cell.word for row in report.rows for cell in row.cells if cell.record is not None]
-        gravest = max(words, key=_gravity, default=None)
-        self.head |= {
-            "cases": [{"name": row.id, "outcome": "/".join(cell.word for cell in row.cells)} for row in report.rows],
-            "outcome": gravest if exit_code is not None else None,
-            "exit_code": exit_code,
-        }
+        self.head["cases"] = [
+            {"name": row.id, "outcome": "/".join(cell.word for cell in row.cells)} for row in report.rows
+        ]
         self.save()
         write_matrix(report, self.folder)
+        return report
 
-
-def _gravity(word: str) -> int:
-    return Outcome(word).exit_code if word in Outcome.__members__ else 0
+    def _end(self, report: MatrixReport, exit_code: int) -> None:
+        """Store what it came to."""
+        words = [cell.word for row in report.rows for cell in row.cells if cell.record is not None]
+        # As a run's outcome: a case that was skipped beside one that passed is not what it came to.
+        words.sort(key=lambda word: word == Outcome.SKIP)
+        self.head |= {"outcome": max(words, key=exit_code_for, default=None), "exit_code": exit_code}
+        self.save()

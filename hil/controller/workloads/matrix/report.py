@@ -10,13 +10,19 @@ from typing import Any
 
 from hil.controller.storage.runs import MATRIX, Run, RunStore, safe_name
 from hil.controller.storage.texts import line
-from hil.controller.workloads.suites.reports.results import SuiteResults, is_failing, load_run, worst_output
+from hil.controller.workloads.suites.reports.results import (
+    SuiteResults,
+    exit_code_for,
+    is_failing,
+    load_run,
+    worst_output,
+)
 from hil.controller.workloads.suites.store import HEAD as SUITE_HEAD
-from hil.controller.workloads.suites.store import CaseRecord
+from hil.controller.workloads.suites.store import CaseRecord, told_by
 from hil.core.files import read_file
-from hil.core.results import Outcome, exit_code_of, gravest
+from hil.core.results import Outcome, gravest
 from hil.core.text import jsonable, numbered
-from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, UsageError
+from hil.errors import EXIT_INTERRUPTED, UsageError
 
 SCHEMA = 1
 NOT_RUN, ABSENT = "not run", "absent"
@@ -35,8 +41,8 @@ class TargetResults:
         """What ended the run, or what its cases come to so far."""
         if self.run.interrupted:
             return EXIT_INTERRUPTED
-        code = exit_code_of(Outcome(one.outcome) for one in self.run.records if one.outcome in Outcome.__members__)
-        return code if self.error is None else gravest([int(self.error["exit_code"]), code])
+        codes = [exit_code_for(one.outcome) for one in self.run.records if one.outcome != Outcome.SKIP]
+        return gravest(codes if self.error is None else [*codes, int(self.error["exit_code"])])
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,7 @@ class MatrixReport:
     @property
     def exit_code(self) -> int:
         """The gravest of the targets'."""
-        codes = [target.exit_code for target in self.targets]
-        return gravest([code for code in codes if code != EXIT_NOTHING_RAN] or codes)
+        return gravest([target.exit_code for target in self.targets])
 
     @property
     def notes(self) -> list[str]:
@@ -193,9 +198,9 @@ def results_of_run(run: Run) -> SuiteResults:
 
 def record_of_case(case: Mapping[str, Any], board: Mapping[str, Any]) -> CaseRecord:
     """A case of run.json as a suite's run has it."""
-    artifact, error, device = case["artifact"] or {}, case["error"] or {}, case["device"] or {}
-    verdict: Mapping[str, Any] = next(iter(case["verdicts"]), {})
+    artifact, error = case["artifact"] or {}, case["error"] or {}
     return CaseRecord(
+        **told_by(case),
         id=str(case["name"]),
         model=Path(str(case["path"])).stem,
         suite="",
@@ -205,18 +210,6 @@ def record_of_case(case: Mapping[str, Any], board: Mapping[str, Any]) -> CaseRec
         ended=str(case["outcome"]),
         board=str(case["provenance"].get("board") or error.get("board") or board.get("name", "")),
         hw_type=str(board.get("hw_type", "")),
-        stage=str(case["stage"] or ""),
-        message=str(case["reason"] or ""),
-        hint=str(error.get("hint", "")),
-        detail=str(error.get("detail", "")),
-        timings=dict(case["timings"]),
-        device_p50_ns=device.get("p50_ns"),
-        device_p90_ns=device.get("p90_ns"),
-        iterations=int(device.get("iterations", 0)),
-        cold=device.get("iterations") == 1 and device.get("cold_ns") is not None,
-        artifact_bytes=artifact.get("bytes"),
-        outputs=tuple(verdict.get("outputs", ())),
-        against=str(verdict.get("against", "")),
         folder=str(case["name"]),
     )
 

@@ -25,6 +25,7 @@ from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.store import HEAD as SUITE
 from hil.controller.workloads.suites.store import default_folder
 from hil.controller.workloads.traces.run import run_trace
+from hil.controller.workloads.traces.stored import find_one
 from hil.core.text import jsonable, numbered
 from hil.errors import BoardError, BoardRefused, BoardUnreachable, UsageError
 
@@ -121,6 +122,9 @@ def bundle_matrix(
 
 def trace_matrix(job: Job, targets: Sequence[Target], against: Path | None, *, screen: run_context.Progress) -> Done:
     """Make a stored trace's calls again on every target, as :func:`job_matrix`."""
+    # A run's ID says nothing where the targets' own runs are stored.
+    job = replace(job, models=tuple(find_one(place, job.out) for place in job.models))
+    against = find_one(against, job.out) if against is not None else None
     return _run_one(_created("trace", job, targets, ""), partial(run_trace, against=against), screen)
 
 

@@ -43,6 +43,7 @@ class Asked:
     timeout: float  # seconds for loading, and for each step
     out: Path
     resume: bool  # whether rows that are in the folder already are kept
+    labels: tuple[str, ...] = ()  # of what is stored
 
     def document(self) -> dict[str, Any]:
         """The part that the results depend on, as JSON says it."""

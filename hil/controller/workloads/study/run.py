@@ -18,6 +18,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import storing, write_json
@@ -159,6 +160,8 @@ class _Study:
         self.screen = screen
         self.cache = Cache()
         self.info: dict[str, Any] = {}
+        self.created, self.origin = time.time(), origin_of(asked.labels)
+        self.command = typed_command()
         self.rows: list[Row] = [
             Row(one, way, [StageResult(name) for name in WAYS[way].all_stages])
             for one in asked.experiments
@@ -200,6 +203,9 @@ class _Study:
             if document["board"] not in ({}, self._board()):
                 raise UsageError(f"{out} holds a study on another board, {document['board']['name']}", hint=hint)
             self.rows = taken_over(document["rows"], self.rows)
+            self.created = document.get("created", self.created)
+            self.origin = document.get("origin", self.origin)
+            self.command = document.get("command", self.command)  # without --resume
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{stored} cannot be read: {error}", hint=hint) from error
 
@@ -342,6 +348,9 @@ class _Study:
         document = {
             "schema": SCHEMA,
             "folder": str(self.asked.out),
+            "created": self.created,
+            "origin": self.origin,
+            "command": self.command,
             "asked": self.asked.document(),
             "board": self.info,
             "finished": finished,

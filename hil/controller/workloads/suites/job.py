@@ -23,15 +23,14 @@ from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.preparing import check_settings, suite_runner
 from hil.controller.workloads.suites.reports import write_reports
-from hil.controller.workloads.suites.request import Request
-from hil.controller.workloads.suites.sources import open_suite
-from hil.controller.workloads.suites.spec import CaseSpec, Suite
+from hil.controller.workloads.suites.request import Request, make_profile_folders
+from hil.controller.workloads.suites.sources import open_suite, place_of
+from hil.controller.workloads.suites.spec import CaseSpec, Suite, model_files
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, default_folder, versions
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
 from hil.errors import (
     EXIT_INTERRUPTED,
-    EXIT_NOTHING_RAN,
     BoardRefused,
     BoardUnreachable,
     FarmError,
@@ -159,11 +158,7 @@ class _SuiteJob:
                 hint="name it: --runtime-hw-type TYPE",
             )
         check_settings(request.settings, self._flow, self._choices)
-        for kind, folder in request.profiles.items():
-            try:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(f"{folder} cannot hold {kind} profiles: {error.strerror or error}") from error
+        make_profile_folders(request.profiles)
         self._suite = open_suite(request, self._flow, context)
         self._expectations = Expectations.load(self._suite.expected)
 
@@ -175,6 +170,7 @@ class _SuiteJob:
             "request": self._request.to_json(),
             "id": folder.name,
             "source": suite.source,
+            "place": place_of(suite.source),
             "suite": suite.name,
             "flow": flow.name,
             "runtime": flow.runtime,
@@ -183,6 +179,7 @@ class _SuiteJob:
             "versions": versions(),
             "ids": [spec.id for spec in specs],
             "suite_ids": [spec.id for spec in suite.cases],
+            "models": model_files(specs),
             "expected": str(suite.expected) if suite.expected else None,
             "left_out": list(suite.left_out),
             "interrupted": False,
@@ -214,9 +211,10 @@ class _SuiteJob:
             if other := [f"{name} {was[name]} (here: {now.get(name)})" for name in was if was[name] != now.get(name)]:
                 text = f"what has ended ran with {', '.join(other)}: start a new run to have it all from the same"
                 self._screen.note(text)
-            run.head.update(interrupted=False, finished=None, exit_code=None)
+            specs = [by_id[case_id] for case_id in run.head["ids"]]
+            run.head.update(interrupted=False, finished=None, exit_code=None, models=model_files(specs))
             run.save()
-            return self._run(run, [by_id[case_id] for case_id in run.head["ids"]])
+            return self._run(run, specs)
 
     def _run(self, run: SuiteRun, specs: Sequence[CaseSpec]) -> SuiteRun:
         request, suite, flow, screen = self._request, self._suite, self._flow, self._screen
@@ -253,14 +251,14 @@ class _SuiteJob:
             screen.note(f"{GO_ON}{_resume_command(run.folder)}")
             raise
         outcomes = [Outcome(record.outcome) for record in run.records()]
-        run.head.update(finished=time.time(), exit_code=exit_code_of(outcomes) if outcomes else EXIT_NOTHING_RAN)
+        run.head.update(finished=time.time(), exit_code=exit_code_of(outcomes))
         run.save()
         write_reports(run.folder)
         return run
 
     def _profile(self, task: Task, run: SuiteRun) -> None:
         """Write the profiles that were asked for of a case that has ended."""
-        case = task.wrong or task.case
+        case = task.answered
         if folders := {kind: Path(folder) / case.name for kind, folder in self._request.profiles.items()}:
             from hil.controller.analysis.profile.collect import write_profiles
 

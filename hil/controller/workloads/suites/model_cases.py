@@ -22,7 +22,7 @@ from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
-from hil.controller.workloads.suites.spec import CaseData, CaseSpec, OwnCase, SuiteModel, short, worded
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec, ModelFile, OwnCase, SuiteModel, short, worded
 from hil.core.digest import digest_file, digest_of
 from hil.core.results import Model
 from hil.core.runtimes import RUNTIMES
@@ -91,11 +91,12 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
     own = _own_cases(source, whole.flow, context)
     if own and not source.is_case:
         return own
-    name, content = source.name, whole.content()
-    specs = [CaseSpec(f"{name}_full_model", name, whole.make, content=content), *own]
+    name = source.name
+    spec = functools.partial(CaseSpec, model=name, content=whole.content(), file=whole.file())
+    specs = [spec(f"{name}_full_model", make=whole.make), *own]
     for place in source.data_sets:
         make_set = functools.partial(whole.make_data_set, place)
-        specs.append(CaseSpec(f"{name}_{place.name}", name, make_set, content=content))
+        specs.append(spec(f"{name}_{place.name}", make=make_set))
     if choice is None or not whole.can_be_cut():
         return specs
     with temporary_folder("hil-suite-") as folder:
@@ -114,11 +115,11 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
         except HilError as error:
             if model.format != "onnx":  # the whole model may run for all that
                 error = NotRun(f"its layers are not told in ONNX: {error.message}", stage="import", detail=error.detail)
-            return [*specs, CaseSpec(f"{name}_layers", name, _raising(error), content=content)]
+            return [*specs, spec(f"{name}_layers", make=_raising(error))]
     for layer in unmerged(layers, choice.merge):
         if not layer.by_chance:
             make = functools.partial(whole.make_layer, layer, choice.inputs)
-            specs.append(CaseSpec(f"{name}_layer_{layer.name}", name, make, layer.name, layer.op, content))
+            specs.append(spec(f"{name}_layer_{layer.name}", make=make, layer=layer.name, op=layer.op))
     return specs
 
 
@@ -229,14 +230,20 @@ class _Whole:
 
     def content(self) -> str:
         """A digest of the model, the files beside it and the flow; "" of a model that cannot be read."""
+        model = self.file()
+        if model is None:
+            return ""
+        beside = [_digest(file) for file in self.source.beside]
+        return digest_of(repr((model.digest, beside, self.flow)).encode())
+
+    def file(self) -> ModelFile | None:
+        """The model's file; None of one that cannot be read."""
         try:
-            model = self._plain().digest
+            return ModelFile(str(self.source.path), self._plain().digest)
         except StorageError:
             raise
         except HilError:  # its case runs into it again, and tells
-            return ""
-        beside = [_digest(file) for file in self.source.beside]
-        return digest_of(repr((model, beside, self.flow)).encode())
+            return None
 
     def _plain(self) -> Model:
         def read() -> Model:

@@ -18,11 +18,11 @@ import numpy as np
 
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.packages import version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import parse_pb
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 from hil.core.digest import digest_of
+from hil.core.installed import version
 from hil.core.npy import parse_npy, save_npy, typed
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, dtype_name

@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from hil.compare.verdict import OutputComparison, Verdict
+from hil.compare.verdict import OutputComparison
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.record import device_statistics, verdict_record
+from hil.controller.pipeline.record import case_record, verdict_record
 from hil.controller.storage.texts import shortened
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.spec import CaseSpec
-from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun, told_by
 from hil.controller.workloads.suites.tasks import Task, confirmed
 from hil.core.results import Outcome
 from hil.core.text import jsonable
@@ -39,18 +37,14 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
     Args:
         run: where tensors go: those of a case that did not pass, or of all where the request says so.
     """
-    case = task.case if task.wrong is None else task.wrong
+    case = task.answered
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _keep(case, run, ended is not Outcome.PASS or request.keep_all)
-    artifact, error = case.artifact, case.error
-    files = artifact.files.values() if artifact else ()
-    statistics = device_statistics(case.result) if case.result else {}
-    verdict = case.verdicts[0] if case.verdicts else None
-    provenance = case.result.provenance if case.result else {}
-    parts = provenance.get("placement")
-    # Some models are programs, and some cases come with one.
-    compiled = artifact is not None and artifact.compiler != "none" and case.timings.compile_s is not None
+    artifact, plain = case.artifact, case.plain_verdict
+    told = told_by(case_record(case, {}))
+    told |= {"hint": _hint(told["hint"]), "detail": shortened(told["detail"], _DETAIL)}
     return CaseRecord(
+        **told,
         id=spec.id,
         model=spec.model,
         suite=suite,
@@ -63,31 +57,9 @@ def record_of(spec: CaseSpec, task: Task, suite: str, flow: Flow, request: Reque
         params=spec.params,
         board=task.wrong_on or task.board,
         hw_type=task.hw_type,
-        stage=case.stage,
-        message=case.reason,
-        hint=_hint(error.hint) if error else "",
-        detail=shortened(error.detail, _DETAIL) if error else "",
-        timings=asdict(case.timings),
-        device_p50_ns=statistics.get("p50_ns"),
-        device_p90_ns=statistics.get("p90_ns"),
-        iterations=statistics.get("iterations", 0),
-        cold=statistics.get("iterations") == 1 and statistics["cold_ns"] is not None,
-        agentless=provenance.get("command", {}).get("why", ""),
-        artifact_bytes=sum(path.stat().st_size for path in files if path.exists()) if artifact else None,
         program=artifact.digests[artifact.main] if artifact else "",
-        cached=artifact.cached if artifact and compiled else None,
-        notes=artifact.notes if artifact else {},
-        placement=None if parts is None else tuple(parts),
-        elsewhere=provenance.get("elsewhere", ""),
-        outputs=_comparisons(verdict),
-        against=verdict.against if verdict is not None else "",
-        other_references=tuple(
-            {"against": other.against, "outcome": other.outcome.value, "outputs": _comparisons(other)}
-            for other in case.verdicts[1:]
-        ),
-        disagreement=case.disagreement,
-        plain_outputs=_comparisons(case.plain_verdict),
-        plain_against=case.plain_verdict.against if case.plain_verdict is not None else "",
+        plain_outputs=() if plain is None else tuple(jsonable(verdict_record(plain)["outputs"])),
+        plain_against="" if plain is None else plain.against,
         attempts=tuple(task.attempts),
         confirmed=confirmed(task.wrong_on, task.confirmations),
         repeat=request.command(spec.id),
@@ -110,10 +82,6 @@ def left_by(case: Case, run: SuiteRun) -> dict[str, str]:
 def _hint(hint: str) -> str:
     """What to do next, where that is said with an option of `hil run` that suites and tests have not."""
     return next((instead for option, instead in _INSTEAD.items() if re.search(option, hint)), hint)
-
-
-def _comparisons(verdict: Verdict | None) -> tuple[Mapping[str, Any], ...]:
-    return () if verdict is None else tuple(jsonable(verdict_record(verdict)["outputs"]))
 
 
 def _keep(case: Case, run: SuiteRun, wanted: bool) -> dict[str, dict[str, Path]]:

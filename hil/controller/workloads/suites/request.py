@@ -11,6 +11,7 @@ from typing import Any
 
 from hil.controller.devices.board_choice import is_lent
 from hil.controller.pipeline.options import CaseSettings, flag_of, specs_of, stored_settings
+from hil.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,12 @@ class Request:
         idle = [pattern for pattern in self.filters if not any(_matches(case_id, pattern) for case_id in ids)]
         return [f"--filter {pattern}: no case is called like that" for pattern in idle]
 
-    def command(self, case_id: str) -> str:
-        """The command that runs one of the cases again."""
-        words = ["hil", "suite", "run", self.source, "--flow", self.flow, "--filter", f"={case_id}"]
+    def command(self, *case_ids: str) -> str:
+        """The command that runs some of the cases again; without any, all that it is about."""
+        filters = [f"={case_id}" for case_id in case_ids] or self.filters
+        words = ["hil", "suite", "run", self.source, "--flow", self.flow]
+        words += [word for pattern in filters for word in ("--filter", pattern)]
+        words += ["--no-layers"] * (not self.layers and not case_ids)
         for name, value in self._options():
             words += [name] if value is True else [name, str(value)]
         return shlex.join(words)
@@ -110,6 +114,15 @@ class Request:
             if spec.decides:
                 named += [(flag_of(name, spec), one, without) for one in (value if spec.repeats else (value,))]
         return [(name, value) for name, value, without in named if value is not None and value != without]
+
+
+def make_profile_folders(folders: Mapping[str, str | Path]) -> None:
+    """Make the folders of cases' profiles, by kind. Raises UsageError: one cannot be."""
+    for kind, folder in folders.items():
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot hold {kind} profiles: {error.strerror or error}") from error
 
 
 def _matches(case_id: str, pattern: str) -> bool:

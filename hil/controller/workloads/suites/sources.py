@@ -88,6 +88,18 @@ def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
     return Suite(name, source, cases, folder / EXPECTED, tuple(found.left_out))
 
 
+def namesake(source: str) -> str:
+    """What is said where a built-in suite is meant, and a folder of its name lies beside; "" elsewhere."""
+    if source not in BUILT_IN or not Path(source).is_dir():
+        return ""
+    return f"{source} is hil's own suite; the folder of that name is ./{source}"
+
+
+def place_of(source: str) -> str:
+    """The folder or file that a suite's models are of, whole; "" for hil's own suites."""
+    return "" if source in BUILT_IN else str(Path(source).resolve())
+
+
 def _known(path: Path) -> list[str]:
     """What could have been meant: a suite, or what lies where the path points to."""
     beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []

@@ -65,6 +65,21 @@ class CaseSpec:
     # digest of all that it is made from. A run that is gone on with runs a case again where it is another.
     content: str = ""
     params: Mapping[str, str] = field(default_factory=dict)  # what its test is parametrised by, such as ``dtype``
+    # the model's file and its digest, of its external data too; None where there is none that can be read
+    file: ModelFile | None = None
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """The file of a model, before the flow's recipe."""
+
+    path: str
+    digest: str
+
+
+def model_files(specs: Sequence[CaseSpec]) -> dict[str, dict[str, str]]:
+    """Model -> path and digest of its file, for a record of the run."""
+    return {spec.model: dict(vars(spec.file)) for spec in specs if spec.file is not None}
 
 
 @dataclass(frozen=True)

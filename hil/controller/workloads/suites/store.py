@@ -14,10 +14,11 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.packages import version
+from hil.controller.storage.origin import origin_of_request
 from hil.controller.storage.runs import Run, safe_name, seal, storing, write_file, write_json
 from hil.core import own_version
 from hil.core.files import read_file
+from hil.core.installed import version
 from hil.core.tensors import Array
 from hil.core.text import jsonable
 from hil.errors import UsageError
@@ -102,6 +103,44 @@ class CaseRecord:
         return dict(vars(self))
 
 
+def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
+    """What a case of run.json says of itself, as fields of :class:`CaseRecord`.
+
+    Where the case is, who it was run for and how it is run again is for the caller to say.
+    """
+    artifact, error, device = case["artifact"] or {}, case["error"] or {}, case["device"] or {}
+    provenance, timings = case["provenance"], dict(case["timings"])
+    parts = provenance.get("placement")
+    # Some models are programs, and some cases come with one.
+    compiled = artifact.get("compiler", "none") != "none" and timings.get("compile_s") is not None
+    first, *others = case["verdicts"] or [{}]
+    return {
+        "stage": str(case["stage"] or ""),
+        "message": str(case["reason"] or ""),
+        **{name: str(error.get(name, "")) for name in ("hint", "detail")},
+        "timings": timings,
+        **{f"device_{name}": device.get(name) for name in ("p50_ns", "p90_ns")},
+        "iterations": int(device.get("iterations", 0)),
+        "cold": device.get("iterations") == 1 and device.get("cold_ns") is not None,
+        "agentless": str(provenance.get("command", {}).get("why", "")),
+        "artifact_bytes": artifact.get("bytes"),
+        "cached": artifact["cached"] if compiled else None,
+        "notes": dict(artifact.get("notes", {})),
+        "placement": None if parts is None else tuple(parts),
+        "elsewhere": str(provenance.get("elsewhere", "")),
+        "outputs": _outputs(first),
+        "against": str(first.get("against", "")),
+        "other_references": tuple(
+            {"against": one["against"], "outcome": one["outcome"], "outputs": _outputs(one)} for one in others
+        ),
+        "disagreement": str(case.get("disagreement", "")),
+    }
+
+
+def _outputs(verdict: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    return tuple(jsonable(verdict.get("outputs", ())))
+
+
 _PACKAGES = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "numpy")
 # Those of hil's extras, told where they are installed.
 _FRAMEWORKS = ("torch", "executorch", "torchvision", "torchaudio", "tensorflow", "tensorflow-cpu", "ai-edge-litert")
@@ -141,7 +180,8 @@ class SuiteRun:
     def __init__(self, folder: Path, head: dict[str, Any]) -> None:
         self.folder = folder
         # What suite.json holds: ``schema``, ``request``, ``suite``, ``flow``, ``runtime``, ``boards``, ``command``,
-        # ``versions``, ``ids`` (of all cases, in order), ``started``, ``finished``, ``exit_code``, ``interrupted``.
+        # ``versions``, ``origin``, ``ids`` (of all cases, in order), ``started``, ``finished``, ``exit_code``,
+        # ``interrupted``.
         self.head = head
 
     @classmethod
@@ -156,7 +196,9 @@ class SuiteRun:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / LINES).touch()
             seal(folder, head.get("request", {}))
-        run = cls(folder, {"schema": SCHEMA, **head, "started": time.time(), "finished": None, "exit_code": None})
+        now = {"started": time.time(), "finished": None, "exit_code": None}
+        origin = head.get("origin") or origin_of_request(head.get("request", {}))
+        run = cls(folder, {"schema": SCHEMA, **head, "origin": origin, **now})
         run.save()
         return run
 

@@ -35,6 +35,11 @@ class Task:
     confirmations: list[tuple[str, bool]] = field(default_factory=list)
     started: float = field(default_factory=time.time)  # seconds since the epoch
 
+    @property
+    def answered(self) -> Case:
+        """The case whose answer counts, whatever came of runs that were to confirm it."""
+        return self.case if self.wrong is None else self.wrong
+
     def fits(self, boards: Sequence[str]) -> bool:
         """Whether one of some boards may run it."""
         return bool(boards) and not (self.boards and set(self.boards).isdisjoint(boards))

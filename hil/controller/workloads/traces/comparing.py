@@ -89,11 +89,16 @@ def compare_traces(reference: Trace, target: Trace, judging: Judging | None = No
     return found
 
 
-def judged(comparisons: Sequence[CallComparison]) -> tuple[Outcome, str]:
-    """Return a trace's outcome and the reason: FAIL if a call is wrong, BLIND if the others cannot be judged."""
+def judged(comparisons: Sequence[CallComparison], *, ended_early: bool = False) -> tuple[Outcome, str]:
+    """Return a trace's outcome and the reason: FAIL if a call is wrong, BLIND if the others cannot be judged.
+
+    A trace in which nothing was compared is a FAIL too, unless it ``ended_early``, which its error tells.
+    """
     failed, blind = ([one for one in comparisons if one.outcome is kind] for kind in (Outcome.FAIL, Outcome.BLIND))
     wrong = failed or blind
     if not wrong:
+        if not ended_early and not any(one.outputs for one in comparisons):
+            return Outcome.FAIL, "nothing was compared: no call returned a tensor or assigned a variable"
         return Outcome.PASS, ""
     first = wrong[0]
     why = first.reason or (first.verdict.reason if first.verdict is not None else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,18 +19,16 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
+from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import RunStore, safe_name
 from hil.controller.workloads.run_job import run_cases
 from hil.controller.workloads.traces.stored import OF_RUN, load_one
-from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in, same_bits
+from hil.controller.workloads.traces.trace import MOST_LOADED, ModuleCall, Trace, arrays_in, same_bits
 from hil.core.results import RunResult, Stage
 from hil.core.tensors import Array, TensorSpec, dtype_name
 from hil.core.text import jsonable
 from hil.errors import NotRun, RunFailed, UsageError
-
-# Programs stay loaded over the calls, and with them what they keep to themselves.
-_MOST_LOADED = 1 << 20
 
 
 def run_trace(
@@ -65,7 +65,10 @@ def run_trace(
     with lent(isolated, 1) as workers:
         context = RunContext(Cache(), workers)
         cases = replay.cases(job, context)
-        run = RunStore(job.out).create(safe_name(f"{trace.module_name}-{trace.name}"), jsonable(asdict(job)), run_id)
+        typed = typed_command()
+        run = RunStore(job.out).create(
+            safe_name(f"{trace.module_name}-{trace.name}"), jsonable(asdict(job)), run_id, command=typed
+        )
         record = run_cases(
             run,
             job,
@@ -75,12 +78,12 @@ def run_trace(
             screen,
             runtime=job.runtime,
             purpose=f"hil trace run {run.id}",
-            most_loaded=_MOST_LOADED,
+            most_loaded=MOST_LOADED,
             after=replay.after,
         )
     if record["folder"]:
         made = Trace(trace.module_name, choice.name, trace.name, trace.source, replay.ran_by, replay.made)
-        made.reference, made.error = place, replay.error
+        made.reference, made.error, made.command = place, replay.error, typed
         made.save(run.folder / OF_RUN)
     return record
 
@@ -94,12 +97,18 @@ def _expected(trace: Trace, folder: Path, against: Path | None, out: Path | None
 
 
 def _hint(folder: Path) -> str:
-    module = folder.absolute().parents[2]
-    others = [one for one in sorted(module.glob(f"*/traces/{folder.name}")) if list(one.glob("call_*/call.json"))]
-    able = [one for one in others if any(call.program for call in Trace.load(one).calls)]
+    module = Path(os.path.normpath(folder.absolute() / ".." / ".." / ".."))  # or the root, where that is less deep
+    able = [one for one in sorted(module.glob(f"*/traces/{glob.escape(folder.name)}")) if _has_programs(one)]
     return (
         f"name a trace of programs: {', '.join(map(str, able))}" if able else "name a trace of a backend with programs"
     )
+
+
+def _has_programs(folder: Path) -> bool:
+    try:
+        return any(call.program for call in Trace.load(folder))
+    except UsageError:  # it is damaged, or no trace
+        return False
 
 
 @dataclass

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.record import verdict_record
-from hil.controller.storage.runs import RunStore
+from hil.controller.storage.runs import RunStore, write_file
 from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
-from hil.controller.workloads.traces.trace import Trace, arrays_in
+from hil.controller.workloads.traces.trace import FILE, Trace, arrays_in, stored_at
 from hil.core.results import Outcome, exit_code_of
 from hil.core.tensors import Array, dtype_name, type_text
 from hil.core.text import jsonable
 from hil.errors import UsageError
 
-_FILE = "trace.json"
 # Where a run of `hil trace run` keeps what it traced.
 OF_RUN = "trace"
 
@@ -33,9 +33,9 @@ def find_traces(place: Path, out: Path | None = None) -> dict[str, Path]:
     """
     if not place.is_dir() and len(place.parts) == 1:
         place = RunStore(out).open(str(place)).folder / OF_RUN
-    if (place / OF_RUN / _FILE).is_file():
+    if (place / OF_RUN / FILE).is_file():
         place = place / OF_RUN
-    found = {str(file.parent.relative_to(place)): file.parent for file in sorted(place.rglob(_FILE))}
+    found = {str(file.parent.relative_to(place)): file.parent for file in sorted(place.rglob(FILE))}
     if not found:
         raise UsageError(
             f"{place} holds no trace", hint="name a trace's folder, or one that has some: .../iree_llvmcpu"
@@ -43,13 +43,25 @@ def find_traces(place: Path, out: Path | None = None) -> dict[str, Path]:
     return found
 
 
-def load_one(place: Path, out: Path | None = None) -> tuple[Trace, Path]:
-    """The one trace in a place, and its folder. Raises UsageError: there is none, or there are several."""
+def find_one(place: Path, out: Path | None = None) -> Path:
+    """The folder of the one trace in a place. Raises UsageError: there is none, or there are several."""
     found = find_traces(place, out)
     if len(found) > 1:
         raise UsageError(f"{place} holds {len(found)} traces", hint=f"name one: {', '.join(list(found)[:5])}")
     (folder,) = found.values()
+    return folder
+
+
+def load_one(place: Path, out: Path | None = None) -> tuple[Trace, Path]:
+    """The one trace in a place, and its folder. Raises UsageError: as :func:`find_one`, or it is damaged."""
+    folder = find_one(place, out)
     return Trace.load(folder), folder
+
+
+# What a module's test found of a trace, beside it; and when that trace was stored: it tells of no other one.
+COMPARISON = "comparison.json"
+OF_TRACE = "trace_created"
+_SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,16 @@ class TraceComparison:
         ]
         found = {"name": self.name, "outcome": self.outcome.value, "reason": self.reason, "calls": calls}
         return dict(jsonable(found))
+
+    def save(self, trace_dir: Path) -> None:
+        """Keep it beside the stored trace, as :meth:`to_json` has it, with the time at which that was stored.
+
+        Raises:
+            StorageError: it cannot be written.
+            UsageError: there is no trace.
+        """
+        document = {"schema": _SCHEMA, OF_TRACE: stored_at(trace_dir), **self.to_json()}
+        write_file(trace_dir / COMPARISON, json.dumps(document, indent=1) + "\n", option="")
 
     def lines(self) -> list[str]:
         """For people: the outcome, then every call, of one that agrees a line."""
@@ -107,13 +129,16 @@ def compare_stored(
         one, other = Trace.load(made[name]), Trace.load(wanted[name])
         calls = tuple(compare_traces(other, one, judging))
         outcome, reason = judged(calls)
-        if not reason and not any(call.outputs for call in calls):
-            outcome, reason = Outcome.FAIL, "nothing was compared: no call returned a tensor or assigned a variable"
         if one.error and outcome is not Outcome.PASS:
             reason = f"{reason}; {one.backend} ended early: {one.error.splitlines()[0]}"
-        title = f"{one.module_name}/{one.name} on {one.backend} beside {other.backend}"
+        title = title_of(one, other)
         found.append(TraceComparison(title, outcome, reason, calls))
     return found
+
+
+def title_of(trace: Trace, reference: Trace) -> str:
+    """What the comparison of a trace is called."""
+    return f"{trace.module_name}/{trace.name} on {trace.backend} beside {reference.backend}"
 
 
 def exit_code(comparisons: list[TraceComparison]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.tensorflow.graphs import Structure, leaves
+from hil.controller.storage.origin import origin_of
 from hil.controller.storage.runs import storing
 from hil.core.files import read_text, within
 from hil.core.npy import load_npy, save_npy
@@ -21,7 +23,7 @@ from hil.errors import UsageError
 
 _PLAIN = (bool, int, float, str)
 
-_FILE = "trace.json"
+FILE = "trace.json"
 # The texts that it holds.
 _TEXTS = ("module_name", "backend", "name", "source", "ran_by", "error")
 _CALL = "call.json"
@@ -29,6 +31,8 @@ LOG = "log.txt"
 SCHEMA = 2
 # A call lies in MODULE/BACKEND/traces/TRACE/call_N.
 _DEPTH = 4
+# A module's programs stay loaded over a trace's calls, and with them what they keep to themselves.
+MOST_LOADED = 1 << 20
 # Of how many values a log shows the first and the last.
 _SHOWN = 16
 
@@ -270,6 +274,11 @@ class Trace:
     # what the variables and constants that programs capture hold before the first call that does.
     initial: dict[str, Array] = field(default_factory=dict)
     reference: Path | None = None  # the trace that it was compared with
+    # where it comes from (:func:`hil.controller.storage.origin.origin_of`), and when it was stored, in seconds since
+    # the epoch; empty and 0 until then.
+    origin: dict[str, Any] = field(default_factory=dict)
+    created: float = 0.0
+    command: str = ""  # makes it again; "" where nobody knows
 
     def __iter__(self) -> Iterator[ModuleCall]:
         return iter(self.calls)
@@ -284,7 +293,7 @@ class Trace:
         folder = Path(trace_dir)
         with storing(folder):
             if folder.exists():
-                if any(folder.iterdir()) and not (folder / _FILE).is_file():
+                if any(folder.iterdir()) and not (folder / FILE).is_file():
                     raise UsageError(f"{folder} holds no trace that could be replaced", hint="name another folder")
                 shutil.rmtree(folder)
             folder.mkdir(parents=True)
@@ -293,9 +302,10 @@ class Trace:
                 for n, (name, value) in enumerate(self.initial.items())
             ]
             reference = self.reference and os.path.relpath(self.reference.absolute(), folder.absolute())
-            known = {"calls": len(self.calls), "initial": initial, "reference": reference}
+            known: dict[str, Any] = {"calls": len(self.calls), "initial": initial, "reference": reference}
+            known |= {"origin": self.origin or origin_of(), "created": self.created or time.time()}
             document = {"schema": SCHEMA, **vars(self), **known}
-            (folder / _FILE).write_text(json.dumps(document, indent=2) + "\n")
+            (folder / FILE).write_text(json.dumps(document, indent=2) + "\n")
             (folder / LOG).write_text(f"{self}\n")
         for number, call in enumerate(self.calls):
             call.save(folder / call_name(number))
@@ -306,15 +316,16 @@ class Trace:
         """Read one that :meth:`save` wrote. Raises UsageError: there is none, or it is damaged."""
         folder = Path(trace_dir)
         kinds = {**dict.fromkeys(_TEXTS, str), "calls": int}
-        later = {"initial": list, "reference": (str, type(None))}
-        fields = _read_fields(folder / _FILE, kinds, later, schema=SCHEMA)
+        later = {"initial": list, "reference": (str, type(None)), "origin": dict, "created": (int, float)}
+        later["command"] = str
+        fields = _read_fields(folder / FILE, kinds, later, schema=SCHEMA)
         count = fields.pop("calls")
         if count < 0:
-            raise UsageError(f"{folder / _FILE} is no trace of hil: it has {count} calls")
+            raise UsageError(f"{folder / FILE} is no trace of hil: it has {count} calls")
         try:
             initial = load_pairs(fields.get("initial", ()), folder)
         except RecursionError as error:
-            raise UsageError(f"{folder / _FILE} is nested too deeply") from error
+            raise UsageError(f"{folder / FILE} is nested too deeply") from error
         fields["initial"] = {str(name): value for name, value in initial.items()}
         reference = fields.get("reference")
         fields["reference"] = (folder / reference).resolve() if reference else None
@@ -330,6 +341,11 @@ class Trace:
 def call_name(number: int) -> str:
     """Return the folder of a call in its trace's."""
     return f"call_{number}"
+
+
+def stored_at(trace_dir: Path) -> float:
+    """When the trace of a folder was stored, 0 where it does not say. Raises UsageError: as :meth:`Trace.load`."""
+    return float(_read_fields(trace_dir / FILE, {}, {"created": (int, float)}, schema=SCHEMA).get("created", 0))
 
 
 def _read_fields(

@@ -102,6 +102,7 @@ class Farm:
             "jobs": lambda **asked: [job("5"), job("6", selector="chip=a53")],
             "job": lambda name: {**job(name, "done"), "attempts_made": []},
             "events": lambda **asked: [],
+            "queue": lambda jobs: [{**job(name), "position": 2, "why": "rpi-1 is busy"} for name in jobs],
         }
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
@@ -165,8 +166,8 @@ def test_status_tells_the_sums_then_what_runs_and_the_newest_jobs(farm: Farm):
     assert table_of(result, "JOB") == [
         ["3", "done", "model-3.onnx", "run", "ada", "normal", "rpi-1", "30s", "1m02s", "FAIL y differs"],
         ["4", "running", "model-4.onnx", "run", "ada", "normal", "rpi-1", "30s", "1m10s"],
-        ["5", "queued", "model-5.onnx", "run", "ada", "normal", "1m40s"],
-        ["6", "queued", "model-6.onnx", "run", "ada", "normal", "1m40s", "for gpu"],
+        ["5", "queued", "model-5.onnx", "run", "ada", "normal", "1m40s", "place 2: rpi-1 is busy"],
+        ["6", "queued", "model-6.onnx", "run", "ada", "normal", "1m40s", "place 2: rpi-1 is busy; for gpu"],
     ]
 
 
@@ -177,7 +178,11 @@ def test_jobs_are_in_the_order_of_their_numbers(farm: Farm):
 
 def test_status_asks_for_what_it_is_asked(farm: Farm):
     called(status, "--user", "bob", "--state", "queued", "--state", "done", "--limit", "7", "--json")
-    assert farm.asked == [("stats", {}), ("jobs", {"state": ["queued", "done"], "user": "bob", "limit": 7})]
+    assert farm.asked == [
+        ("stats", {}),
+        ("jobs", {"state": ["queued", "done"], "user": "bob", "limit": 7}),
+        ("queue", {"jobs": ["5", "6"]}),
+    ]
 
 
 def test_status_as_json(farm: Farm):
@@ -185,6 +190,19 @@ def test_status_as_json(farm: Farm):
     assert document["schema"] == 1
     assert document["stats"] == STATS
     assert [row["name"] for row in document["jobs"]] == ["5", "6"]
+
+
+def test_a_job_that_waits_says_when_its_turn_is_and_why_it_waits(farm: Farm):
+    farm.answers["job"] = lambda name: {**job(name, selector="gpu"), "attempts_made": []}
+    why = "no board is like that; rpi-1: has no gpu"
+    farm.answers["queue"] = lambda jobs: [{**job(name), "position": 0, "why": why} for name in jobs]
+    assert f"waits: no place: {why}" in called(status, "17.3").stdout.splitlines()
+    told = document_of(status, "17.3")["job"]
+    assert (told["position"], told["why"]) == (0, why)
+    # It may have been given a board in between.
+    farm.answers["queue"] = lambda jobs: []
+    assert "waits" not in called(status, "17.3").stdout
+    assert "position" not in document_of(status, "17.3")["job"]
 
 
 def test_a_job_by_its_name_with_its_attempts(farm: Farm):

@@ -345,7 +345,7 @@ def test_a_board_that_is_gone_in_a_run_is_lost(lab, agent, tmp_path):
 def test_a_tool_whose_upload_costs_the_session_has_the_program_loaded_again(lab, agent, tmp_path, monkeypatch):
     agent.profile_tool = "iree-benchmark-module"
     (tmp_path / "tool").write_bytes(b"a tool" * 1000)
-    monkeypatch.setattr("hil.controller.devices.board.iree_tool", lambda *_, **__: tmp_path / "tool")
+    monkeypatch.setattr("hil.controller.devices.deploy.wheels.iree_tool", lambda *_, **__: tmp_path / "tool")
     board, artifact = lab.open(), program(tmp_path / "p.onnx")
     board.push(artifact)
     with board.load(artifact) as loaded:

@@ -4,13 +4,14 @@ import socket
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.supervisor import Supervisor
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.connection import AgentConnection
-from hil.errors import BoardUnreachable
+from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable
 
 
 def test_an_agent_that_imports_its_runtimes_first_is_waited_for(
@@ -39,4 +40,32 @@ def test_one_that_hangs_is_told_of_soon(tmp_path: Path) -> None:
         with pytest.raises(BoardUnreachable, match="no agent answers"):
             connection.describe(timeout=1)
         assert time.monotonic() - start < 30
+        connection.close()
+
+
+class Refused(grpc.RpcError):
+    """What gRPC says where a server answers with an HTTP/2 error: what it said was seen on a busy agent."""
+
+    def __init__(self, error: int) -> None:
+        self.error = error
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return f"Stream removed (RST_STREAM (Received RST_STREAM with error code {self.error}))"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+@pytest.mark.parametrize(("error", "kind"), [(7, BoardBusy), (2, BoardLost)])
+def test_an_agent_that_takes_no_more_calls_is_busy_and_not_lost(
+    tmp_path: Path, error: int, kind: type[BoardError]
+) -> None:
+    connection = AgentConnection(Target(f"unix:{tmp_path}/nobody.sock"), "board")
+    try:
+        told = connection._translated(Refused(error))
+        assert type(told) is kind
+    finally:
         connection.close()

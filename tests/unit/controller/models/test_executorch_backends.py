@@ -53,6 +53,6 @@ def test_only_what_was_compiled_for_another_board_is_a_skip(needs: list[str], ra
     board = SimpleNamespace(config=SimpleNamespace(devices={}), client=SimpleNamespace(load_program=load_program))
     artifact = Artifact("executorch", "main.pte", {}, {}, "", "executorch 1", notes={"needs": needs})
     with pytest.raises(StageError) as error:
-        Board.load(board, artifact)  # type: ignore[arg-type]
+        Board.load(board, artifact)
     assert type(error.value) is raised
     assert error.value.outcome == ("SKIP" if raised is NotRun else "LOAD_ERROR")

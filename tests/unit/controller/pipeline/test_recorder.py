@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.waiting import eventually
 
 from hil.compare.verdict import compare
 from hil.controller.pipeline.case import Case
@@ -44,10 +46,27 @@ def ran(case: Case) -> Case:
 def test_one_case_that_has_news_is_written_beside_all_others(run, cases):
     recorder = Recorder(run, ["a", "b", "c"], cases)
     recorder.keep(replace(cases[1], inputs={"x": np.zeros(2, np.float32)}), "inputs")
+    recorder.write(cases[0])
     assert [case["name"] for case in written(run)["cases"]] == ["a", "b", "c"]
     assert [len(case["inputs"]) for case in written(run)["cases"]] == [0, 1, 0]
     assert not written(run)["finished"]
     assert written(run)["request"] == {"seed": 1}
+
+
+def test_news_that_are_no_outcome_are_written_within_a_moment_or_with_the_next_outcome(run, cases):
+    recorder = Recorder(run, ["a", "b", "c"], cases)
+    recorder.write()
+    recorder.write_soon(replace(cases[0], stage="compile"))
+    recorder.write_soon(replace(cases[1], stage="import"))
+    eventually(lambda: [case["stage"] for case in written(run)["cases"]] == ["compile", "import", cases[2].stage])
+    recorder.write_soon(replace(cases[0], stage="load"))
+    recorder.end(ran(cases[2]))
+    assert written(run)["cases"][0]["stage"] == "load"
+    recorder.write_soon(replace(cases[0], stage="run"))
+    recorder.forget()
+    run.discard()
+    time.sleep(0.3)
+    assert not run.folder.exists()
 
 
 def test_a_case_that_was_refused_while_another_ran_is_written_with_it(run, cases):
@@ -69,6 +88,14 @@ def test_what_was_written_of_each_case_at_last_is_the_whole_record(run, cases):
     assert written(run) == {**before, "exit_code": 0, "outcome": "PASS", "finished": True}
     assert jsonable(record["cases"]) == before["cases"]
     assert "nan" in json.dumps(before["cases"])
+
+
+@pytest.mark.parametrize("skipped", [0, 2])
+def test_a_run_of_which_a_case_was_skipped_comes_to_what_the_others_do(run, cases, skipped):
+    recorder = Recorder(run, ["a", "b", "c"], cases)
+    for number, case in enumerate(cases):
+        recorder.end(replace(ran(case), outcome=Outcome.SKIP) if number == skipped else ran(case))
+    assert recorder.finish()["outcome"] == "PASS"
 
 
 def test_cases_that_an_earlier_try_ended_stay_in_their_places(run, cases):

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from hil.controller.devices.answers import LOG_CHARACTERS
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage import live
 from hil.controller.storage.isolated import Isolated, IsolatedFailure
@@ -92,3 +93,27 @@ def test_a_worker_is_heard_from_its_first_line_to_its_last_and_no_other() -> Non
         written("p1", "last")
         log.close()
     assert shown.empty()
+
+
+def test_a_board_that_never_stops_telling_of_other_programs_takes_little_memory() -> None:
+    stream = Stream()
+    client: Any = SimpleNamespace(follow_logs=lambda: stream, logs=lambda program: [])
+    log = WorkerLog("rpi5", client)
+    for number in range(40):
+        stream.lines.put(SimpleNamespace(program_id=f"p{number}", text="x" * (LOG_CHARACTERS // 10)))
+    stream.lines.put(SimpleNamespace(program_id="last", text="y"))
+    stream.lines.put(None)
+    log._thread.join(30)
+    assert sum(len(text) for _, text in log._early) <= LOG_CHARACTERS
+    assert log._early[-1] == ("last", "y")
+    log.close()
+
+
+def test_a_program_that_was_loaded_when_nobody_looked_is_not_shown() -> None:
+    client: Any = SimpleNamespace(follow_logs=Stream, logs=lambda program: ["unseen"])
+    shown: list[str] = []
+    with live.showing(shown.append):
+        log = WorkerLog("rpi5", client)
+        log.finish("p1")
+        log.close()
+    assert shown == []

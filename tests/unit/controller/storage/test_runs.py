@@ -70,7 +70,7 @@ def test_the_index_follows_what_is_on_disk(tmp_path):
     assert store.summaries()[1]["outcome"] == "FAIL"
     (first.folder / "run.json").unlink()
     assert [row["id"] for row in store.summaries()] == [second.id]
-    (tmp_path / "index.sqlite").write_bytes(b"damaged")
+    (tmp_path / "index-2.sqlite").write_bytes(b"damaged")
     assert [row["id"] for row in store.summaries()] == [second.id]
 
 

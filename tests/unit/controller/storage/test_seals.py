@@ -78,7 +78,7 @@ def test_an_index_that_somebody_else_made_deletes_nothing_and_is_not_believed(ma
     run = store.create("a", {})
     run.record.update(finished=True)
     run.save()
-    with sqlite3.connect(tmp_path / "runs" / "index.sqlite") as database:
+    with sqlite3.connect(tmp_path / "runs" / "index-2.sqlite") as database:
         database.executescript(made)
     assert [row["id"] for row in store.summaries()] == [run.id]
     assert store.gc() == [run.id]
@@ -90,7 +90,7 @@ def test_a_link_in_the_indexes_place_is_not_written_through(tmp_path):
         database.execute("create table mine (a)")
     store = RunStore(tmp_path / "runs")
     store.create("a", {})
-    (tmp_path / "runs" / "index.sqlite").symlink_to(tmp_path / "precious.sqlite")
+    (tmp_path / "runs" / "index-2.sqlite").symlink_to(tmp_path / "precious.sqlite")
     before = (tmp_path / "precious.sqlite").read_bytes()
     assert len(store.summaries()) == 1
     assert (tmp_path / "precious.sqlite").read_bytes() == before

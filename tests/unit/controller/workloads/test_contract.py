@@ -24,6 +24,7 @@ from support.fake_boards import FakeBoards, FakeProgram, X, Y, fake_boards, fake
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.analysis.bench import job as bench_job
 from hil.controller.analysis.bisect import find as bisection
+from hil.controller.analysis.profile import collect
 from hil.controller.backends import compilers, references
 from hil.controller.farm import submitting
 from hil.controller.farm.host import job_attempt
@@ -55,6 +56,7 @@ from hil.controller.workloads.suites.job import resume_suite, run_suite
 from hil.controller.workloads.suites.request import Request, Settings
 from hil.controller.workloads.traces.run import run_trace
 from hil.controller.workloads.traces.trace import CallProgram, ModuleCall, Trace
+from hil.core.digest import digest_file
 from hil.core.results import Artifact, Model, RunResult
 from hil.core.text import jsonable
 from hil.errors import (
@@ -172,17 +174,6 @@ def by_run(place: Path, **how: Any) -> dict[str, str]:
     return {case["name"]: case["outcome"] for case in record["cases"]}
 
 
-def three_methods(place: Path) -> Path:
-    """A bundle with a case for each of three methods."""
-    program = place / "main.bin"
-    program.write_bytes(b"program")
-    artifact = Artifact("onnxruntime", "main.bin", {"main.bin": program}, {}, "a", "none", (), (X,), (Y,))
-    case = MethodTestCase([ONE], [ONE * 2], name="ones")
-    suites, signatures = [MethodTestSuite(name, [case]) for name in "abc"], dict.fromkeys("abc", Signature((X,), (Y,)))
-    Bundle.create(artifact, suites, signatures=signatures).save(place / "three.hilb")
-    return place / "three.hilb"
-
-
 def bundle(place: Path) -> Bundle:
     """A program of three methods with a case each."""
     program = place / "main.bin"
@@ -193,9 +184,14 @@ def bundle(place: Path) -> Bundle:
     return Bundle.create(artifact, suites, signatures=signatures)
 
 
-def by_bundle(place: Path, **how: Any) -> dict[str, str]:
+def three_methods(place: Path) -> Path:
+    """Its file."""
     bundle(place).save(place / "three.hilb")
-    job = Job(models=(place / "three.hilb",), board=A, out=place / "runs", **how)
+    return place / "three.hilb"
+
+
+def by_bundle(place: Path, **how: Any) -> dict[str, str]:
+    job = Job(models=(three_methods(place),), board=A, out=place / "runs", **how)
     record = run_bundle(job, (), None, screen=Quiet())
     return {case["name"].partition("-")[0]: case["outcome"] for case in record["cases"]}
 
@@ -231,8 +227,10 @@ def by_bisect(place: Path) -> dict[str, str]:
 
     files = models(place / "models")
     activations = SimpleNamespace(source="fake")
-    subject = SimpleNamespace(model=import_model(files[0]), options=Options(), activations=activations)
-    context = RunContext(Cache(place / "cache"), FakeIsolated())  # type: ignore[arg-type]
+    subject = SimpleNamespace(
+        model=import_model(files[0]), options=Options(), activations=activations, digest=digest_file(files[0])
+    )
+    context = RunContext(Cache(place / "cache"), FakeIsolated())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bisection, "open_subject", lambda *_, **__: subject)
         patch.setattr(bisection, "_look", look)
@@ -242,7 +240,7 @@ def by_bisect(place: Path) -> dict[str, str]:
 
 
 def by_traces(place: Path) -> dict[str, str]:
-    context = RunContext(Cache(place / "cache"), FakeIsolated())  # type: ignore[arg-type]
+    context = RunContext(Cache(place / "cache"), FakeIsolated())
     target = Target(Backend("board:a", "a", "onnxruntime", fake_choice()), context, place)
     ended: dict[str, str] = {}
     try:
@@ -283,7 +281,7 @@ def by_check(place: Path) -> dict[str, str]:
 
 
 def by_pytest(place: Path, **how: Any) -> dict[str, str]:
-    pytester = by_pytest.pytester  # type: ignore[attr-defined]
+    pytester = by_pytest.pytester
     if not (place / "models").exists():
         models(place / "models")
     pytester.makeini(f"[pytest]\nhil_models = {place / 'models'}\n")
@@ -326,9 +324,18 @@ def by_farm(place: Path, work: submitting.Workload) -> dict[str, str]:
             (files / at).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(work.uploads[digest], files / at)
         grant = SimpleNamespace(spec=job)
-        attempt: Any = SimpleNamespace(grant=grant, board=fake_choice(), print=lambda text: None, isolated=None)
+        told: dict[str, str] = {}
+        attempt: Any = SimpleNamespace(
+            grant=grant,
+            board=fake_choice(),
+            print=lambda text: None,
+            case_ended=lambda name, outcome, reason, told=told: told.update({name: outcome}),
+            isolated=None,
+        )
         record, _ = job_attempt._call(attempt, files, place / f"out{number}")
-        ended |= {case.get("name") or case["id"]: case["outcome"] for case in record["cases"]}
+        outcomes = {case.get("name") or case["id"]: case["outcome"] for case in record["cases"]}
+        assert told == outcomes, "each is told as it ends"
+        ended |= outcomes
     return ended
 
 
@@ -479,6 +486,29 @@ def test_a_filter_that_no_case_is_called_like_is_told(fake_boards: FakeBoards, t
     assert told == [f"--filter {one}: no case is called like that" for one in ("nothing*", "=b")]
 
 
+def test_a_wrong_answer_that_was_not_confirmed_is_still_one_where_profiles_are_written(
+    fake_boards: FakeBoards, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(program: FakeProgram, *given: Any, **how: Any) -> Any:
+        runs.append(program.artifact.function)
+        monkeypatch.setattr(FakeProgram, "factor", 3 if runs == ["a"] else 2)
+        return answer(program, *given, **how)
+
+    def write_profiles(case: Any, folders: dict[str, Path], **_: Any) -> Iterator[Any]:
+        written.append((case.name, case.outcome.value))
+        yield [{"kind": kind, "folder": str(folder), "notes": []} for kind, folder in folders.items()]
+
+    runs: list[str] = []
+    written: list[tuple[str, str]] = []
+    answer = FakeProgram.run
+    monkeypatch.setattr(FakeProgram, "run", run)
+    monkeypatch.setattr(collect, "write_profiles", write_profiles)
+    models(tmp_path / "models", "a")
+    request = replace(asked(tmp_path), confirm=2, profiles={"run": str(tmp_path / "profiles")})
+    (record,) = run_suite(request, out=tmp_path / "suite", screen=Quiet()).records()
+    assert (record.outcome, record.confirmed, written) == ("FAIL", "flaky", [("a_full_model", "FAIL")])
+
+
 def test_a_suite_goes_on_with_what_was_not_run(fake_boards: FakeBoards, tmp_path: Path) -> None:
     fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
@@ -605,7 +635,7 @@ def matrix_of_suite(place: Path) -> MatrixReport:
 
 
 def matrix_of_pytest(place: Path) -> MatrixReport:
-    pytester = by_pytest.pytester  # type: ignore[attr-defined]
+    pytester = by_pytest.pytester
     models(pytester.path / "models")
     pytester.makeini("[pytest]\nhil_models = models\n")
     boards = ("--hil-board", A, "--hil-board", B, "--hil-each-board")
@@ -669,6 +699,15 @@ def test_a_target_that_is_not_reached_is_no_end_of_the_others(
     assert report.exit_code == EXIT_BOARD and report.notes == ["unix__fake_a: no answer"]
 
 
+def test_targets_are_compared_with_a_traces_run_that_is_named_by_its_id(
+    fake_boards: FakeBoards, tmp_path: Path
+) -> None:
+    job = Job(models=(three_calls(tmp_path),), out=tmp_path / "runs")
+    first = run_trace(replace(job, board=A), screen=Quiet())
+    report = trace_matrix(job, BOTH, Path(first["id"]), screen=Quiet())[1]
+    assert marked(report) == {key: ["PASS", "PASS"] for key in "abc"}
+
+
 @pytest.mark.parametrize("kind", MATRICES)
 def test_nothing_is_kept_of_a_matrix_that_came_to_no_target(fake_boards: FakeBoards, kind: str, tmp_path: Path) -> None:
     fake_boards.refuse |= {board: [BoardUnreachable(f"{board} is off")] for board in (A, B)}
@@ -718,7 +757,7 @@ def test_cases_that_a_file_brings_are_cases_of_every_workload_each_with_its_name
     enter: Callable[[Path], dict[str, str]],
 ) -> None:
     monkeypatch.setattr(by_pytest, "pytester", pytester, raising=False)
-    made, context = bundle(tmp_path), RunContext(Cache(tmp_path / "cache"), FakeIsolated())  # type: ignore[arg-type]
+    made, context = bundle(tmp_path), RunContext(Cache(tmp_path / "cache"), FakeIsolated())
     (tmp_path / "models").mkdir()
     made.save(tmp_path / "models/three.hilb")
     write_format("golden", made, tmp_path / "models/gold", context=context)

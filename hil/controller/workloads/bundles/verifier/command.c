@@ -117,30 +117,6 @@ static const uint8_t *unpacked(const struct tensor *tensor, const uint8_t *data)
     return made;
 }
 
-/* Elements in C order as they lie in the runtime's memory or, with ``back``, the other way. */
-static const uint8_t *reordered(const struct tensor *tensor, const uint8_t *data, uint64_t room, bool back)
-{
-    uint64_t strides[MAX_RANK], stride = 1, index[MAX_RANK] = {0};
-    size_t bytes = tensor->dtype->bytes;
-    uint8_t *made = allocate(room, bytes);
-    for (unsigned i = tensor->rank; i-- > 0;) {
-        strides[tensor->order[i]] = stride;
-        stride *= tensor->shape[tensor->order[i]];
-    }
-    for (uint64_t flat = 0; flat < tensor->count; flat++) {
-        uint64_t place = 0;
-        for (unsigned axis = 0; axis < tensor->rank; axis++)
-            place += index[axis] * strides[axis];
-        memcpy(made + (back ? flat : place) * bytes, data + (back ? place : flat) * bytes, bytes);
-        for (unsigned axis = tensor->rank; axis-- > 0;) {
-            if (++index[axis] < tensor->shape[axis])
-                break;
-            index[axis] = 0;
-        }
-    }
-    return made;
-}
-
 /* Whether an input of an IREE function is a bare number: its declaration reads
  * ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (...)``. A name may hold nearly anything. */
 static bool is_number(const char *function, size_t place)
@@ -225,7 +201,7 @@ static void write_input(const struct method *method, const struct tensor *tensor
         for (unsigned axis = 0; axis < tensor->rank; axis++)
             if (__builtin_mul_overflow(room, tensor->room[axis], &room) || room > MAX_ELEMENTS)
                 refuse("", "input %zu has more elements than any machine holds", place);
-        write_raw(name, reordered(tensor, tensor->data, room, false), room * dtype->bytes);
+        write_raw(name, reordered(tensor, tensor->order, tensor->data, room, false), room * dtype->bytes);
     } else if (dtype->bits)
         write_raw(name, packed(tensor), packed_size(tensor));
     else
@@ -300,7 +276,7 @@ static enum outcome read_output(struct tensor *output, const struct tensor *expe
     if (expected->dtype->bits)
         output->data = unpacked(expected, file.data);
     else if (state.is_executorch)
-        output->data = reordered(expected, file.data, expected->count, true);
+        output->data = reordered(expected, expected->order, file.data, expected->count, true);
     return PASS;
 }
 

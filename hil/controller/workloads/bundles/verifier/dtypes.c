@@ -37,21 +37,29 @@ static const struct dtype DTYPES[] = {
 };
 
 enum flavour { IEEE, FN, FNUZ, FINITE };
-/* The floats of 8 bits and less; FN: all ones is NaN; FNUZ: minus zero is; FINITE: nothing is. */
+/* The floats of 16 bits and less; FN: all ones is NaN; FNUZ: minus zero is; FINITE: nothing is. */
 static const struct small_float {
     const char *name;
     int exponent, mantissa, bias;
     enum flavour flavour;
 } SMALL_FLOATS[] = {
-    {"float8_e4m3fn", 4, 3, 7, FN},    {"float8_e4m3fnuz", 4, 3, 8, FNUZ}, {"float8_e5m2", 5, 2, 15, IEEE},
-    {"float8_e5m2fnuz", 5, 2, 16, FNUZ}, {"float8_e4m3", 4, 3, 7, IEEE},   {"float8_e3m4", 3, 4, 3, IEEE},
-    {"float4_e2m1fn", 2, 1, 1, FINITE},
+    {"float16", 5, 10, 15, IEEE},        {"bfloat16", 8, 7, 127, IEEE},      {"float8_e4m3fn", 4, 3, 7, FN},
+    {"float8_e4m3fnuz", 4, 3, 8, FNUZ},  {"float8_e5m2", 5, 2, 15, IEEE},    {"float8_e5m2fnuz", 5, 2, 16, FNUZ},
+    {"float8_e4m3", 4, 3, 7, IEEE},      {"float8_e3m4", 3, 4, 3, IEEE},     {"float4_e2m1fn", 2, 1, 1, FINITE},
 };
 
 const struct dtype *dtype_named(const char *name)
 {
     for (size_t i = 0; i < sizeof DTYPES / sizeof *DTYPES; i++)
         if (!strcmp(DTYPES[i].name, name))
+            return &DTYPES[i];
+    return NULL;
+}
+
+const struct dtype *dtype_of_npy(const char *name)
+{
+    for (size_t i = 0; i < sizeof DTYPES / sizeof *DTYPES; i++)
+        if (*DTYPES[i].npy && !strcmp(DTYPES[i].npy, name))
             return &DTYPES[i];
     return NULL;
 }
@@ -78,7 +86,7 @@ bool is_wide_integer(const struct dtype *dtype)
     return (dtype->kind == 'i' || dtype->kind == 'u') && dtype->bytes == 8;
 }
 
-static double small_float(const struct dtype *dtype, uint8_t bits)
+static double small_float(const struct dtype *dtype, uint16_t bits)
 {
     if (!strcmp(dtype->name, "float8_e8m0fnu"))
         return bits == 255 ? NAN : ldexp(1, bits - 127);
@@ -100,19 +108,9 @@ static double small_float(const struct dtype *dtype, uint8_t bits)
     return negative ? -value : value;
 }
 
-static double half(uint16_t bits)
-{
-    int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    double value = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                   : exponent     ? ldexp(mantissa + 1024, exponent - 25)
-                                  : ldexp(mantissa, -24);
-    return bits >> 15 ? -value : value;
-}
-
 static double real(const struct dtype *dtype, unsigned bytes, const uint8_t *at)
 {
     uint16_t two;
-    uint32_t four;
     float single;
     double wide;
     switch (bytes) {
@@ -124,11 +122,7 @@ static double real(const struct dtype *dtype, unsigned bytes, const uint8_t *at)
         return single;
     case 2:
         memcpy(&two, at, 2);
-        if (dtype->mlir[0] == 'f')
-            return half(two);
-        four = (uint32_t)two << 16;
-        memcpy(&single, &four, 4);
-        return single;
+        return small_float(dtype, two);
     default:
         return small_float(dtype, *at);
     }

@@ -290,26 +290,25 @@ void take_layouts(struct bundle *bundle)
 
 /* ---- the cases of a bundled program */
 
-/* The elements of a tensor, which lie in another order, in C order. */
-static const uint8_t *in_c_order(const struct tensor *tensor, const uint8_t *data, const uint8_t *order)
+const uint8_t *reordered(const struct tensor *tensor, const uint8_t *order, const uint8_t *data, uint64_t room, bool back)
 {
     uint64_t strides[MAX_RANK], stride = 1, index[MAX_RANK] = {0};
     size_t bytes = tensor->dtype->bytes;
-    bool is_plain = true;
+    bool is_plain = room == tensor->count;
     for (unsigned axis = 0; axis < tensor->rank; axis++)
         is_plain &= order[axis] == axis;
-    if (is_plain || !tensor->count)
+    if (is_plain)
         return data;
     for (unsigned i = tensor->rank; i-- > 0;) {
         strides[order[i]] = stride;
         stride *= tensor->shape[order[i]];
     }
-    uint8_t *made = allocate(tensor->count, bytes);
+    uint8_t *made = allocate(room, bytes);
     for (uint64_t flat = 0; flat < tensor->count; flat++) {
-        uint64_t from = 0;
+        uint64_t place = 0;
         for (unsigned axis = 0; axis < tensor->rank; axis++)
-            from += index[axis] * strides[axis];
-        memcpy(made + flat * bytes, data + from * bytes, bytes);
+            place += index[axis] * strides[axis];
+        memcpy(made + (back ? flat : place) * bytes, data + (back ? place : flat) * bytes, bytes);
         for (unsigned axis = tensor->rank; axis-- > 0;) {
             if (++index[axis] < tensor->shape[axis])
                 break;
@@ -341,7 +340,7 @@ static void read_bundled(struct tensor *tensor, struct table value, const char *
     if (data.count != tensor->count * tensor->dtype->bytes)
         refuse(HINT, "%s: a tensor does not hold what it says", where);
     spend(held.buffer, data.count);
-    tensor->data = in_c_order(tensor, held.buffer->data + data.at, order);
+    tensor->data = reordered(tensor, order, held.buffer->data + data.at, tensor->count, true);
 }
 
 /* Of a case's outputs, those that are compared: no numbers that never change. */

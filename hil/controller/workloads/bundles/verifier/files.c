@@ -163,12 +163,7 @@ const char *read_npy(struct tensor *tensor, struct mapping file)
     descr++;
     for (size_t i = 0; i < sizeof name - 1 && descr[i] && descr[i] != '\''; i++)
         name[i] = descr[i];
-    static const char *const known[] = {"bool",   "int8",    "int16",   "int32",   "int64",     "uint8",     "uint16",
-                                        "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128"};
-    tensor->dtype = NULL;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (!strcmp(dtype_named(known[i])->npy, name))
-            tensor->dtype = dtype_named(known[i]);
+    tensor->dtype = dtype_of_npy(name);
     if (!tensor->dtype)
         return "its dtype is none that is known";
     const char *wrong = read_shape(tensor, after_key(header, "shape"));

@@ -44,6 +44,8 @@ struct dtype {
 };
 
 const struct dtype *dtype_named(const char *name);
+/* By its name in .npy files, without the order of bytes: "f4". */
+const struct dtype *dtype_of_npy(const char *name);
 /* ExecuTorch's ScalarType; NULL where hil has none for it. */
 const struct dtype *dtype_of_scalar_type(int number);
 bool is_exact(const struct dtype *dtype);
@@ -111,6 +113,8 @@ void read_hilb(struct bundle *bundle, const uint8_t *data, uint64_t size);
 void read_bpte(struct bundle *bundle, const uint8_t *data, uint64_t size);
 /* How the tensors of a .hilb for ExecuTorch lie in its memory. */
 void take_layouts(struct bundle *bundle);
+/* Elements in C order as they lie in such an order of dimensions or, with ``back``, the other way; ``room`` elements. */
+const uint8_t *reordered(const struct tensor *tensor, const uint8_t *order, const uint8_t *data, uint64_t room, bool back);
 /* Refuse a case whose tolerances could not fail. */
 void check_tolerances(const char *method, const struct test_case *test_case);
 const struct program_file *main_file(const struct bundle *bundle);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,30 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.storage.texts import counted, line, seconds
-from hil.controller.workloads.suites.reports.results import (
-    SuiteResults,
-    is_failing,
-    kind_of,
-    load_run,
-    number,
-    worst_output,
-)
+from hil.controller.workloads.suites.reports.changes import ITERATIONS, Numbers, changes, is_measured, move_of, size_of
+from hil.controller.workloads.suites.reports.results import SuiteResults, is_failing, kind_of, load_run
 from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.text import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-# Smaller differences are noise. Device times must also exceed the variation within a run: of 314 cases with 20
-# iterations each, run twice on a busy machine, 41 medians differed by more than the ratio, and 3 of them by more than
-# that.
-ITERATIONS = 5
-_DEVICE_NS = 50_000.0
-_DEVICE_RATIO = 1.2
-_SQNR_DB = 1.0
-_MAX_ABS_RATIO = 2.0
-_BYTES_RATIO = 1.02
 
 ABSENT, NOT_RUN = "absent", "not run"
 
@@ -67,7 +50,7 @@ class Changed:
     """A number of a case that changed beyond noise."""
 
     id: str
-    # ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of the worst output). A device
+    # ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two of ``output``). A device
     # time counts if both runs timed several iterations and the slower median exceeds 90 % of the faster run's times.
     what: str
     before: float
@@ -75,6 +58,7 @@ class Changed:
     ratio: float | None  # after/before; None for SQNR, a logarithm, and for a division by zero
     worse: bool  # whether it is slower, larger, or further from the reference
     cases: int = 1  # number of cases that share the program whose size this is; the first of them is named
+    output: str = ""  # of a case with several outputs the one that changed the most, for the worse if any did
 
 
 @dataclass(frozen=True)
@@ -121,9 +105,7 @@ def diff_runs(a: Path, b: Path) -> RunDiff:
     both = [(old[record.id], record) for record in after.records if record.id in old]
     moved: defaultdict[str, list[Moved]] = defaultdict(list)
     for was, now in both:
-        failed, fails = is_failing(was.ended), is_failing(now.ended)
-        if fails or (failed and now.ended != "SKIP"):
-            kind = ("still_failing" if failed else "broke") if fails else "mended"
+        if kind := move_of(was.ended, now.ended):
             moved[kind].append(Moved(now.id, was.ended, now.ended, line(now.message or was.message), now.repeat))
     for one in sorted(after.records, key=lambda one: not is_failing(one.ended)):
         if one.id not in old:
@@ -134,15 +116,16 @@ def diff_runs(a: Path, b: Path) -> RunDiff:
             where = NOT_RUN if one.id in after.missing else ABSENT
             moved["gone"].append(Moved(one.id, one.ended, where, line(one.message), one.repeat))
     timed = [(was, now) for was, now in both if was.device_p50_ns and now.device_p50_ns]
-    ratios = [float(now.device_p50_ns or 0) / (was.device_p50_ns or 1) for was, now in timed if _measured(was, now)]
+    measured = [(was, now) for was, now in timed if is_measured(Numbers.of(was), Numbers.of(now))]
+    ratios = [float(now.device_p50_ns or 0) / (was.device_p50_ns or 1) for was, now in measured]
     programs = _users(before), _users(after)
-    changes = [change for was, now in both for change in _changes(was, now, *programs)]
+    changed = [change for was, now in both for change in _changes(was, now, *programs)]
     return RunDiff(
         before=before,
         after=after,
         notes=tuple(_notes(before, after)),
         **{name: tuple(moved[name]) for name in _MOVED},
-        changed=tuple(sorted(changes, key=lambda one: (one.what, not one.worse, -_size(one)))),
+        changed=tuple(sorted(changed, key=lambda one: (one.what, not one.worse, -_size(one)))),
         device_ratio=statistics.geometric_mean(ratios) if ratios else None,
         device_cases=len(ratios),
         device_few=len(timed) - len(ratios),
@@ -163,10 +146,6 @@ def _notes(a: SuiteResults, b: SuiteResults) -> Iterable[str]:
         yield from (f"{when}: {note}" for note in run.notes)
 
 
-def _measured(was: CaseRecord, now: CaseRecord) -> bool:
-    return min(was.iterations, now.iterations) >= ITERATIONS
-
-
 def _users(run: SuiteResults) -> Mapping[str, Sequence[str]]:
     """Return program -> its cases, in the suite's order."""
     found: defaultdict[str, list[str]] = defaultdict(list)
@@ -180,36 +159,16 @@ def _changes(
     was: CaseRecord, now: CaseRecord, before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]]
 ) -> Iterable[Changed]:
     """Yield the numbers of a case that changed; ``before`` and ``after`` are of :func:`_users`."""
-    a, b = was.device_p50_ns, now.device_p50_ns
-    if a and b and _measured(was, now) and min(a, b) >= _DEVICE_NS and _beyond(a, b, _DEVICE_RATIO):
-        faster = was if a < b else now
-        if max(a, b) > (faster.device_p90_ns or 0.0):
-            yield Changed(now.id, "device_p50_ns", a, b, b / a, b > a)
-    a, b = float(was.artifact_bytes or 0), float(now.artifact_bytes or 0)
     users = after.get(now.program, [now.id])
     # Other cases in a program change its size.
     same = users[0] == now.id and set(users) == set(before.get(was.program, [was.id]))
-    if same and a and b and _beyond(a, b, _BYTES_RATIO):
-        yield Changed(now.id, "artifact_bytes", a, b, b / a, b > a, len(users))
-    old, new = worst_output(was.outputs), worst_output(now.outputs)
-    a, b = number(old.get("max_abs")), number(new.get("max_abs"))
-    if a is not None and b is not None and a != b and (min(a, b) == 0 or _beyond(a, b, _MAX_ABS_RATIO)):
-        yield Changed(now.id, "max_abs", a, b, b / a if a else None, b > a)
-    a, b = number(old.get("sqnr_db")), number(new.get("sqnr_db"))
-    if a is not None and b is not None and a != b and not abs(a - b) < _SQNR_DB:
-        yield Changed(now.id, "sqnr_db", a, b, None, b < a)
-
-
-def _beyond(a: float, b: float, ratio: float) -> bool:
-    return max(a, b) > ratio * min(a, b)
+    for one in changes(Numbers.of(was), Numbers.of(now), size_counts=same):
+        cases = len(users) if one.what == "artifact_bytes" else 1
+        yield Changed(now.id, one.what, one.before, one.after, one.ratio, one.worse, cases, one.output)
 
 
 def _size(change: Changed) -> float:
-    """Return how large a change is, to sort those of one kind."""
-    if change.ratio:
-        return abs(math.log(change.ratio)) if math.isfinite(change.ratio) else math.inf
-    difference = abs(change.after - change.before)
-    return math.inf if math.isnan(difference) else difference
+    return size_of(change.ratio, change.before, change.after)
 
 
 def _run_json(run: SuiteResults) -> dict[str, Any]:
@@ -287,4 +246,5 @@ def _others(change: Changed) -> str:
 def _change(change: Changed) -> str:
     shown = _CHANGES[change.what][1]
     ratio = "" if change.ratio is None else f" ({change.ratio:.2f}x)"
-    return f"{shown(change.before)} -> {shown(change.after)}{ratio}"
+    output = f"output {change.output}: " if change.output else ""
+    return f"{output}{shown(change.before)} -> {shown(change.after)}{ratio}"

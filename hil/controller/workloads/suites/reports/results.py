@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,10 +90,15 @@ def load_run(folder: Path) -> SuiteResults:
         raise UsageError(f"the suite run in {folder} cannot be read: {type(error).__name__}: {error}") from error
 
 
+def exit_code_for(outcome: str) -> int:
+    """Return what a stored outcome stands for; one that only a newer hil knows needs attention."""
+    return Outcome(outcome).exit_code if outcome in Outcome.__members__ else EXIT_STAGE
+
+
+@functools.lru_cache(256)  # asked for each of many cases, of few words
 def is_failing(outcome: str) -> bool:
-    """Return whether an outcome needs attention; an outcome that only a newer hil knows does."""
-    known = outcome in Outcome.__members__
-    return (Outcome(outcome).exit_code if known else EXIT_STAGE) != EXIT_OK
+    """Return whether an outcome needs attention."""
+    return exit_code_for(outcome) != EXIT_OK
 
 
 def kind_of(outcome: str) -> str:

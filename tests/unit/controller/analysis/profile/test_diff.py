@@ -10,6 +10,7 @@ import pytest
 from support.made_profiles import US, profile, row, run_on
 
 from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff, compare_profiles
+from hil.controller.analysis.profile.totals import totals
 from hil.core.timeline import Call, Profile, Span
 
 
@@ -96,10 +97,20 @@ def test_an_operation_that_runs_twice_in_an_iteration_takes_their_sum():
     cost, rare = one["a"].a, one["rare"].a
     assert cost is not None and rare is not None
     assert (cost.p50_ns, cost.mean_ns, cost.iterations) == (11, 11, 3)
-    assert cost.share == pytest.approx(33 / 35)
+    assert (cost.share, rare.share) == (1, 0), "of the medians that are shown"
     assert (rare.p50_ns, rare.mean_ns, rare.iterations) == (0, pytest.approx(2 / 3), 3), (
         "it did not run in two of three"
     )
+
+
+def test_shares_are_of_the_medians_that_are_shown_as_a_profile_alone_has_them():
+    rows = [row(op, 1000 * at, took, iteration=at) for op, took in (("a", 60), ("b", 40)) for at in range(5)]
+    rows[0] = row("a", 0, 6000)  # one wild iteration: by their means the first has nearly all
+    alone = {one.name: one.share for one in totals(rows)}
+    compared = compare_profiles(profile(rows), profile(rows))
+    shares = {one.name: one.a.share for one in compared.ops if one.a}
+    assert shares == alone == {"a": 0.6, "b": 0.4}
+    assert compared.total.a is not None and compared.total.a.share == 1
 
 
 @pytest.mark.ci

@@ -92,7 +92,7 @@ def test_where_times_are_not_comparable_shares_are_drawn(tmp_path):
     plot_diff(tmp_path / "d.svg", difference(changed("conv1", 10, 25), incomparable="the profiler adds 300% to B"))
     found = texts(tmp_path / "d.svg")
     assert {"conv1", "A", "B"} <= set(found) and "conv1 x2.5" not in found
-    assert "% of its own run; times are not comparable: the profiler adds 300% to B" in found
+    assert "% of its own run's operations; times are not comparable: the profiler adds 300% to B" in found
 
 
 def test_what_cannot_be_drawn_is_told(tmp_path, monkeypatch):

@@ -327,8 +327,8 @@ def test_several_models_of_one_run_are_told_apart(traced):
     ]
 
 
-def test_two_runs_compared_both_start_at_zero(opened, tmp_path):
-    later = run_on(run="b", slower=2.0, seed=1)
+def test_two_runs_compared_both_start_at_zero_where_they_take_as_long(opened, tmp_path):
+    later = run_on(run="b")
     ahead = 500 * MS
     later = replace(
         later,
@@ -351,6 +351,19 @@ def test_two_runs_compared_both_start_at_zero(opened, tmp_path):
         ("A board: sim - agent", pytest.approx(150 * MS, abs=STEP_NS)),
         ("B board: sim - agent", pytest.approx(150 * MS, abs=STEP_NS)),
     ]
+
+
+def test_two_runs_compared_have_their_first_operations_at_the_same_time(opened, tmp_path):
+    """However long each took to compile: what is compared stands below each other."""
+    first, *rest = run_on(run="b").stages
+    longer = replace(run_on(run="b"), stages=[replace(first, start_ns=first.start_ns - 50 * MS), *rest])
+    for a, b in ((run_on(run="a"), longer), (longer, run_on(run="a"))):
+        write_comparison(a, b, tmp_path / "both.pftrace.gz")
+        ask = opened(tmp_path / "both.pftrace.gz")
+        operations = ask("SELECT process, MIN(ts) AS ts FROM told WHERE track = 'operations' GROUP BY process")
+        assert len(operations) == 2 and operations[0]["ts"] == pytest.approx(operations[1]["ts"], abs=STEP_NS)
+        starts = ask("SELECT process, MIN(ts) AS ts FROM told WHERE name = 'compile' GROUP BY process ORDER BY process")
+        assert names(starts, "ts") == ([50 * MS, 0] if b is longer else [0, 50 * MS])
 
 
 def test_a_compilation_is_shown_in_a_process_of_its_own(traced, tmp_path):

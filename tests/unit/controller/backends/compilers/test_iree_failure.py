@@ -175,5 +175,5 @@ def test_any_compilers_death_tells_the_phase_that_it_entered_last(tmp_path: Path
     how: Any = {"isolated": DyingPool(), "timeout": None, "log": tmp_path / "compile.log"}
     for phases, detail in ((["load", "lower"], "phase: lower\nthe end of its log"), ([], "the end of its log")):
         with pytest.raises(IsolatedCrash) as caught:
-            call_isolated("a:b", phases, how)  # type: ignore[arg-type]
+            call_isolated("a:b", phases, how)
         assert caught.value.detail == detail

@@ -101,6 +101,25 @@ def test_nul_is_no_end(written: list[tuple[int, str]]) -> None:
     assert written == [(1, "a\ufffdb")]
 
 
+def test_cases_are_written_before_the_lines_that_tell_of_them(
+    written: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keep(tx: Any, lease: int, cases: tuple[tuple[str, str, str], ...]) -> None:
+        written.extend((lease, name) for name, *_ in cases)
+
+    monkeypatch.setattr("hil.controller.farm.store.case_results.keep", keep)
+
+    async def work(one: LogBuffer) -> None:
+        await one.add(1, "x", (("a", "PASS", ""),))
+        await one.add(1, "", (("b", "FAIL", "wrong"),))
+        await one.add(2, "", (("c", "PASS", ""),))
+        await one.flush()
+        assert one._size == 0
+
+    run(1, work)
+    assert written == [(1, "a"), (1, "b"), (1, "x"), (2, "c")]
+
+
 def test_what_cannot_be_written_holds_up_nothing(
     written: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,18 @@ def test_lines_are_sent_together_and_those_of_an_outage_afterwards(gateway, boar
     assert (gateway.of("printed")[0].lease, gateway.of("printed")[0].text) == (6, "said while nobody listened\n")
 
 
+def test_cases_that_ended_are_sent_with_the_lines(gateway, board, attending):
+    eventually(lambda: gateway.heard)
+    attending.printed(5, "a: PASS \ud800")
+    attending.case_ended(5, "a\ud800", "PASS", "")
+    attending.case_ended(6, "b", "FAIL", "wrong")
+    attending.finished(5)
+    eventually(lambda: len([one for said in gateway.of("printed") for one in said.cases]) == 2)
+    told = [(said.lease, one.name, one.outcome, one.reason) for said in gateway.of("printed") for one in said.cases]
+    assert told == [(5, "a?", "PASS", ""), (6, "b", "FAIL", "wrong")]
+    assert "a: PASS ?\n" in [said.text for said in gateway.of("printed")]
+
+
 def test_a_gateway_that_says_nothing_more_is_left_for_another(gateway, board, attending, monkeypatch):
     monkeypatch.setattr(gateway_stream, "_SILENT_S", 1.0)
     # The next answer that comes sets it; none that is still on its way may set it back.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from hil.controller.farm.host.job_attempt import LineProgress, _result
@@ -46,6 +48,14 @@ def test_how_to_go_on_at_the_host_is_not_told_to_who_submitted():
     progress.note(f"{GO_ON}hil suite run --resume out")
     progress.note("a remark")
     assert lines == ["a remark"]
+
+
+def test_each_case_is_told_as_it_ends():
+    told: list[tuple[str, ...]] = []
+    progress = LineProgress(lambda text: None, lambda *case: told.append(case))
+    progress.end("net", "FAIL", "y differs")
+    progress.end(SimpleNamespace(id="net_layer", outcome="PASS", message=""))
+    assert told == [("net", "FAIL", "y differs"), ("net_layer", "PASS", "")]
 
 
 def test_the_reason_names_the_case_that_was_gravest():

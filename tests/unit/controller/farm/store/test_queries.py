@@ -12,9 +12,9 @@ import pytest
 from support.farm_rows import board, insert, job, lease, submission, with_tx
 from support.farms import Server, fresh
 
-from hil.controller.farm.messages import JobResult
+from hil.controller.farm.messages import JobResult, Principal, Role
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store import queries
+from hil.controller.farm.store import case_results, queries
 from hil.controller.farm.store.database import Tx
 from hil.errors import UsageError
 
@@ -190,8 +190,37 @@ def test_what_somebody_used_fades_by_the_farms_own_half_life(farm_db: str) -> No
     assert with_tx(farm_db, used) == pytest.approx([500.0, 1000.0 / 2**0.5], rel=0.01)
 
 
+def test_the_queue_says_the_place_of_each_job_and_why_it_waits(farm_db: str) -> None:
+    async def more(tx: Tx) -> list[dict[str, Any]]:
+        await fill(tx)
+        await job(tx, await submission(tx, user_name="bob", selector="gpu", key="d"))
+        await job(tx, await submission(tx, user_name="bob", priority="high", key="e"))
+        await tx.execute("update hil.jobs set lane = id::text")
+        found = await ask(tx, "queue")
+        assert [one["name"] for one in await ask(tx, "queue", limit=1)] == [found[0]["name"]]
+        assert await ask(tx, "queue", jobs=["2.1", "4", "9"], limit=1) == found[1:]
+        assert await ask(tx, "queue", jobs=["2.2"]) == []
+        await tx.rollback()
+        return found
+
+    first, second, hopeless = with_tx(farm_db, more)
+    assert (first["priority"], first["position"]) == ("high", 1)
+    assert first["why"] == "jetson, old, pi are offline"
+    assert (second["name"], second["position"], second["user"]) == ("2", 2, "bob")
+    assert second["why"] == "jetson, old, pi are offline; 1 job comes before it"
+    assert (hopeless["selector"], hopeless["position"]) == ("gpu", 0)
+    assert hopeless["why"].startswith("no board is like that; ")
+
+
+def test_whoever_asks_is_told_who_that_is(farm_db: str) -> None:
+    who = Principal("ann", Role.SUBMITTER, "vision")
+    said = with_tx(farm_db, lambda tx: queries.ask(tx, "me", {}, FarmSettings(), who))
+    jsonschema.Draft202012Validator({**SCHEMA, "$ref": "#/$defs/me"}).validate(said)
+    assert said == {"user": "ann", "role": "submitter", "project": "vision"}
+
+
 def test_an_empty_farm_has_answers_too(farm_db: str) -> None:
-    for what in ("jobs", "boards", "events", "audit", "tokens"):
+    for what in ("jobs", "boards", "events", "audit", "tokens", "queue"):
         assert asked(farm_db, what) == []
     assert asked(farm_db, "stats")["waiting_s"] == {"p50": None, "p95": None}
 
@@ -200,6 +229,37 @@ def test_what_jobs_printed(farm: str) -> None:
     (one,) = asked(farm, "logs", name="1")
     assert (one["job"], one["text"]) == ("1.1", "begun\n")
     assert asked(farm, "logs", name="1.1", after=one["number"]) == []
+
+
+def test_cases_are_told_while_their_job_runs_and_then_as_its_record_says(farm_db: str) -> None:
+    async def work(tx: Tx) -> None:
+        await fill(tx)
+        assert await ask(tx, "cases", name="1") == {"total": 0, "cases": []}
+        await case_results.keep(tx, 3, [("a", "PASS", ""), ("b", "FAIL", "wrong"), ("c\0", "PASS", "\ud800")])
+        await case_results.keep(tx, 3, [("a", "XFAIL", "x" * 1000), ("a", "PASS", "")])
+        await case_results.keep(tx, 2, [("over", "PASS", "")])
+        await case_results.keep(tx, 99, [("nobody's", "PASS", "")])
+        said = await ask(tx, "cases", name="1.2")
+        assert [(one["name"], one["outcome"], one["reason"]) for one in said["cases"]] == [
+            ("b", "FAIL", "wrong"), ("a", "PASS", ""), ("c\ufffd", "PASS", "?")
+        ]  # fmt: skip
+        assert {one["job"] for one in said["cases"]} == {"1.2"}
+        first = await ask(tx, "cases", name="1", limit=1)
+        assert (first["total"], [one["name"] for one in first["cases"]]) == (3, ["b"])
+        await case_results.forget(tx, 3)
+        assert (await ask(tx, "cases", name="1"))["total"] == 0
+        ended = [{"id": "q", "outcome": "PASS", "message": "m"}, {"name": "n", "outcome": "FAIL", "reason": "r"}]
+        for cases in (ended, None, 1, {}, "x", [1, None, [], {}, {"outcome": 3, "id": [], "message": {}}]):
+            await tx.execute("update hil.results set result = %s", [json.dumps({"record": {"cases": cases}})])
+            found = (await ask(tx, "cases", name="1"))["cases"]
+            if cases is ended:
+                told = [("1.1", "n", "FAIL", "r"), ("1.1", "q", "PASS", "m")]
+                assert [(one["job"], one["name"], one["outcome"], one["reason"]) for one in found] == told
+        await tx.execute("update hil.results set result = 'null'")
+        assert (await ask(tx, "cases", name="1"))["total"] == 0
+        await tx.rollback()
+
+    with_tx(farm_db, work)
 
 
 @pytest.mark.parametrize(

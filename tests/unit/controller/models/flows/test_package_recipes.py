@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
-from hil.core.runtimes import resolve
+from hil.core.named import resolve
 from hil.errors import ImportFailed
 
 MODULE = """
@@ -36,21 +37,33 @@ class InProcess:
 
 
 @pytest.fixture
-def apply(package, save_onnx, cache: Cache, tmp_path: Path):
-    nodes = [helper.make_node("Neg", ["x"], ["y"])]
-    path = save_onnx(nodes, [("x", TensorProto.FLOAT, ("N", 3))], [("y", TensorProto.FLOAT, ("N", 3))])
-
-    def applied(body: str) -> Path:
+def apply_to(package, cache: Cache, tmp_path: Path):
+    def applied(path: Path, body: str) -> Path:
         package(MODULE.format(body=body), "[hil.recipes]\nodd = MODULE:X\n")
-        context: Any = RunContext(cache, InProcess())  # type: ignore[arg-type]
+        context: Any = RunContext(cache, InProcess())
         return apply_recipe(Flow("f", "iree", recipe="odd"), path, [], context, tmp_path / "log")
 
     return applied
 
 
+@pytest.fixture
+def apply(apply_to, save_onnx):
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    path = save_onnx(nodes, [("x", TensorProto.FLOAT, ("N", 3))], [("y", TensorProto.FLOAT, ("N", 3))])
+    return partial(apply_to, path)
+
+
 def test_a_model_of_the_same_inputs_and_outputs_is_taken(apply) -> None:
     assert apply("graph.producer_name = 'vendor'" + SAVE).is_file()
     assert apply("graph.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2" + SAVE).is_file()
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, ("N", 3)), (("N", 3), None)])
+def test_outputs_whose_shapes_only_running_tells_are_taken(apply_to, save_onnx, before, after) -> None:
+    nodes = [helper.make_node("Odd", ["x"], ["y"], domain="vendor")]
+    sides = [("x", TensorProto.FLOAT, ("N", 3))], [("y", TensorProto.FLOAT, before)]
+    path = save_onnx(nodes, *sides, domains=("vendor",))
+    assert apply_to(path, f"graph.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info('y', 1, {after}))" + SAVE)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +87,10 @@ def test_a_model_of_the_same_inputs_and_outputs_is_taken(apply) -> None:
         (
             "graph.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 4" + SAVE,
             "its inputs were x: .*3.* and are x: .*4",
+        ),
+        (
+            "del graph.graph.input[0].type.tensor_type.shape.dim[1]" + SAVE,
+            "its inputs were x: Nx3 .* and are x: N float32",
         ),
     ],
 )

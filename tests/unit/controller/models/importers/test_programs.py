@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller.models import importers
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.core.tensors import TensorSpec
@@ -72,6 +73,22 @@ def test_a_program_brings_the_file_of_its_tensors(tmp_path: Path):
     (tmp_path / "alone.ptd").write_bytes((FILES / "outside.ptd").read_bytes())
     assert sorted(import_model(alone, cache=cache).files) == ["alone.ptd", "alone.pte"]
     assert import_model(alone, cache=cache).cached
+
+
+def test_what_lies_beside_a_program_and_is_no_file_of_tensors_is_passed_over(tmp_path: Path):
+    program = tmp_path / "outside.pte"
+    program.write_bytes((FILES / "outside.pte").read_bytes())
+    (tmp_path / "tensors.ptd").write_bytes((FILES / "outside.ptd").read_bytes())
+    (tmp_path / "folder.ptd").mkdir()
+    (tmp_path / "nowhere.ptd").symlink_to("nothing")
+    assert sorted(import_model(program).files) == ["outside.pte", "tensors.ptd"]
+
+
+def test_a_file_beside_a_program_is_read_for_its_digest_once(monkeypatch):
+    digest_file, read = importers.digest_file, []
+    monkeypatch.setattr(importers, "digest_file", lambda file: read.append(file.name) or digest_file(file))
+    import_model(FILES / "outside.pte")
+    assert read.count("outside.ptd") == read.count("outside.pte") == 1
 
 
 LIBRARY = Signature(

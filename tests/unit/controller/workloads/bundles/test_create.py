@@ -18,7 +18,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.create import Request, create_bundle
-from hil.errors import StageTimeout, UsageError
+from hil.errors import ImportFailed, StageTimeout, UsageError
 
 F32 = np.float32
 FLOAT = TensorProto.FLOAT
@@ -180,3 +180,10 @@ def test_a_case_that_names_no_method_is_of_the_main_one(create_of_two):
     assert cases_of(create_of_two("forward.npz")) == {"forward": ["forward"]}
     given = {"inputs": ("2x4xf32=1",), "expected": ("2x3xf32=1",)}
     assert cases_of(create_of_two(**given)) == {"forward": ["given"]}
+
+
+@pytest.mark.parametrize("text", ["module {}", "func.func private @a() { return }"])
+def test_a_module_without_functions_is_told(context: RunContext, tmp_path: Path, text: str) -> None:
+    (tmp_path / "none.mlir").write_text(text)
+    with pytest.raises(ImportFailed, match=r"none\.mlir has no public function"):
+        create_bundle(Request(tmp_path / "none.mlir", (), Options()), choose(), context, connect=pytest.fail)

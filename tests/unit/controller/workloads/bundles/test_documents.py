@@ -18,7 +18,7 @@ from support.models import save_model
 
 from hil.agent import verify
 from hil.bundles.layout import Head, pieces
-from hil.controller.cli.main import main
+from hil.controller.cli import main
 
 DOCS = Path(__file__).parents[5] / "docs"
 SCHEMAS = {name: json.loads((DOCS / name).read_text()) for name in ("run.schema.json", "commands.schema.json")}
@@ -33,10 +33,9 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Callable[..
 
     def run(verb: str, *arguments: object, code: int = 0) -> Any:
         monkeypatch.setattr(sys, "argv", ["hil", "bundle", verb, *map(str, arguments), "--json"])
-        with pytest.raises(SystemExit) as ended:
-            main()
+        ended = main.call()
         document = json.loads(capsys.readouterr().out)
-        assert ended.value.code == document["exit_code"] == code
+        assert ended == document["exit_code"] == code
         check(document, "run.schema.json#/$defs/error" if code == 2 else f"commands.schema.json#/$defs/bundle%20{verb}")
         return document
 

@@ -5,20 +5,43 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
+import numpy as np
 import pytest
 from rich.console import Console
 from support.suite_runs import case, comparison, suite_run
 
+from hil.compare.verdict import compare
+from hil.controller.models.flows import Flow
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.record import case_record
+from hil.controller.storage.runs import Run
 from hil.controller.workloads.matrix import files
-from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, load_matrix, matrix_of, nothing_of
+from hil.controller.workloads.matrix.job import Matrix
+from hil.controller.workloads.matrix.report import (
+    MatrixReport,
+    TargetResults,
+    load_matrix,
+    matrix_of,
+    nothing_of,
+    results_of_run,
+)
+from hil.controller.workloads.matrix.targets import Target, targets_of
+from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.reports.results import load_run
-from hil.controller.workloads.suites.store import CaseRecord
-from hil.errors import UsageError
+from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.spec import CaseSpec
+from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
+from hil.controller.workloads.suites.tasks import Task
+from hil.core.results import Artifact, Outcome, RunResult, Timings
+from hil.core.text import jsonable
+from hil.errors import BoardUnreachable, UsageError
 
 UNREACHED = {"outcome": "BOARD_UNREACHABLE", "message": "no answer from it", "hint": "", "exit_code": 4}
 
@@ -61,6 +84,41 @@ def test_the_gravest_target_decides_and_one_that_was_not_reached_is_a_column_of_
     assert report.notes == ["rpi: no answer from it"]
     suite = ElementTree.fromstring(files.matrix_junit(report, tmp_path)).findall("testsuite")[1]
     assert suite.get("errors") == "1" and suite.find("testcase/error").get("type") == "BOARD_UNREACHABLE"
+
+
+def test_a_target_on_which_nothing_ran_is_no_fault_of_the_others(tmp_path: Path):
+    report = report_of(tmp_path, sim=[case("a")], rpi=[case("a", "SKIP")])
+    assert [target.exit_code for target in report.targets] == [0, 5] and report.exit_code == 0
+    assert report_of(tmp_path / "none", sim=[case("a", "SKIP")], rpi=[case("a", "SKIP")]).exit_code == 5
+
+
+def test_an_outcome_that_only_a_newer_hil_knows_is_no_pass(tmp_path: Path):
+    report = report_of(tmp_path, sim=[case("a"), case("b", "MELTED")])
+    assert report.exit_code == 3 and report.rows[1].fails
+
+
+def test_a_stored_run_of_models_tells_what_a_suites_run_tells(tmp_path: Path):
+    mine, theirs, third = (
+        RunResult(name, {"y": np.float32([value])}) for name, value in [("a", 1), ("b", 1), ("c", 9)]
+    )
+    ended = Case(
+        *("net", tmp_path / "net.onnx", Options(), tmp_path),
+        artifact=Artifact("iree", "net", {}, {"net": "blake3:0"}, "main", "iree 3", cached=True, notes={"text": "it"}),
+        timings=Timings(compile_s=0.5),
+        result=replace(mine, provenance={"elsewhere": "1 of 2 nodes", "placement": [{"device": "cpu"}]}),
+        verdicts=(compare(mine, theirs), compare(mine, third)),
+        disagreement="b and c disagree on y",
+        outcome=Outcome.PASS,
+    )
+    stored = {"id": "r", "created": 0.0, "exit_code": 0, "board": {"name": "sim"}, "cases": [case_record(ended, {})]}
+    (record,) = results_of_run(Run(tmp_path, json.loads(json.dumps(jsonable(stored))))).records
+    spec, task = CaseSpec("net", "net", lambda folder: pytest.fail("it has ended")), Task(ended, board="sim")
+    suites = record_of(spec, task, "", Flow("", "iree"), Request(""), SuiteRun(tmp_path / "suite", {}))
+    assert replace(suites, program="", repeat="", folder="net", started=0.0) == record
+    assert (record.disagreement, len(record.other_references)) == ("b and c disagree on y", 1)
+    assert (record.cached, record.elsewhere, record.notes) == (True, "1 of 2 nodes", {"text": "it"})
+    disputed = MatrixReport("nets", [TargetResults("sim", replace(nothing_of(tmp_path), records=(record,)))])
+    assert "the references disagree: b and c disagree on y" in files.matrix_junit(disputed, tmp_path)
 
 
 def test_csv_has_a_case_a_row_and_a_target_a_column(tmp_path: Path):
@@ -154,3 +212,19 @@ def test_a_matrix_that_cannot_be_read_is_bad_usage(tmp_path: Path, text: str):
     (tmp_path / "matrix.json").write_text(text)
     with pytest.raises(UsageError):
         load_matrix(tmp_path)
+
+
+def test_the_report_has_a_targets_error_while_the_next_one_runs(tmp_path: Path):
+    def run(target: Target, folder: Path) -> None:
+        if target.name == "a":
+            raise BoardUnreachable("no answer")
+        told.append((tmp_path / "two" / "matrix.md").read_text())
+        suite_run(folder, [case("net")])
+
+    told: list[str] = []
+    targets = targets_of({"board": ("a", "b")})
+    report = Matrix.create(tmp_path / "two", "suite", "nets", {}, targets, "").run(run, say=lambda text: None)
+    assert "a: no answer" in told[0]
+    head = json.loads((tmp_path / "two" / "matrix.json").read_text())
+    assert (report.exit_code, head["exit_code"], head["outcome"], head["finished"]) == (4, 4, "PASS", True)
+    assert head["cases"] == [{"name": "net", "outcome": "BOARD_UNREACHABLE/PASS"}]

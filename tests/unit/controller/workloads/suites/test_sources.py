@@ -14,12 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import DIGITS, save_model
 
 from hil.controller.models.flows import Flow, load_flow
+from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.sources import open_suite
-from hil.controller.workloads.suites.spec import CaseData, Suite
+from hil.controller.workloads.suites.spec import CaseData, Suite, model_files
 from hil.errors import ImportFailed, UsageError
 
 PLAIN = Flow("onnxruntime", "onnxruntime")
@@ -60,6 +61,8 @@ def test_a_model_is_a_case_and_so_is_each_of_its_layers(tmp_path, context):
     assert [case.op for case in suite.cases] == ["", "MatMul", "Relu"]
     assert [case.layer for case in suite.cases] == ["", "MatMul_mix", "Relu_clamp"]
     assert (suite.name, suite.expected) == (tmp_path.name, tmp_path / "expected.toml")
+    digest = import_model(tmp_path / "net.onnx", cache=context.cache, isolated=context.isolated).digest
+    assert model_files(suite.cases) == {"net": {"path": str(tmp_path / "net.onnx"), "digest": digest}}
 
 
 def test_layers_can_be_left_out_and_fused(tmp_path, context):

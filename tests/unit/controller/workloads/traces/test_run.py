@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -130,9 +131,12 @@ def test_a_wrong_call_leaves_its_state_to_the_calls_after_it_and_one_that_failed
 
 def test_what_cannot_be_made_again_is_refused_with_a_hint(stored):
     job = Job(models=(stored / "tf_ref" / "traces" / "three",), out=stored.parent / "runs")
+    damaged = stored / "iree_damaged" / "traces" / "three"
+    shutil.copytree(stored / "iree_x" / "traces" / "three", damaged)
+    (damaged / "call_1" / "output_0.npy").write_bytes(b"")
     with pytest.raises(UsageError, match="no program made") as caught:
         run_trace(job, screen=Quiet(), choice=fake_choice())
-    assert str(stored / "iree_x" / "traces" / "three") in caught.value.hint
+    assert caught.value.hint == f"name a trace of programs: {stored / 'iree_x' / 'traces' / 'three'}"
     short = Trace.load(stored / "tf_ref" / "traces" / "three")
     short.calls.pop()
     short.save(stored / "short" / "traces" / "three")

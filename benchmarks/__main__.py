@@ -1,0 +1,147 @@
+"""Run the benchmarks one after another, write what they found as one JSON document, and print it as a table.
+
+    scripts/bench                                     all of them: about an hour on a quiet machine
+    scripts/bench invoke stream -o today.json         some
+    scripts/bench -o today.json --resume              go on where Ctrl-C ended it
+    scripts/bench -o today.json --against before.json what changed since then: ratios only
+
+Each is a process of its own. What one found is written when it ends. Exit codes: 0, 1 if a benchmark ended with an
+error, 2 for what cannot be meant, 130 for Ctrl-C. No bar is judged by an exit code: a busy machine misses them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+
+ROOT = Path(__file__).resolve().parent.parent
+# In the order that they run: what is short first.
+NAMES = (
+    "start",
+    "invoke",
+    "cold",
+    "model",
+    "compare",
+    "stream",
+    "trace",
+    "profiling",
+    "compile_layers",
+    "suite",
+    "ssh",
+    "farm",
+    "web_farm",
+    "web",
+)
+
+
+def main() -> int:
+    """Run what is asked for; the exit code."""
+    parser = argparse.ArgumentParser(
+        "scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which (default: all): {', '.join(NAMES)}")
+    parser.add_argument("-o", "--output", type=Path, default=Path("bench.json"), help="(default: bench.json)")
+    parser.add_argument("--against", type=Path, metavar="FORMER", help="a former document, which this is compared with")
+    parser.add_argument("--resume", action="store_true", help="keep what the output has of this commit already")
+    given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in NAMES]:
+        parser.error(f"no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}")
+    try:
+        former = report.read(given.against) if given.against else None
+        document = begun(given.output, resume=given.resume)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    try:
+        run_all(document, given.names or NAMES, given.output)
+    except KeyboardInterrupt:
+        say(f"interrupted: {given.output} has what had ended; --resume goes on")
+        return 130
+    print_table(report.table(document), ("benchmark", "case", "hil", "rival", "rival's", "ratio", "bar", ""))
+    if former is not None:
+        print_changes(former, document)
+    return 1 if any("error" in one for one in document["benchmarks"]) else 0
+
+
+def begun(output: Path, *, resume: bool) -> dict[str, Any]:
+    """The document to add to. Raises OSError and ValueError: what is to be gone on with cannot be read."""
+    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    made = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    document: dict[str, Any] = {"schema": report.SCHEMA, "made": made, "commit": commit, "benchmarks": []}
+    if resume and output.exists():
+        found = report.read(output)
+        if found.get("commit") != commit:
+            raise ValueError(f"{output} is of commit {found.get('commit')}, this is {commit}: leave --resume out")
+        return {**found, "benchmarks": [one for one in found["benchmarks"] if "error" not in one]}
+    return document
+
+
+def run_all(document: dict[str, Any], names: Sequence[str], output: Path) -> None:
+    """Run those that the document has not, and write it after each."""
+    done = {one["benchmark"] for one in document["benchmarks"]}
+    left = [name for name in names if name not in done]
+    for number, name in enumerate(left, 1):
+        say(f"{number} of {len(left)}: {name} ...")
+        began = time.monotonic()
+        found = run_one(name)
+        document["benchmarks"].append(found)
+        # Whole, or as it was: Ctrl-C may come now.
+        unfinished = output.with_name(f"{output.name}.part")
+        unfinished.write_text(json.dumps(document, indent=1) + "\n")
+        unfinished.replace(output)
+        say(f"{name} took {time.monotonic() - began:.0f} s" + (f": {found['error']}" if "error" in found else ""))
+
+
+def run_one(name: str) -> dict[str, Any]:
+    """What a benchmark says as JSON, or its error."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        found = None
+    if done.returncode or not isinstance(found, dict):
+        return {"benchmark": name, "error": f"exit code {done.returncode}; its last words stand above"}
+    return found
+
+
+def print_changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Print the ratios of both documents, those that moved marked."""
+    for line in report.machines_differ(former, now):
+        print(f"another machine: {line}")
+    rows = [
+        (*one.key, report.number(one.former), report.number(one.now), one.bar, one.text)
+        for one in report.changes(former, now)
+    ]
+    print_table(rows, ("benchmark", "case", "rival", "ratio then", "ratio now", "bar", f"beyond {report.NOISE:.0%}"))
+
+
+def print_table(rows: Sequence[Sequence[str]], heads: Sequence[str]) -> None:
+    """Print a table, as wide as it needs where nobody looks at it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table()
+    for head in heads:
+        shown.add_column(head)
+    for row in rows:
+        shown.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 180).print(shown)
+
+
+def say(text: str) -> None:
+    """Tell how far it is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

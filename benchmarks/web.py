@@ -1,0 +1,216 @@
+"""`hil web` on a million results: the first index, every page while it is made and after, a new session, memory.
+
+- A year of a suite's sessions is written first, 2,000 of 500 cases each and one of 50,000 (`web_store.py`);
+  `--keep DIR` keeps them there for the next run, which goes on where it was cut off.
+- Pages are asked for over one connection to a server process, one after another, each time another address; a time is
+  that of the whole answer. `p95` has the bar.
+- In Chromium, where there is one: the first contentful paint of a page that was never open, and how long it takes until
+  a large graph and the maps of a large tensor are seen (`web_sights.py`).
+- Beside: datasette on the same index (`--datasette PYTHON`, of an environment that has it), for the tables that both
+  show; and the way of pages that keep a session as one JSON file, read in full and rendered, in process.
+
+Run it as `python -m benchmarks.web`; `--quick` is a small size that shows that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import common
+from benchmarks.common import Row
+from benchmarks.web_extras import make_extras
+from benchmarks.web_pages import Times, ask_rounds, ask_until, pages
+from benchmarks.web_rivals import datasette, datasette_pages, datasette_python, one_json, reading_in_full
+from benchmarks.web_server import READING, Server, hil_web
+from benchmarks.web_sights import sights
+from benchmarks.web_store import Case, make_store, write_session
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    sessions: int = 2000
+    cases: int = 500
+    large: int = 50_000
+    elements: int = 25_000_000
+    nodes: int = 5000
+    rounds: int = 20
+    news: int = 5  # sessions that are added while it runs
+    idle_s: float = 20.0
+
+
+QUICK = Size(sessions=12, cases=50, large=300, elements=250_000, nodes=50, rounds=2, news=1, idle_s=1.0)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    parser.add_argument("--quick", action="store_true", help="a small size: shows that it works, measures nothing")
+    parser.add_argument("--keep", type=Path, help="where the sessions are kept (default: a scratch folder)")
+    parser.add_argument("--datasette", default="", help="the Python of an environment that has datasette")
+    asked = parser.parse_args()
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="hil-bench-") as scratch:
+        place = asked.keep or Path(scratch)
+        rows = measure(QUICK if asked.quick else Size(), place, Path(scratch), asked.datasette, notes)
+    common.show("web", rows, notes, as_json=asked.json)
+
+
+def measure(size: Size, place: Path, scratch: Path, python: str, notes: list[str]) -> list[Row]:
+    """All rows."""
+    root, cache = place / "sessions", scratch / "cache"
+    shutil.rmtree(root / "new", ignore_errors=True)
+    folders = make_store(root, size.sessions, size.cases, size.large, lambda text: print(text, file=sys.stderr))
+    make_extras(root, size.elements, size.nodes)
+    with hil_web(root, cache) as server:
+        rows = first_index(server, folders, size, notes)
+        idle = ask_rounds(server, pages(folders), size.rounds)
+        rows += idle.rows("idle")
+        print(json.dumps([(row.case, round(row.value, 1)) for row in rows]), file=sys.stderr)
+        notes += [f"{name}: {count} of {size.rounds} requests were refused" for name, count in idle.refused.items()]
+        rows += new_sessions(server, root, size, notes)
+        rows.append(
+            Row("judging the histories that they changed, and those left of the first index", judged(server), "s")
+        )
+        begun = server.cpu_s()
+        time.sleep(size.idle_s)
+        share = (server.cpu_s() - begun) / size.idle_s
+        rows.append(Row("looking at the folders, of one core, when nothing changes", share * 100, "%", bar="<= 3"))
+        rows += paints(server, pages(folders), size, notes)
+        rows += sights(server, root, size.nodes, max(1, size.rounds // 4), notes)
+        rows.append(Row("peak memory, all its processes", server.peak_bytes() / 1e6, "MB", bar="<= 500"))
+        (index,) = (cache / "hil" / "web").glob("*.sqlite")
+        rows += beside_datasette(server, index, folders, size, python, notes)
+        rows += beside_one_json(idle, folders, scratch, size)
+    return rows
+
+
+def first_index(server: Server, folders: Sequence[Path], size: Size, notes: list[str]) -> list[Row]:
+    """Pages while everything is read for the first time; those of sessions that are not read yet are not counted."""
+    begun, shown = time.perf_counter(), set[bytes]()
+
+    def over(body: bytes) -> bool:
+        shown.add(body.partition(READING)[2][:60])
+        # What is no page (a graph's data) does not say it.
+        return body.startswith(b"<!doctype") and READING not in body
+
+    times = ask_until(server, pages(folders), over)
+    seconds = time.perf_counter() - begun
+    notes.append(f"while the index was made, pages told of its progress with {len(shown) - 1} different figures")
+    results = size.sessions * size.cases + size.large
+    rows = [Row(f"first index of {results} results, pages being asked for all the while", seconds, "s", bar="<= 300")]
+    rows.append(Row("peak memory until then", server.peak_bytes() / 1e6, "MB", bar="<= 500"))
+    return rows + times.rows("first index")
+
+
+def new_sessions(server: Server, root: Path, size: Size, notes: list[str]) -> list[Row]:
+    """From the moment that a session's folder is there until the page of sessions has it."""
+    cases = [Case(number) for number in range(size.cases)]
+    waits = []
+    for number in range(size.news):
+        folder = root / "new" / f"{number:04x}"
+        folder.parent.mkdir(exist_ok=True)
+        write_session(folder, size.sessions + number, 1.0, cases, time.time())
+        begun = time.perf_counter()
+        while f"new%2F{number:04x}".encode() not in server.get("/")[2]:
+            if time.perf_counter() - begun > 60:
+                break  # a miss, and no reason to lose the other figures
+            time.sleep(0.02)
+        waits.append(time.perf_counter() - begun)
+    notes.append("new sessions took " + ", ".join(f"{one:.2f}" for one in waits) + " s")
+    return [Row("a new session on the page, the longest", max(waits), "s", bar="<= 2")]
+
+
+def judged(server: Server) -> float:
+    """Seconds until the page of regressions says no more that histories have yet to be looked at."""
+    begun = time.perf_counter()
+    while b"have yet to be looked at" in server.get("/history/regressions")[2]:
+        assert time.perf_counter() - begun < 600, "histories are not judged"
+        time.sleep(0.2)
+    return time.perf_counter() - begun
+
+
+def paints(server: Server, addresses: dict[str, object], size: Size, notes: list[str]) -> list[Row]:
+    """First contentful paint in Chromium, of pages that it never opened."""
+    sys.path.append(str(common.HERE.parent / "tests"))
+    from support.browser import Page, find_browser
+
+    browser = find_browser()
+    if browser is None:
+        notes.append("first contentful paint left out: there is no Chromium")
+        return []
+    script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+    rows = []
+    for name in ("sessions", "session of 500 cases", "session of 50,000 cases", "history of a case"):
+        found = []
+        for number in range(max(1, size.rounds // 4)):
+            address = addresses[name](number)
+            if server.get(address)[1] != 200:
+                break
+            with Page(browser) as page:
+                page.open(server.address.rstrip("/") + address)
+                page.wait(f"{script} > 0")
+                found.append(page.run(script))
+        if found:
+            spread = f"{min(found):.0f} to {max(found):.0f}"
+            rows.append(
+                Row(f"first contentful paint: {name} ({spread})", statistics.median(found), "ms", bar="<= 1000")
+            )
+    return rows
+
+
+def beside_datasette(
+    server: Server, index: Path, folders: Sequence[Path], size: Size, python: str, notes: list[str]
+) -> list[Row]:
+    """The pages of tables beside datasette's of the same rows, rounds interleaved."""
+    found = datasette_python(python, notes)
+    if found is None:
+        return []
+    database = sqlite3.connect(index)
+    keys = dict(database.execute("select id, key from sessions").fetchall())
+    database.close()
+    theirs = datasette_pages(index, [keys[folder.name] for folder in folders])
+    mine = pages(folders)
+    rows = []
+    with datasette(found, index) as rival:
+        for name, address in theirs.items():
+            ours, others = Times(), Times()
+            for number in range(size.rounds + 1):
+                for times, one, path in ((ours, server, mine[name](number)), (others, rival, address(number))):
+                    times.ask(one, name, path)
+            if name not in others.seconds or name not in ours.seconds:
+                notes.append(f"datasette refused {name}: {others.refused}")
+                continue
+            rows.append(
+                common.beside(name, ours.seconds[name][1:], "datasette", others.seconds[name][1:], 1e3, "ms", "")
+            )
+    return rows
+
+
+def beside_one_json(idle: Times, folders: Sequence[Path], scratch: Path, size: Size) -> list[Row]:
+    """The page of a session, HTTP and all, beside reading one JSON file in full and rendering it, in process."""
+    read = reading_in_full()
+    rows = []
+    for name, folder in (("session of 500 cases", folders[0]), ("session of 50,000 cases", folders[-1])):
+        path = one_json(folder, scratch / "session.json")
+        theirs = [read(path) for _ in range(max(2, size.rounds // 4))]
+        mine = statistics.median(idle.seconds[name])
+        rival = statistics.median(theirs)
+        rows.append(Row(name, mine * 1e3, "ms", "one JSON read in full", rival * 1e3, mine / rival))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Two more sessions for the benchmark of `hil web`: a case with large tensors, and a bisection of a large model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from hil.controller.workloads.suites.store import HEAD, LINES, CaseRecord
+from hil.core.text import jsonable
+
+TENSOR, GRAPH = "large-tensor", "large-graph"
+CASE = "upsampling_full_model"
+_SIDE = 500
+
+
+def make_extras(root: Path, elements: int, nodes: int) -> None:
+    """Write those that are not there yet, below ``extra/``: an output of so many elements, a graph of so many nodes."""
+    for name, write in ((TENSOR, _write_tensor), (GRAPH, write_graph)):
+        folder, part = root / "extra" / name, root / "extra" / f".{name}"
+        if not folder.exists():
+            part.mkdir(parents=True, exist_ok=True)
+            write(part, elements if name == TENSOR else nodes)
+            part.rename(folder)
+
+
+def _write_tensor(folder: Path, elements: int) -> None:
+    """Outputs beside references of float32 that differ by noise, and in one element by more."""
+    shape = (1, max(1, elements // _SIDE**2), _SIDE, min(_SIDE, elements))
+    rng = np.random.default_rng(0)
+    reference = rng.standard_normal(shape, np.float32)
+    output = reference + np.float32(1e-6) * rng.standard_normal(shape, np.float32)
+    output.reshape(-1)[output.size // 3] += 1
+    for kind, values in (("outputs", output), ("references", reference)):
+        (folder / "cases" / CASE / kind).mkdir(parents=True, exist_ok=True)
+        np.save(folder / "cases" / CASE / kind / "0-image.npy", values)
+    compared = {"name": "image", "passed": False, "dtype": "float32", "shape": list(shape), "elements": output.size}
+    record = CaseRecord(
+        CASE,
+        "upsampling",
+        "models",
+        "iree",
+        "iree",
+        "FAIL",
+        "FAIL",
+        outputs=({**compared, "mismatches": 1, "max_abs": 1.0, "reason": "1 element differs"},),
+        folder=f"cases/{CASE}",
+    )
+    (folder / LINES).write_text(json.dumps(jsonable(record.to_json())) + "\n")
+    head = {"schema": 1, "id": TENSOR, "suite": "models", "flow": "iree", "runtime": "iree", "ids": [CASE]}
+    (folder / HEAD).write_text(json.dumps({**head, "started": 1.7e9, "finished": 1.7e9, "exit_code": 1}))
+
+
+def write_graph(folder: Path, nodes: int, name: str = "large") -> None:
+    """A bisection that knows the error of each node of a model: a chain whose every fifth adds what came five before.
+
+    Args:
+        name: of the model's graph; models of other names are laid out anew.
+    """
+    names = ["x", *(f"t{number}" for number in range(nodes))]
+    made = [
+        helper.make_node("Add", [names[at], names[at - 4]], [names[at + 1]], f"n{at}")
+        if at % 5 == 4
+        else helper.make_node("Relu", [names[at]], [names[at + 1]], f"n{at}")
+        for at in range(nodes)
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", names[-1])]
+    graph = helper.make_graph(made, name, values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    onnx.save(model, folder / "large.onnx")
+    layers = [_layer(number) for number in range(nodes)]
+    record = {"schema": 1, "model": "large.onnx", "board": "rpi5-a", "layers": layers}
+    (folder / "bisect.json").write_text(json.dumps(record))
+
+
+def _layer(number: int) -> Mapping[str, Any]:
+    output = {"name": f"t{number}", "passed": True, "max_abs": 1e-6 * number, "sqnr_db": 80.0, "reason": ""}
+    alone = {"outcome": "PASS", "reason": "", "outputs": [output]}
+    return {"name": f"L{number}", "op": "Relu", "nodes": [f"n{number}"], "depth": 0, "isolated": alone}

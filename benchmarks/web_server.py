@@ -1,0 +1,101 @@
+"""`hil web` as a process of its own: what it answers and how fast, what it holds and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_PATIENCE_S = 600
+# What every page says until everything that is stored was read once.
+READING = b"Reading what is stored"
+
+
+class Server:
+    """A server and the processes that it started."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self._process = process
+        self.address = address
+        self._connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=120)
+
+    def get(self, path: str) -> tuple[float, int, bytes]:
+        """Ask for a page over a connection that stays; seconds until the whole of it is here, status, body."""
+        for _ in range(2):
+            start = time.perf_counter()
+            try:
+                self._connection.request("GET", path)
+                answer = self._connection.getresponse()
+                break
+            except (http.client.RemoteDisconnected, BrokenPipeError):
+                self._connection.close()  # it was idle for too long
+            except ConnectionRefusedError:
+                self._connection.close()
+                raise
+        body = answer.read()
+        return time.perf_counter() - start, answer.status, body
+
+    def processes(self) -> list[int]:
+        """The server and all that it started."""
+        found = [self._process.pid]
+        for one in found:
+            for task in Path(f"/proc/{one}/task").glob("*"):
+                with contextlib.suppress(OSError):
+                    found += map(int, (task / "children").read_text().split())
+        return found
+
+    def cpu_s(self) -> float:
+        """CPU seconds that all of them have used."""
+        total = 0
+        for one in self.processes():
+            for task in Path(f"/proc/{one}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):
+                    total += int(task.read_text().split()[0])
+        return total / 1e9
+
+    def peak_bytes(self) -> int:
+        """The most memory that each of them had resident so far, added up."""
+        total = 0
+        for one in self.processes():
+            with contextlib.suppress(OSError):
+                found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{one}/status").read_text())
+                total += int(found[1]) * 1024 if found else 0
+        return total
+
+    def wait_read(self) -> float:
+        """Seconds until everything is read."""
+        start = time.perf_counter()
+        while READING in self.get("/?kind=none")[2]:
+            assert time.perf_counter() - start < _PATIENCE_S, "the index is not made"
+            time.sleep(0.1)
+        return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def serving(command: list[str], *, quiet: bool = False, **environment: str) -> Iterator[Server]:
+    """A server that says its address on its first line, until it is left."""
+    said = subprocess.DEVNULL if quiet else None
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, **environment}
+    )
+    try:
+        assert process.stdout
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://"), f"{command} did not start"
+        yield Server(process, address)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def hil_web(root: Path, cache: Path, *words: str) -> contextlib.AbstractContextManager[Server]:
+    """`hil web` of a folder, its index below another; ``words``: more of its command line."""
+    command = [sys.executable, "-u", "-m", "hil", "web", "--runs", str(root), "--port", "0", *words]
+    return serving(command, XDG_CACHE_HOME=str(cache))

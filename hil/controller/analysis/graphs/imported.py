@@ -1,0 +1,116 @@
+"""The program that a model is before it is compiled, as a graph: IREE's MLIR. In isolated processes only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, ModelGraph, edges_of
+from hil.controller.analysis.graphs.onnx_graph import MOST_BYTES, drawn
+from hil.core.scratch import temporary_folder
+from hil.errors import ImportFailed
+
+# Operations that only hold what others take.
+_HELD = ("torch.constant", "torch.vtensor.literal", "torch.prim.ListConstruct", "util.global.load", "arith.constant")
+_OPERATOR = "torch.operator"
+
+
+def read_imported(text: str, model: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """The graph of an imported program, as :func:`hil.controller.analysis.graphs.onnx_graph.read_onnx` gives one.
+
+    Args:
+        text: the file of the program that a run kept; "" to import the model again.
+        model, dims: the ONNX file, and what its symbolic dimensions were.
+
+    Raises:
+        ImportFailed: it is no MLIR, too large, or the model cannot be imported.
+    """
+    from iree.compiler import ir
+
+    from hil.controller.models.importers.onnx import limited_memory
+
+    with temporary_folder("hil-graph-") as scratch:
+        path = Path(text) if text else _imported(Path(model), dims, Path(scratch))
+        if path.stat().st_size > MOST_BYTES >> 2:
+            raise ImportFailed(f"{path.name} has {path.stat().st_size >> 20} MiB: too much to be drawn")
+        try:
+            with limited_memory((4 << 30) + 20 * path.stat().st_size):
+                module = ir.Module.parse(path.read_bytes(), context=ir.Context())
+        except ir.MLIRError as error:
+            raise ImportFailed(f"{path.name} is no MLIR that IREE reads", detail=str(error)) from error
+        return drawn(_graph(module))
+
+
+def _imported(model: Path, dims: Mapping[str, int], scratch: Path) -> Path:
+    from hil.controller.backends.compilers.onnx_to_mlir import convert
+    from hil.controller.models.importers.onnx import limited_memory
+
+    size = sum(one.stat().st_size for one in model.parent.glob(f"{model.name}*") if one.is_file())
+    if size > MOST_BYTES >> 2:
+        raise ImportFailed(
+            f"{model.name} has {size >> 20} MiB with its weights: too much to be imported to be drawn",
+            hint="hil run --debug-ir DIR keeps the imported program",
+        )
+    out = scratch / "imported.mlirbc"
+    with limited_memory((4 << 30) + 8 * size):
+        convert(model, dims, None, out, scratch / "params.irpa", None)
+    return out
+
+
+def _graph(module: Any) -> ModelGraph:
+    function = max(_functions(module), key=lambda one: len(list(_operations(one))), default=None)
+    if function is None:
+        raise ImportFailed("the imported program has no function")
+    names: dict[Any, str] = {}
+    nodes: list[GraphNode] = []
+    block = function.regions[0].blocks[0]
+    for number, argument in enumerate(block.arguments):
+        names[argument] = f"%arg{number}"
+        nodes.append(GraphNode(f"argument {number}", "input", "input", (), (f"%arg{number}",)))
+    taken: dict[str, int] = {}
+    for operation in _operations(function):
+        if len(nodes) >= MOST_NODES:
+            raise ImportFailed(f"the imported program has more than {MOST_NODES} operations: they are not drawn")
+        nodes.append(_node(operation, names, taken))
+    symbol = str(function.attributes["sym_name"]).strip('"')
+    return ModelGraph("imported", symbol, nodes, edges_of(nodes))
+
+
+def _functions(module: Any) -> Iterator[Any]:
+    for operation in module.body.operations:
+        if operation.operation.name in ("func.func", "util.func") and len(operation.regions[0].blocks):
+            yield operation.operation
+
+
+def _operations(function: Any) -> Iterator[Any]:
+    for operation in function.regions[0].blocks[0].operations:
+        one = operation.operation
+        if not one.name.startswith(_HELD) and _kind(one) != "onnx.Constant":
+            yield one
+
+
+def _kind(operation: Any) -> str:
+    from iree.compiler import ir
+
+    name = operation.name
+    return str(ir.StringAttr(operation.attributes["name"]).value if name == _OPERATOR else name)
+
+
+def _node(operation: Any, names: dict[Any, str], taken: dict[str, int]) -> GraphNode:
+    from hil.controller.analysis.profile.sites import names_in
+
+    results = []
+    for result in operation.results:
+        names[result] = f"%{len(names)}"
+        results.append(names[result])
+    kind = _kind(operation)
+    if kind in ("func.return", "util.return"):
+        return GraphNode("return", "output", "output", tuple(names[one] for one in operation.operands if one in names))
+    whole = names_in(str(operation.location))
+    label = (whole[0] if whole else kind)[:200]
+    taken[label] = taken.get(label, 0) + 1
+    unique = label if taken[label] == 1 else f"{label} #{taken[label]}"
+    # What holds a constant is no node, and what it gives no tensor that is drawn.
+    operands = tuple(names[one] for one in operation.operands if one in names)
+    return GraphNode(unique, kind, "node", operands, tuple(results), within=tuple(whole))

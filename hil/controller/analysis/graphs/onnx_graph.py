@@ -1,0 +1,145 @@
+"""Read a model's graph to be drawn. In isolated processes only: the file may be anybody's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.controller.analysis.graphs.layout import layered
+from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, ModelGraph, edges_of
+from hil.controller.storage.texts import first_line
+from hil.core.tensors import type_text
+from hil.errors import ImportFailed
+
+# A file is read whole, weights that lie in it too.
+MOST_BYTES = 1 << 30
+# Names may be of any length: so much of a graph is handed on, as JSON.
+_MOST_TEXT = 32 << 20
+
+
+def read_onnx(path: str, dims: Mapping[str, int]) -> dict[str, Any]:
+    """The graph of an ONNX file, and where its nodes stand: :meth:`ModelGraph.as_json` and ``layout``.
+
+    Local functions are inlined and nodes named as everywhere else in hil. Nodes that only hold a constant are left
+    out. External data is not read.
+
+    Raises:
+        ImportFailed: it is no ONNX model, or too large.
+    """
+    model, own_names = _loaded(Path(path), dims)
+    graph = model.graph
+    held = {tensor.name for tensor in graph.initializer} | {item.values.name for item in graph.sparse_initializer}
+    given = [value.name for value in graph.input if value.name not in held]
+    kept = [(number, node) for number, node in enumerate(graph.node) if node.op_type != "Constant"]
+    if len(kept) > MOST_NODES:
+        raise ImportFailed(f"{Path(path).name} has {len(kept)} nodes: at most {MOST_NODES} are drawn")
+    nodes = [GraphNode(f"input {name}", "input", "input", (), (name,), name) for name in given]
+    nodes += [_node(number, node, own_names) for number, node in kept]
+    nodes += [GraphNode(f"output {value.name}", "output", "output", (value.name,), (), "") for value in graph.output]
+    hidden = len(graph.node) - len(kept)
+    notes = [f"{hidden} nodes that hold a constant are not drawn"] if hidden else []
+    found = drawn(ModelGraph("onnx", graph.name, nodes, edges_of(nodes), _shapes(graph), notes))
+    return {**found, "external": external_files(model)}
+
+
+def drawn(graph: ModelGraph) -> dict[str, Any]:
+    """A graph as JSON, with where its nodes stand. Raises ImportFailed: its names are too long to be shown."""
+    document = {**graph.as_json(), "layout": layered(len(graph.nodes), graph.edges)}
+    size = len(json.dumps(document))
+    if size > _MOST_TEXT:
+        raise ImportFailed(f"the graph of {graph.name[:80]!r} is {size >> 20} MiB of text: too much to be drawn")
+    return document
+
+
+def external_files(model: Any) -> list[str]:
+    """The files beside a model that its tensors lie in, as it names them."""
+    from hil.controller.models.importers.onnx import tensors_of
+
+    return sorted(
+        {
+            entry.value
+            for tensor in tensors_of(model)
+            if tensor.data_location == tensor.EXTERNAL
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+    )
+
+
+def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
+    """A model whose nodes have names, and the names that its file has: place of the node -> name."""
+    import onnx
+    from google.protobuf.message import DecodeError
+    from onnx import inliner
+
+    from hil.controller.backends.compilers.onnx_to_mlir import infer, name_nodes
+    from hil.controller.models.importers.onnx import fix_dims, light_copy, limited_memory
+
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise ImportFailed(f"{path.name} has {size >> 20} MiB: at most {MOST_BYTES >> 20} are read to draw it")
+    with limited_memory((1 << 30) + 8 * size):
+        try:
+            model = onnx.load(path, load_external_data=False)
+        except DecodeError as error:
+            raise ImportFailed(f"{path.name} is no ONNX model, or is damaged", detail=str(error)) from error
+        if not model.HasField("graph"):
+            raise ImportFailed(f"{path.name} is no ONNX model: it holds no graph")
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+        own_names = {number: node.name for number, node in enumerate(model.graph.node) if node.name}
+        name_nodes(model)
+        fix_dims(model.graph.input, dims)
+        try:
+            infer(model, light_copy(model))
+        except Exception as error:  # shapes are a help, not a condition
+            print(f"note: shapes are unknown: {first_line(error)}", flush=True)
+    return model, own_names
+
+
+def _node(number: int, node: Any, own_names: Mapping[int, str]) -> GraphNode:
+    from hil.controller.analysis.layers.graph import reads, subgraphs
+    from hil.controller.models.importers.onnx import nodes_of
+
+    inner = [one.name for graph in subgraphs(node) for one in nodes_of(graph.node)]
+    domain = node.domain if node.domain not in ("", "ai.onnx") else ""
+    return GraphNode(
+        node.name,
+        f"{domain}.{node.op_type}" if domain else node.op_type,
+        inputs=tuple(reads(node)),
+        outputs=tuple(name for name in node.output if name),
+        # How the adapter of Model Explorer for ONNX numbers nodes without names.
+        key="" if own_names.get(number) == node.name else own_names.get(number, f"<node_{number}>"),
+        within=tuple(inner),
+    )
+
+
+def _shapes(graph: Any) -> dict[str, str]:
+    return dict(_typed(graph))
+
+
+def _typed(graph: Any) -> Iterator[tuple[str, str]]:
+    from hil.formats.ort_values import ONNX_TYPES
+
+    names = {number: name for name, number in ONNX_TYPES.items()}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kind = value.type.tensor_type
+        if value.type.WhichOneof("value") == "tensor_type" and kind.elem_type in names:
+            sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim]
+            yield value.name, type_text(names[kind.elem_type], tuple(sizes) if kind.HasField("shape") else ("...",))
+
+
+def named_layers(path: str, dims: Mapping[str, int], group: str) -> list[list[Any]]:
+    """Each layer of a model as ``[name, nodes]``, as :func:`hil.controller.analysis.layers.layers_of` calls them.
+
+    Shapes that only a run tells are not known here; where they decide what a layer is, names differ from those.
+    """
+    from hil.controller.analysis.layers.extract import named_groups
+    from hil.controller.analysis.layers.graph import Graph
+    from hil.controller.models.importers.onnx import limited_memory
+
+    with limited_memory((2 << 30) + 8 * Path(path).stat().st_size):
+        graph = Graph(Path(path), dims, {})
+    return [[name, [graph.nodes[number].name for number in numbers]] for name, numbers in named_groups(graph, group)]

@@ -1,0 +1,218 @@
+"""What a stored run says of each node of a model: its error, its outcome, its time, where it ran."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hil.controller.analysis.profile.totals import Total
+
+METRICS = ("max_abs", "sqnr_db", "outcome", "time_ns", "placement")
+# Any other word is an error.
+_GRAVITY = {"": 0, "SKIP": 1, "PASS": 1, "XFAIL": 1, "BLIND": 2, "FAIL": 4}
+
+
+@dataclass(frozen=True)
+class NodeValue:
+    """What is known of one node; None or "" is what is not."""
+
+    outcome: str = ""
+    reason: str = ""
+    max_abs: float | None = None  # of the worst output; inf where a value is NaN or infinite and should not be
+    sqnr_db: float | None = None  # of the worst output; inf where all are equal
+    time_ns: float | None = None  # of one iteration, of all that computes the node or a part of it
+    placement: str = ""
+    layer: str = ""  # the layer that it was measured in, by its name
+    case: str = ""  # that layer's case in its session
+    outputs: tuple[str, ...] = ()  # the tensors that were compared
+    together: int = 1  # how many nodes the error was measured of together
+    # ops: what computed it; timed_with: of the operation with the most nodes, how many share its time.
+    ops: tuple[str, ...] = ()
+    timed_with: int = 0
+
+    def of(self, metric: str) -> float | str | None:
+        """The value of one of :data:`METRICS`; None where it has none."""
+        found: float | str | None = getattr(self, metric)
+        return found if found != "" else None
+
+
+@dataclass(frozen=True)
+class LayerValue:
+    """What a run of a layer found, and the nodes that are the layer."""
+
+    nodes: Sequence[str]
+    value: NodeValue = field(default_factory=NodeValue)
+    op: str = ""  # its operator, or those of several nodes (``Conv+Relu``)
+
+
+def of_layers(layers: Iterable[LayerValue]) -> dict[str, NodeValue]:
+    """Node -> what its layer came to; of a node that several layers have a copy of, the gravest."""
+    found: dict[str, NodeValue] = {}
+    for layer in layers:
+        for name in layer.nodes:
+            value = layer.value
+            if value.together != len(layer.nodes):
+                value = replace(value, together=len(layer.nodes))
+            found[name] = worst([found[name], value]) if name in found else value
+    return found
+
+
+def worst(values: Sequence[NodeValue]) -> NodeValue:
+    """The value with the gravest outcome, and of those with the largest error; the first where several are."""
+    return max(values, key=lambda one: (_GRAVITY.get(one.outcome, 3), one.max_abs or 0.0, -(one.sqnr_db or 0.0)))
+
+
+def bisect_layers(document: Mapping[str, Any], way: str) -> list[LayerValue]:
+    """The layers of a bisection's record; ``way`` is ``isolated`` or ``cumulative``."""
+    found = []
+    for layer in _mappings(document.get("layers")):
+        nodes = [name for name in _list(layer.get("nodes")) if isinstance(name, str)]
+        finding = _mapping(layer.get(way))
+        if finding:
+            name = _text(layer.get("name"))
+            value = _compared(finding, finding.get("reason"), layer=name, case=name, together=max(1, len(nodes)))
+            found.append(LayerValue(nodes, value, _text(layer.get("op"))))
+    return found
+
+
+def suite_layers(
+    records: Iterable[Mapping[str, Any]], nodes: Mapping[str, Sequence[str]]
+) -> tuple[list[LayerValue], list[str]]:
+    """The layers of a suite's records of one model.
+
+    Args:
+        records: of the model's cases.
+        nodes: layer -> its nodes, as the model's file has them.
+
+    Returns:
+        The layers, and the names of those that the file has not.
+    """
+    found, missing = [], []
+    for record in records:
+        layer = _text(record.get("layer"))
+        if not layer:
+            continue
+        if layer not in nodes:
+            missing.append(layer)
+            continue
+        value = _compared(
+            record,
+            record.get("message"),
+            layer=layer,
+            case=_text(record.get("id")),
+            time_ns=_time(record.get("device_p50_ns")),
+            together=max(1, len(nodes[layer])),
+        )
+        found.append(LayerValue(nodes[layer], value, _text(record.get("op"))))
+    return found, missing
+
+
+def of_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
+    """The model's outputs, each a node of its own -> what was compared of it in a case of the whole model."""
+    return {
+        f"output {_text(one.get('name'))}": _compared(
+            {"outputs": [one], "outcome": "PASS" if one.get("passed") is True else "FAIL"},
+            one.get("reason"),
+            case=case,
+        )
+        for one in _mappings(outputs)
+    }
+
+
+def of_totals(totals: Iterable[Total]) -> dict[str, NodeValue]:
+    """Node -> its time, from the sums of a profile by operation.
+
+    The time of an operation that several nodes were fused into cannot be divided: each of them has all of it.
+    """
+    found: dict[str, NodeValue] = {}
+    for total in totals:
+        for name in total.onnx_nodes:
+            known = found.get(name, NodeValue())
+            found[name] = replace(
+                known,
+                time_ns=(known.time_ns or 0.0) + total.run_ns,
+                ops=(*known.ops, *total.ops),
+                timed_with=max(known.timed_with, len(total.onnx_nodes)),
+            )
+    return found
+
+
+def of_placement(parts: Any, nodes: Sequence[str] = ()) -> dict[str, NodeValue]:
+    """Node -> the device that it ran on, from a record's ``placement``; ``nodes`` are all of the model's."""
+    found = {}
+    listed = _mappings(parts)
+    for part in listed:
+        device = _text(part.get("device")) + (" (elsewhere)" if part.get("elsewhere") is True else "")
+        # Where all ran on one device, runtimes do not tell its nodes.
+        for name in _list(part.get("names")) or (nodes if len(listed) == 1 else ()):
+            if isinstance(name, str):
+                found[name] = NodeValue(placement=device)
+    return found
+
+
+def merged(*sources: Mapping[str, NodeValue]) -> dict[str, NodeValue]:
+    """What several sources say of each node; of what two of them know the first counts."""
+    found: dict[str, NodeValue] = {}
+    for source in sources:
+        for name, value in source.items():
+            known = found.get(name)
+            found[name] = value if known is None else _both(known, value)
+    return found
+
+
+def _both(first: NodeValue, second: NodeValue) -> NodeValue:
+    nothing = NodeValue()
+    own = {name: one for name, one in vars(first).items() if one != getattr(nothing, name)}
+    return replace(second, **own)
+
+
+def real(value: Any) -> float | None:
+    """A number of a record, where inf and nan are texts; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _time(value: Any) -> float | None:
+    found = real(value)
+    return found if found is not None and 0 <= found < math.inf else None
+
+
+def _compared(finding: Mapping[str, Any], reason: Any, **more: Any) -> NodeValue:
+    """The worst of a finding's outputs; ``more``: further fields."""
+    outputs = _mappings(finding.get("outputs"))
+    errors = [value for one in outputs if (value := real(one.get("max_abs"))) is not None]
+    ratios = [value for one in outputs if (value := real(one.get("sqnr_db"))) is not None]
+    # What is NaN in one of the two is in no other statistic.
+    if any((real(one.get("nonfinite")) or 0) > 0 for one in outputs):
+        errors, ratios = [*errors, float("inf")], [*ratios, float("-inf")]
+    return NodeValue(
+        outputs=tuple(_text(one.get("name")) for one in outputs),
+        outcome=_text(finding.get("outcome")),
+        reason=_text(reason),
+        max_abs=max((value for value in errors if value == value), default=None),
+        sqnr_db=min((value for value in ratios if value == value), default=None),
+        placement=" + ".join(_text(part.get("device")) for part in _mappings(finding.get("placement"))),
+        **more,
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in _list(value) if isinstance(one, dict)]

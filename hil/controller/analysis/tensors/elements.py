@@ -1,0 +1,133 @@
+"""Elements of two tensors beside each other: how far apart they are, and which are not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.compare.stats import ranks
+from hil.compare.values import EXACT_DTYPES, part_of
+from hil.core.tensors import Array, dtype_name
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.uint8]
+
+# What of complex numbers is drawn.
+PARTS = ("magnitude", "phase", "real", "imaginary")
+
+# What :func:`nonfinite` says of an element, the gravest last: of several elements the largest code is told.
+FINITE, SAME, INF_THERE, NAN_THERE, MINUS_INF_HERE, INF_HERE, NAN_HERE = range(7)
+NONFINITE = {
+    SAME: "NaN or infinite alike in both",
+    INF_THERE: "infinite in the reference alone",
+    NAN_THERE: "NaN in the reference alone",
+    MINUS_INF_HERE: "-infinite, and not so in the reference",
+    INF_HERE: "infinite, and not so in the reference",
+    NAN_HERE: "NaN, and not so in the reference",
+}
+# As :data:`NONFINITE`, of a tensor without a reference.
+NONFINITE_ALONE = {MINUS_INF_HERE: "-infinite", INF_HERE: "infinite", NAN_HERE: "NaN"}
+
+_FULL_TURN = 2 * np.pi
+
+
+@np.errstate(all="ignore")  # a signalling NaN warns when it is cast
+def reals(values: Array, part: str = "") -> Floats:
+    """One float64 for each element; of complex ones the part that is asked for (default: the magnitude)."""
+    if values.dtype.kind != "c":
+        return values.astype(np.float64)
+    wide = values.astype(np.complex128)
+    if part == "real":
+        return wide.real
+    if part == "imaginary":
+        return wide.imag
+    return np.asarray(np.angle(wide) if part == "phase" else np.abs(wide), np.float64)
+
+
+def difference(a: Array, b: Array, part: str = "") -> Floats:
+    """``|a-b|``: 0 for the same NaN or infinity, inf where only one is finite, never 0 for unequal integers.
+
+    Args:
+        part: of complex elements, what is compared; "" and "magnitude" give the modulus of ``a-b``.
+    """
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        wide = np.result_type(a, b)
+        if wide.kind in "iu":
+            x, y = a.astype(wide), b.astype(wide)
+            # The true difference fits in uint64, and unsigned subtraction wraps to it.
+            unsigned = np.dtype(f"u{wide.itemsize}")
+            apart = np.maximum(x, y).view(unsigned) - np.minimum(x, y).view(unsigned)
+            return np.asarray(apart, np.float64)
+    with np.errstate(all="ignore"):
+        p, q = _numbers(a, part), _numbers(b, part)
+        found: Floats = np.abs(p - q)
+        if part == "phase" and "c" in (a.dtype.kind, b.dtype.kind):
+            found = np.minimum(found, _FULL_TURN - found)
+        odd = ~np.isfinite(found)
+        if odd.any():
+            # The difference of two finite numbers may be beyond float64.
+            found[odd] = np.where(np.isfinite(p[odd]) & np.isfinite(q[odd]), np.finfo(np.float64).max, np.inf)
+            found[(p == q) | ((p != p) & (q != q))] = 0.0
+    return found
+
+
+def quick_difference(a: Array, b: Array) -> Floats | None:
+    """``|a-b|`` where that is what it seems: floats of one common dtype, every one finite."""
+    if a.dtype != b.dtype or a.dtype.kind != "f" or a.dtype.itemsize < 4:
+        return None
+    with np.errstate(all="ignore"):
+        found = np.abs(np.subtract(a, b))
+        return found if np.isfinite(np.maximum.reduce(found, axis=None, initial=0)) else None
+
+
+def nonfinite(a: Array, b: Array | None = None) -> Codes:
+    """Of each element a code of :data:`NONFINITE` or, with no reference, of :data:`NONFINITE_ALONE`; else FINITE."""
+    with np.errstate(all="ignore"):
+        p = _numbers(a)
+        nan, finite = np.isnan(p), np.isfinite(p)
+        found = np.where(nan, NAN_HERE, np.where(finite, FINITE, INF_HERE)).astype(np.uint8)
+        if p.dtype.kind != "c":
+            found[p == -np.inf] = MINUS_INF_HERE
+        if b is None:
+            return found
+        q = _numbers(b)
+        there = np.where(np.isnan(q), NAN_THERE, np.where(np.isfinite(q), FINITE, INF_THERE)).astype(np.uint8)
+        found = np.where(finite, there, found)
+        found[~finite & ((p == q) | (nan & np.isnan(q)))] = SAME
+    return found
+
+
+def has_ulps(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    """Whether two dtypes have values that can be counted between: floats of one dtype."""
+    return dtype_name(a) == dtype_name(b) and dtype_name(a) not in EXACT_DTYPES
+
+
+def ulps(a: Array, b: Array) -> npt.NDArray[np.uint64]:
+    """How many representable values lie between two elements of one float dtype; 0 where one is not finite.
+
+    Of complex elements, the larger number of both parts.
+    """
+    part = part_of(a.dtype)
+    unsigned = np.dtype(f"u{part.itemsize}")
+    shape = (*a.shape, -1) if a.dtype.kind == "c" else a.shape
+    x, y = (np.ascontiguousarray(one).view(unsigned).reshape(shape) for one in (a, b))
+    if part.itemsize == 1:
+        places = ranks(dtype_name(part)).astype(np.int64)
+        found = np.abs(places[x] - places[y]).astype(np.uint64)
+    else:
+        # The bits of a float are sign and magnitude, and magnitudes count representable values.
+        top = unsigned.type(1 << (part.itemsize * 8 - 1))
+        p, q = x & ~top, y & ~top
+        apart = np.maximum(p, q) - np.minimum(p, q)
+        found = np.where((x ^ y) & top, p + q, apart).astype(np.uint64)
+    with np.errstate(all="ignore"):
+        found[~(np.isfinite(x.view(part)) & np.isfinite(y.view(part)))] = 0
+    return np.asarray(found.max(axis=-1) if a.dtype.kind == "c" else found, np.uint64)
+
+
+def _numbers(values: Array, part: str = "") -> Array:
+    if values.dtype.kind == "c" and part in ("", "magnitude"):
+        return values.astype(np.complex128)
+    return reals(values, part)

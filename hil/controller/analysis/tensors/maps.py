@@ -1,0 +1,245 @@
+"""A plane of two tensors, reduced to at most :data:`MOST_CELLS` cells each way.
+
+Errors are reduced to the largest of a cell, so that one wrong element of a million is never averaged away. Which NaN
+and infinities a cell has is kept beside its number, and how many there are of each. What a map takes in memory does not
+grow with the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.controller.analysis.tensors.elements import (
+    FINITE,
+    NAN_HERE,
+    Codes,
+    Floats,
+    difference,
+    nonfinite,
+    quick_difference,
+    reals,
+    ulps,
+)
+from hil.controller.analysis.tensors.planes import PIECE, Plane, Window
+from hil.core.file_tensor import Tensor
+from hil.core.tensors import Array
+
+# A cell is drawn as one pixel at least, on a screen of 390 too.
+MOST_CELLS = 320
+# How the values of a cell become one: what each does is in :func:`value_map`.
+POOLS = ("mean", "min", "max")
+# Of every set of kinds, as bits, the gravest.
+_HIGHEST = np.array([max(one.bit_length() - 1, 0) for one in range(256)], np.uint8)
+# Arrays of a piece's length that are alive at once, at most, of 16 bytes an element.
+_ALIVE = 12
+
+Cells = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+_Touched = tuple[slice, list[int], npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Map:
+    """A window of a plane in cells.
+
+    Attributes:
+        numbers: of each cell; NaN where it has no finite element.
+        kinds: of each cell a bit for each code that an element of it has, as
+            :func:`hil.controller.analysis.tensors.elements.nonfinite` tells them.
+        counts: how many elements have each code.
+    """
+
+    window: Window
+    numbers: Floats
+    kinds: Codes
+    counts: Sequence[int]
+
+    @cached_property
+    def codes(self) -> Codes:
+        """Of each cell the gravest code of its elements."""
+        return _HIGHEST[self.kinds]
+
+    @property
+    def filled(self) -> npt.NDArray[np.bool_]:
+        """Whether there is an element in a cell: the last row of a plane may be short."""
+        return np.asarray(self.kinds > 0)
+
+    @property
+    def elements(self) -> int:
+        """How many there are in the window."""
+        return sum(self.counts)
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        """How many rows and columns of elements a cell has, at most."""
+        rows, columns = self.numbers.shape
+        return -(-self.window.rows // max(rows, 1)), -(-self.window.columns // max(columns, 1))
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The smallest and the largest number; None where there is none."""
+        found = self.numbers[np.isfinite(self.numbers)]
+        return (float(found.min()), float(found.max())) if found.size else None
+
+    def part_of(self, row: int, column: int) -> Window:
+        """The elements of a cell."""
+        rows, columns = edges_of(self.window)
+        top, left = self.window.top, self.window.left
+        return Window(
+            top + int(rows[row]), left + int(columns[column]), top + int(rows[row + 1]), left + int(columns[column + 1])
+        )
+
+
+def scratch_bytes(itemsize: int) -> int:
+    """The memory that making a map takes at most, whatever the tensors' size.
+
+    Args:
+        itemsize: of an element, in bytes.
+    """
+    piece = PIECE * max(16, itemsize) * _ALIVE
+    return piece + 4 * MOST_CELLS**2 * (8 + 8 + 8 + 1)
+
+
+def edges_of(window: Window) -> Cells:
+    """Where a window's cells begin, and the end of the last: of rows, of columns."""
+
+    def edges(total: int) -> npt.NDArray[np.int64]:
+        cells = min(total, MOST_CELLS)
+        return np.arange(cells + 1, dtype=np.int64) * total // max(cells, 1)
+
+    return edges(window.rows), edges(window.columns)
+
+
+@np.errstate(all="ignore")
+def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean", part: str = "") -> Map:
+    """A map of values: of a cell's finite ones their mean, the smallest or the largest.
+
+    Args:
+        part: of complex values what is drawn: see :data:`hil.controller.analysis.tensors.elements.PARTS`.
+    """
+    pooled = _Pooled(window, {"min": np.minimum, "max": np.maximum}.get(pool, np.add))
+    for top, left, piece in plane.read(array, window):
+        values = reals(piece, part)
+        codes = None
+        if not np.isfinite(np.add.reduce(values, axis=None)):
+            codes = nonfinite(piece)
+            values[codes != FINITE] = pooled.nothing
+            # What is left may add up to infinity, where it is of the size of float64's largest.
+        pooled.add(top, left, values, codes)
+    return pooled.map()
+
+
+@np.errstate(all="ignore")
+def error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str = "") -> Map:
+    """A map of ``|a-b|``: the largest of a cell's elements that are finite in both, or NaN where there is none."""
+    pooled = _Pooled(window, np.maximum)
+    for top, left, x, y in _side_by_side(a, b, plane, window):
+        codes = None
+        found = quick_difference(x, y)
+        if found is None:
+            found = difference(x, y, part)
+            odd = nonfinite(x, y)
+            if odd.any():
+                codes = odd
+                found[codes != FINITE] = pooled.nothing
+        pooled.add(top, left, found, codes)
+    return pooled.map()
+
+
+@np.errstate(all="ignore")
+def ulp_map(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Map:
+    """A map of how many representable values lie between: the most of a cell's elements. See ``elements.ulps``."""
+    pooled = _Pooled(window, np.maximum)
+    for top, left, x, y in _side_by_side(a, b, plane, window):
+        found = ulps(x, y).astype(np.float64)
+        odd = None
+        if x.dtype.kind != "f" or not np.isfinite(np.add.reduce(np.add(x, y), axis=None)):
+            odd = nonfinite(x, y)
+            found[odd != FINITE] = pooled.nothing
+        pooled.add(top, left, found, odd)
+    return pooled.map()
+
+
+@np.errstate(all="ignore")
+def nonfinite_map(array: Tensor, plane: Plane, window: Window) -> Map:
+    """A map of NaN and infinities of a tensor that has no reference beside it."""
+    pooled = _Pooled(window, np.maximum)
+    for top, left, piece in plane.read(array, window):
+        codes = nonfinite(piece)
+        pooled.add(top, left, np.zeros(piece.shape), codes if codes.any() else None)
+    return pooled.map()
+
+
+def _side_by_side(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Iterator[tuple[int, int, Array, Array]]:
+    for (top, left, x), (_, _, y) in zip(plane.read(a, window), plane.read(b, window), strict=True):
+        yield top, left, x, y
+
+
+class _Pooled:
+    """Cells that pieces are added to, one by one."""
+
+    def __init__(self, window: Window, pool: np.ufunc) -> None:
+        self._window = window
+        self._pool = pool
+        self._edges = edges_of(window)
+        self._lately: dict[int, tuple[int, int, _Touched]] = {}
+        # What changes nothing when it is pooled.
+        self.nothing = 0.0 if pool is np.add else math.inf if pool is np.minimum else -math.inf
+        shape = (self._edges[0].size - 1, self._edges[1].size - 1)
+        self._numbers = np.full(shape, self.nothing)
+        self._kinds = np.zeros(shape, np.uint8)
+        self._finite = np.zeros(shape, np.int64)
+        self._counts = np.zeros(NAN_HERE + 1, np.int64)
+
+    def add(self, top: int, left: int, values: Array, codes: Codes | None) -> None:
+        """Add a piece whose first element is there; codes are None where every element is finite."""
+        height, width = values.shape
+        rows, down, high = self._touched(0, top - self._window.top, height)
+        columns, across, wide = self._touched(1, left - self._window.left, width)
+        place = (rows, columns)
+        pool: Any = self._pool
+        self._numbers[place] = pool(self._numbers[place], _reduced(values, down, across, pool))
+        counts = np.outer(high, wide)
+        if codes is None:
+            self._kinds[place] |= 1 << FINITE
+            self._finite[place] += counts
+            self._counts[FINITE] += values.size
+            return
+        self._kinds[place] |= _reduced(np.uint8(1) << codes, down, across, np.bitwise_or)
+        self._counts += np.bincount(codes.ravel(), minlength=self._counts.size)
+        self._finite[place] += _reduced((codes == FINITE).astype(np.int64), down, across, np.add)
+
+    def _touched(self, axis: int, start: int, count: int) -> _Touched:
+        """The cells that places belong to, where among them each cell begins, and how many are in each."""
+        # Pieces below each other have the same columns.
+        if (known := self._lately.get(axis)) is not None and known[:2] == (start, count):
+            return known[2]
+        edges = self._edges[axis]
+        first = int(np.searchsorted(edges, start, "right")) - 1
+        last = int(np.searchsorted(edges, start + count, "left"))
+        begins = [max(0, int(edge) - start) for edge in edges[first:last]]
+        found = slice(first, last), begins, np.diff([*begins, count])
+        self._lately[axis] = (start, count, found)
+        return found
+
+    def map(self) -> Map:
+        """What was added."""
+        numbers = self._numbers
+        if self._pool is np.add:
+            numbers = numbers / self._finite
+        numbers[self._finite == 0] = np.nan
+        return Map(self._window, numbers, self._kinds, self._counts.tolist())
+
+
+def _reduced(values: Array, down: list[int], across: list[int], pool: Callable[..., Any]) -> Array:
+    """A piece's elements pooled into the cells that begin at some rows and columns of it."""
+    ufunc: Any = pool
+    dtype = {"dtype": np.float64} if ufunc is np.add and values.dtype.kind == "f" else {}
+    lines = ufunc.reduce(values, axis=0, keepdims=True, **dtype) if len(down) == 1 else ufunc.reduceat(values, down, 0)
+    return np.asarray(ufunc.reduceat(lines, across, 1) if len(across) < values.shape[1] else lines)

@@ -1,0 +1,185 @@
+"""Maps as PNG, written with what Python has: one byte a cell, and a palette that colour-blind people can read."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.controller.analysis.tensors.elements import (
+    FINITE,
+    INF_HERE,
+    INF_THERE,
+    MINUS_INF_HERE,
+    NAN_HERE,
+    NAN_THERE,
+    SAME,
+    Codes,
+)
+from hil.controller.analysis.tensors.maps import Map
+
+# matplotlib's viridis and inferno (CC0), whose lightness grows evenly: every 16th colour, between which it is linear.
+_SCALES = {
+    "viridis": "440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c 1fa088 28ae80 3fbc73 5ec962 84d44b "
+    "addc30 d8e219 fde725",
+    "inferno": "000004 0b0724 210c4a 3d0965 57106e 71196e 8a226a a32c61 bc3754 d24644 e45a31 f1731d f98e09 fcac11 "
+    "f9cb35 f2ea69 fcffa4",
+}
+# The first indices of a palette are the scale; those after it say what no number does.
+STEPS = 240
+EQUAL, EMPTY = STEPS, 255
+_CODES = STEPS + 1  # and on: the codes of elements.NONFINITE
+# They differ from each other and from the scales that they are drawn on, for colour-blind people too: three are of
+# Okabe and Ito's, whose orange and vermilion are in inferno.
+COLOURS: Mapping[int, str] = MappingProxyType(
+    {
+        SAME: "8c8c8c",
+        INF_THERE: "009e73",
+        NAN_THERE: "cc79a7",
+        MINUS_INF_HERE: "4d4dff",
+        INF_HERE: "ff4fd8",
+        NAN_HERE: "00b4ff",
+    }
+)
+EQUAL_COLOUR = "d9d9d9"
+_MOST_DECADES = 8.0
+_DARK = 0.75
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the colours of a picture mean: the numbers at both ends, evenly between or, if it is said, by decades."""
+
+    low: float
+    high: float
+    decades: bool = False
+
+    def steps(self, numbers: npt.NDArray[Any]) -> Codes:
+        """The index of each number's colour; of decades, what is 0 is EQUAL."""
+        with np.errstate(all="ignore"):
+            if self.decades:
+                span = math.log10(self.high) - math.log10(self.low)
+                share = (np.log10(numbers) - math.log10(self.low)) / (span or 1.0)
+            else:
+                span = self.high * 0.5 - self.low * 0.5
+                share = (numbers * 0.5 - self.low * 0.5) / span if span else np.full(numbers.shape, 0.5)
+            found: Codes = np.clip(np.nan_to_num(share * (STEPS - 1)), 0, STEPS - 1).astype(np.uint8)
+        if self.decades:
+            found[numbers == 0] = EQUAL
+        return found
+
+
+def value_scale(maps: Sequence[Map]) -> Scale | None:
+    """One scale for several maps of values, so that one colour is one value; None where no number is."""
+    ends = [one.ends for one in maps]
+    found = [end for pair in ends if pair is not None for end in pair]
+    return Scale(min(found), max(found)) if found else None
+
+
+def error_scale(map: Map) -> Scale | None:
+    """A scale of one to eight decades up to the largest error; None where no element differs."""
+    errors = map.numbers[np.isfinite(map.numbers) & (map.numbers > 0)]
+    if not errors.size:
+        return None
+    high = float(errors.max())
+    low = min(max(float(errors.min()), high * 10**-_MOST_DECADES), high / 10)
+    return Scale(low, high, decades=True) if low > 0 else Scale(0.0, high)
+
+
+def paint(map: Map, scale: Scale | None) -> Codes:
+    """Each cell's index in the palette: of its number, or of a NaN or infinity that it has; see :func:`_told`."""
+    found = np.full(map.numbers.shape, EQUAL, np.uint8) if scale is None else scale.steps(map.numbers)
+    codes = _told(map, SAME + 1)
+    codes[(map.codes == SAME) & ~np.isfinite(map.numbers)] = SAME
+    found[codes > 0] = _CODES + codes[codes > 0]
+    found[~map.filled] = EMPTY
+    return found
+
+
+def paint_codes(map: Map) -> Codes:
+    """As :func:`paint`, of what is not finite alone."""
+    codes = _told(map, SAME)
+    found = np.where(codes == FINITE, EQUAL, _CODES + codes).astype(np.uint8)
+    found[~map.filled] = EMPTY
+    return found
+
+
+def is_mixed(map: Map, least: int = SAME + 1) -> bool:
+    """Whether cells beside each other have several kinds of elements, so that colours alternate."""
+    kinds = map.kinds if least <= SAME else map.kinds & ~np.uint8(1 << SAME)
+    several = kinds & (kinds - (kinds > 0)) > 0
+    return bool((several[1:] & several[:-1]).any() or (several[:, 1:] & several[:, :-1]).any())
+
+
+def _told(map: Map, least: int) -> Codes:
+    """Which of its elements' kinds each cell shows; FINITE is its number.
+
+    A cell that stands for elements of several kinds shows the one that fewest cells have, so that none is lost. Where
+    such cells are beside each other their kinds alternate: what is NaN in half of its elements is not all NaN.
+
+    Args:
+        least: the least code that counts.
+    """
+    has = {code: (map.kinds >> code & 1).astype(np.bool_) for code in range(least, NAN_HERE + 1)}
+    order = sorted((code for code in has if has[code].any()), key=lambda code: (np.count_nonzero(has[code]), -code))
+    found, first, near = (np.zeros(map.kinds.shape, np.uint8) for _ in range(3))
+    count = (map.kinds >> FINITE & 1).astype(np.int64)
+    for code in order:
+        count += has[code]
+    rows, columns = map.kinds.shape
+    turn = (np.arange(rows)[:, np.newaxis] + np.arange(columns)) % np.maximum(count, 1)
+    seen = np.zeros(map.kinds.shape, np.int64)
+    for code in order:
+        found[has[code] & (seen == turn)] = code
+        alone = has[code] & (seen == 0)
+        first[alone] = code
+        beside = np.zeros(map.kinds.shape, np.bool_)
+        beside[1:] |= has[code][:-1]
+        beside[:, 1:] |= has[code][:, :-1]
+        near[alone] = beside[alone]
+        seen += has[code]
+    return np.where(near > 0, found, first)
+
+
+def palette(scale: str) -> bytes:
+    """256 colours of three bytes: those of a scale, viridis or inferno, and the others."""
+    anchors = np.array([tuple(bytes.fromhex(colour)) for colour in _SCALES[scale].split()], np.float64)
+    places = np.linspace(0, len(anchors) - 1, STEPS)
+    colours = np.zeros((256, 3), np.uint8)
+    for channel in range(3):
+        line = np.interp(places, np.arange(len(anchors)), anchors[:, channel])
+        colours[:STEPS, channel] = np.round(line)
+    colours[EQUAL] = tuple(bytes.fromhex(EQUAL_COLOUR))
+    for code, colour in COLOURS.items():
+        colours[_CODES + code] = tuple(bytes.fromhex(colour))
+    return colours.tobytes()
+
+
+def png(cells: Codes, scale: str) -> bytes:
+    """A PNG with one pixel a cell; EMPTY cells are transparent."""
+    rows, columns = cells.shape
+    lines = np.zeros((rows, columns + 1), np.uint8)  # each line begins with its filter: none
+    lines[:, 1:] = cells
+    head = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
+    alpha = bytes([255] * EMPTY + [0])
+    body = zlib.compress(lines.tobytes(), 3)
+    chunks = ((b"IHDR", head), (b"PLTE", palette(scale)), (b"tRNS", alpha), (b"IDAT", body), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def scatter_png(counts: npt.NDArray[np.int64]) -> bytes:
+    """A picture, for a white ground, of how many elements lie in each cell, by decades; the first row is the lowest."""
+    steps = Scale(1.0, float(max(counts.max(initial=1), 10)), decades=True).steps(counts.astype(np.float64))
+    # The lightest colours are not seen on white.
+    steps = (steps * np.float64(_DARK)).astype(np.uint8)
+    steps[counts == 0] = EMPTY
+    return png(steps[::-1], "viridis")

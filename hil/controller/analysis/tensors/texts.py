@@ -1,0 +1,34 @@
+"""Tensors of strings as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hil.compare.values import reader
+from hil.core.file_tensor import Tensor
+
+# So much of a text is shown.
+_CHARS = 300
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """An element of one tensor, or of two beside each other."""
+
+    index: tuple[int, ...]
+    texts: Sequence[str]
+    differ: bool
+
+
+def text_rows(arrays: Sequence[Tensor], start: int, most: int) -> list[TextRow]:
+    """So many elements of tensors of one shape, in reading order from a place on."""
+    found = []
+    read = [reader(one) for one in arrays]
+    for place in range(start, min(start + most, arrays[0].size)):
+        texts = [str(one(place, place + 1)[0]) for one in read]
+        index = tuple(int(at) for at in np.unravel_index(place, arrays[0].shape)) if arrays[0].shape else ()
+        found.append(TextRow(index, [text[:_CHARS] for text in texts], len(set(texts)) > 1))
+    return found

@@ -1,0 +1,114 @@
+"""The options that write nodes' values for Model Explorer, and what does it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hil.controller.cli.options import options, workshop
+from hil.core.scratch import temporary_folder
+from hil.errors import UsageError
+
+if TYPE_CHECKING:
+    from hil.controller.analysis.graphs.model_graph import ModelGraph
+    from hil.controller.analysis.graphs.values import NodeValue
+    from hil.controller.analysis.layers import Layer
+    from hil.controller.storage.isolated import Isolated
+    from hil.core.results import Model
+
+_METRICS = {"max_abs": "max-abs", "sqnr_db": "sqnr", "outcome": "outcome", "time_ns": "time", "placement": "placement"}
+_SUITE, _BISECT = "suite.json", "bisect.json"
+
+
+def node_data_options(usual: str, *, required: bool = False) -> Callable[[Any], Any]:
+    """``--node-data``, and where there is a choice ``--by``, with what it is by default."""
+    file = click.option(
+        "--node-data",
+        required=required,
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Write values of the model's nodes for Model Explorer (node data, JSON).",
+    )
+    by = click.option(
+        "--by",
+        type=click.Choice(["time"] if usual == "time_ns" else list(_METRICS.values())),
+        default=_METRICS[usual],
+        show_default=True,
+        help="Which value of a node --node-data tells.",
+    )
+    return options(file, by)
+
+
+def export_values(values: Mapping[str, NodeValue], file: Path, by: str, model: Path | None) -> int:
+    """Write nodes' values; returns of how many nodes there is one. Raises UsageError: of none."""
+    if model is None:
+        return _write(values, file, by, None)
+    with workshop(1) as tools, temporary_folder("hil-export-") as scratch:
+        graph = _graph_of(model, {}, tools.isolated, Path(scratch) / "graph.log")
+    return _write(values, file, by, graph)
+
+
+def export_layers(
+    model: Model, layers: Sequence[Layer], folder: Path, file: Path, by: str, how: Mapping[str, Any]
+) -> list[str]:
+    """Write what a stored bisection or suite found of a model's layers; returns lines that say so."""
+    from hil.controller.analysis.graphs.values import of_layers
+
+    found, missing = _stored(folder, model.name, {layer.name: layer.nodes for layer in layers})
+    graph = None
+    if model.format == "onnx":
+        graph = _graph_of(model.path, dict(model.dims), how["isolated"], how["log"])
+    count = _write(of_layers(found), file, by, graph)
+    note = [f"note: {len(missing)} of its layers are not {model.name}'s, such as {missing[0]}"] if missing else []
+    return [f"written: {file}, {count} nodes", *note]
+
+
+def _stored(folder: Path, model: str, nodes: Mapping[str, Sequence[str]]) -> tuple[list[Any], list[str]]:
+    from hil.controller.analysis.graphs.values import bisect_layers, suite_layers
+    from hil.controller.workloads.suites.store import SuiteRun
+    from hil.core.files import read_file
+
+    if (folder / _SUITE).is_file():
+        records = [one.to_json() for one in SuiteRun.open(folder).records()]
+        names = {record["model"] for record in records}
+        # A suite of one model may call it otherwise than its file.
+        return suite_layers([one for one in records if one["model"] == model or len(names) == 1], nodes)
+    if not (folder / _BISECT).is_file():
+        raise UsageError(f"{folder} holds neither a bisection nor a suite's run", hint="hil bisect --out DIR makes one")
+    try:
+        document = json.loads(read_file(folder / _BISECT))
+        way = "isolated" if any(one.get("isolated") for one in document["layers"]) else "cumulative"
+        return bisect_layers(document, way), []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{folder / _BISECT} cannot be read: {error}") from error
+
+
+def _graph_of(model: Path, dims: Mapping[str, int], isolated: Isolated, log: Path) -> ModelGraph:
+    from hil.controller.analysis.graphs.model_graph import ModelGraph
+    from hil.controller.analysis.graphs.onnx_graph import read_onnx
+    from hil.controller.storage.isolated import naming_errors
+    from hil.errors import ImportFailed
+
+    with naming_errors("import", f"reading {model.name}", ImportFailed, f"{model.name} cannot be read"):
+        arguments = {"path": str(model.absolute()), "dims": dict(dims)}
+        return ModelGraph.from_json(isolated.call(read_onnx, arguments, timeout=60.0, log=log))
+
+
+def _write(values: Mapping[str, NodeValue], file: Path, by: str, graph: ModelGraph | None) -> int:
+    from hil.controller.analysis.graphs.node_data import node_data
+    from hil.core.files import write_atomic
+
+    metric = next(key for key, name in _METRICS.items() if name == by)
+    found = node_data(values, metric, graph)
+    count = sum(value.of(metric) is not None for value in values.values())
+    if not count:
+        raise UsageError(f"nothing is known of any node's {by}")
+    try:
+        write_atomic(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+    return count

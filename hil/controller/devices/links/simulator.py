@@ -1,0 +1,73 @@
+"""The link to a simulator: one that is kept for the next command, or one for this alone, which ends with the link."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.links import kept_simulators, simulator_process
+from hil.controller.devices.links.link import Link, LinkKind
+from hil.core.board_config import BoardConfig
+from hil.core.installed import points
+from hil.core.processes import wait_or_kill
+from hil.core.scratch import new_folder, remove_tree
+from hil.core.text import TextSink
+
+# Of the environment; "fresh": each command starts a simulator of its own.
+VARIABLE, FRESH = "HIL_SIMULATOR", "fresh"
+_END_S = 10.0
+
+
+def open_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextSink = lambda text: None) -> Link:
+    """Take a simulator for a board config that is kept, or start one, and wait until it serves (BoardUnreachable).
+
+    None is kept that has faults, which remember how often they came, nor beside runtimes of other packages, whose files
+    may change meanwhile.
+
+    Raises UsageError where a fault is written wrongly.
+    """
+    faulty = bool(faults) or bool(config.simulator and config.simulator.faults)
+    link = None
+    if not faulty and os.environ.get(VARIABLE) != FRESH and not points("hil.runtimes"):
+        link = _kept(config)
+    if link is None:
+        link = _own(config, faults, faulty)
+    if lines := [one for one in link.log().splitlines() if one.startswith("not sandboxed: ")]:
+        say(f"{lines[0]}; programs run on this machine with all rights that you have")
+    return link
+
+
+def _kept(config: BoardConfig) -> Link | None:
+    loan = kept_simulators.borrow(config)
+    if loan is None:
+        return None
+    return Link(Target(simulator_process.address_in(loan.folder)), loan.give_back, loan.printed)
+
+
+def _own(config: BoardConfig, faults: tuple[str, ...], faulty: bool) -> Link:
+    # Unix socket paths are short by law (104 bytes on macOS), so not below the user's own deep folders.
+    folder = new_folder("hil-sim-", for_sockets=True)
+    try:
+        given = [word for fault in faults for word in ("--fault", fault)]
+        process = simulator_process.start(config, folder, "--lifeline", *given, stdin=subprocess.PIPE)
+    except BaseException:
+        remove_tree(folder)
+        raise
+
+    def close() -> None:
+        if process.stdin:
+            process.stdin.close()
+        wait_or_kill(process, _END_S)
+        remove_tree(folder)
+
+    target = Target(simulator_process.address_in(folder), faults=faulty)
+    return Link(target, close, lambda: simulator_process.log_of(folder).read_text(errors="replace"))
+
+
+SIM_KIND = LinkKind(
+    "simulator",
+    lambda choice: open_simulator(choice.config, choice.faults, choice.say),
+    serves=lambda choice: not choice.target and choice.config.is_simulator,
+    takes_faults=True,
+)

@@ -1,0 +1,21 @@
+"""What the jobs that wait can expect: see :mod:`hil.controller.farm.scheduler.outlook`."""
+
+from __future__ import annotations
+
+from hil.controller.farm.messages import Kind
+from hil.controller.farm.scheduler import outlook
+from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store.allocator import queued_lanes, shares, waiting_jobs
+from hil.controller.farm.store.database import Tx
+from hil.controller.farm.store.records import board_rows
+
+
+async def outlooks(tx: Tx, settings: FarmSettings, most: int) -> list[outlook.Outlook]:
+    """The waiting jobs in the order of their turns, at most so many; checks of boards are not among them."""
+    lanes = [lane for lane in await queued_lanes(tx) if lane.kind is not Kind.HEALTH]
+    if not lanes:
+        return []
+    boards = await board_rows(tx, settings)
+    # What comes after so many of a lane comes after so many of all.
+    waiting = await waiting_jobs(tx, [lane.allowed(boards) for lane in lanes], [most] * len(lanes))
+    return outlook.outlooks(waiting, boards, await shares(tx, settings), settings.aging_s, most)

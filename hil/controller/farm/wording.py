@@ -1,0 +1,40 @@
+"""What a farm tells, in words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hil.controller.farm.selector import quoted, value_text
+
+# In seconds.
+UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_OWN_COLUMN = ("name", "site", "host", "hw_type")
+_BYTES = ("mem", "memory", "disk")
+# What nobody looks for in a table of boards; selectors know them all the same.
+_DETAILS = ("agent", "devices", "features", "kernel", "libc", "system")
+
+
+def labels_text(labels: Mapping[str, Any], wide: bool = False) -> str:
+    """``chip=a53 gpu mem=2GiB runtimes=iree,onnxruntime``, as a selector writes them; ``wide``: also technical ones."""
+
+    def one(name: str, value: Any) -> str:
+        if value is True:
+            return name
+        if not isinstance(value, (list, tuple)):
+            return f"{name}={quoted(value_text(value, ('1B',) if name in _BYTES else ()))}"
+        return f"{name}={','.join(quoted(value_text(each)) for each in value)}"
+
+    left_out = _OWN_COLUMN if wide else (*_OWN_COLUMN, *_DETAILS)
+    return " ".join(one(name, value) for name, value in sorted(labels.items()) if name not in left_out)
+
+
+def duration(seconds: float) -> str:
+    """``0.02s``, ``12s``, ``4m10s``, ``3h05m``, ``2d04h``."""
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.2f}s"
+    whole = round(seconds)
+    for big, small in (("d", "h"), ("h", "m"), ("m", "s")):
+        if whole >= UNITS[big]:
+            return f"{whole // UNITS[big]}{big}{whole % UNITS[big] // UNITS[small]:02d}{small}"
+    return f"{whole}s"

@@ -1,0 +1,47 @@
+"""The command that does a run of models again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.pipeline.options import Job, RunSettings, flag_of, specs_of
+
+
+def run_command(job: Job, models: Sequence[Path] = ()) -> str:
+    """The `hil run` that does a job again, with the options that decide what its cases come to.
+
+    Args:
+        models: some of the job's; none are all.
+    """
+    usual = Job()
+    words = ["hil", "run", *map(str, models or job.models)]
+    named: list[tuple[str, Any]] = [
+        ("--board", job.board),
+        ("--runtime-hw-type", job.hw_type),
+        ("--identity", job.identity),
+        ("--known-hosts", job.known_hosts),
+        ("--flagfile", job.flagfile),
+        *(("--fault", fault) for fault in job.faults),
+    ]
+    for name, spec in specs_of(RunSettings).items():
+        value = getattr(job, name)
+        if not spec.help or not spec.decides or value == getattr(usual, name):
+            continue
+        named += [(flag_of(name, spec), one) for one in _texts(name, value, repeats=spec.repeats)]
+    for flag, value in named:
+        if value not in (None, ""):
+            # What begins with a dash would be taken for an option.
+            words += [flag] if value is True else [f"{flag}={value}"] if str(value)[:1] == "-" else [flag, str(value)]
+    return shlex.join(words)
+
+
+def _texts(name: str, value: Any, *, repeats: bool) -> list[Any]:
+    """A field's value as the command line takes it, once or several times."""
+    if name == "dims":
+        return [f"{key}={size}" for key, size in value.items()]
+    if name == "input_range":
+        return [":".join(f"{end:g}" for end in value)]
+    return list(value) if repeats else [value]

@@ -1,0 +1,1 @@
+"""Pages of what is stored: sessions, comparisons, history, tensors, graphs, traces, boards (docs/web.md)."""

@@ -1,0 +1,145 @@
+"""The server: pages, what they are drawn with, and errors as pages."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+from hil.controller.web.farm_link import FarmLink
+from hil.controller.web.index import Reader
+from hil.controller.web.indexer import Progress
+from hil.controller.web.pages import (
+    boards,
+    compare,
+    csv_farm,
+    csv_tables,
+    csv_tensors,
+    events,
+    farm_events,
+    files,
+    graph,
+    history,
+    perfetto,
+    publish,
+    queue,
+    sessions,
+    share,
+    tensors,
+    traces,
+)
+from hil.controller.web.published import PUBLISHED, PublishedStore
+from hil.controller.web.security import HEADERS, Access, Guard
+from hil.controller.web.site import Site, site_of
+from hil.controller.web.templating import environment
+from hil.errors import AccessRefused, FarmUnreachable, HilError
+
+PAGES = (
+    sessions,
+    compare,
+    history,
+    files,
+    events,
+    share,
+    boards,
+    queue,
+    farm_events,
+    graph,
+    traces,
+    perfetto,
+    publish,
+    tensors,
+    csv_tables,
+    csv_tensors,
+    csv_farm,
+)
+_STATUS = {AccessRefused: 403, FarmUnreachable: 503}
+
+
+def create_app(
+    roots: Sequence[Path],
+    index: Path,
+    progress: Progress,
+    access: Access,
+    farm: FarmLink | None = None,
+    published: PublishedStore | None = None,
+) -> FastAPI:
+    """The application over folders of runs and the index of them, which somebody else keeps up to date.
+
+    Args:
+        published: where it is kept what `hil publish` sends; None is a folder ``published`` in the first one.
+    """
+    app = FastAPI(title="hil", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.site = Site(roots, Reader(index), progress, environment(), farm)
+    app.state.published = published or PublishedStore(roots[0] / PUBLISHED)
+    app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
+    app.state.publishing = asyncio.Semaphore(publish.AT_A_TIME)
+    for page in PAGES:
+        app.include_router(page.router)
+    static = str(resources.files("hil.controller.web").joinpath("static"))
+    app.mount("/static", StaticFiles(directory=static), "static")
+    app.add_exception_handler(HilError, _failed)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(sqlite3.Error, _unanswered)
+    for unreadable in (OSError, UnicodeError, RecursionError):
+        app.add_exception_handler(unreadable, _unreadable)
+    app.add_exception_handler(Exception, _broken)
+    app.add_middleware(Guard, access=access)
+    return app
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    """A page that says what was wrong, and what to do."""
+    assert isinstance(error, HilError)
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 404)
+    return _page(request, status, error.message, error.hint)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _page(request, error.status_code, str(error.detail), "")
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    names = ", ".join(str(one["loc"][-1]) for one in error.errors()[:5])
+    return _page(request, 400, f"what the address says cannot be understood: {names}", "")
+
+
+def _unanswered(request: Request, error: Exception) -> Response:
+    """The index was asked for what it cannot answer, or was deleted, or is damaged."""
+    return _page(
+        request,
+        400,
+        f"the index could not answer: {error}",
+        "ask for less; an index that was lost is made anew in a moment",
+    )
+
+
+def _unreadable(request: Request, error: Exception) -> Response:
+    """A record names what no file can be called, or a file went away, or is nobody's to read."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text, or nested too deeply"
+    return _page(request, 404, f"something that the record names cannot be read: {why}", "")
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    """What should not happen. Nothing of it is shown: it stands on the server's own stderr."""
+    response = _page(request, 500, "hil web itself failed to make this page", "the server's terminal says how")
+    response.headers.update(HEADERS)
+    return response
+
+
+def _page(request: Request, status: int, message: str, hint: str) -> Response:
+    # A script that asked for data shows the text itself.
+    if request.headers.get("accept", "").startswith("application/json") and "/api/" in request.url.path:
+        return PlainTextResponse(f"{message}; {hint}" if hint else message, status)
+    return site_of(request).page(request, "error.html", status=status, message=message, hint=hint)

@@ -1,0 +1,177 @@
+"""What a comparison's page shows of it: one table at a time, sorted, and an overview of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hil.controller.web.addresses import Asked, page_at
+from hil.controller.web.comparing import MOVES, NUMBERS, Compared, Mover, Pair
+from hil.controller.web.movers import Movers
+from hil.controller.web.readers import BENCH
+from hil.controller.web.readers.fields import read_document
+from hil.controller.web.sessions import Session
+from hil.controller.web.side_cases import Floats, Places, failing_words
+from hil.errors import UsageError
+
+ROWS = 100
+OVERVIEW_ROWS = 15
+TITLES: Mapping[str, str] = {
+    "broke": "Newly failing",
+    "mended": "Fixed",
+    "still_failing": "Still failing",
+    "new": "Only in the compared",
+    "gone": "Only in the baseline",
+    "other": "Outcome changed otherwise",
+    "device_p50_ns": "Device time",
+    "artifact_bytes": "Program size",
+    "max_abs": "Largest error",
+    "sqnr_db": "SQNR",
+}
+_PAIR_ORDERS = ("name", "before", "after")
+_MOVER_ORDERS = (*_PAIR_ORDERS, "change", "ratio", "verdict")
+
+
+@dataclass(frozen=True)
+class View(Asked):
+    """Which table of a comparison: the query of the page's address beside its sides'."""
+
+    show: str = ""  # a kind of move or a number; "" is the overview
+    q: str = ""  # a text that occurs in the case's name
+    all: str = ""  # anything: numbers that did not change, too
+    order: str = ""
+    page: int = 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a comparison: either pairs or movers."""
+
+    show: str
+    title: str
+    total: int
+    pairs: Sequence[Pair] = ()
+    movers: Sequence[Mover] = ()
+    pages: int = 1
+
+
+def tables(found: Compared, asked: View, rows: int = ROWS) -> list[Table]:
+    """The table that a page asks for, or an overview of all that have something to tell.
+
+    Raises:
+        UsageError: there is no such table, or no such order.
+    """
+    if asked.show:
+        if asked.show not in TITLES:
+            raise UsageError(f"a comparison has no table {asked.show[:40]!r}", hint=f"one of {', '.join(TITLES)}")
+        return [_table(found, asked, asked.show, rows)]
+    shown = [_table(found, asked, show, OVERVIEW_ROWS) for show in (*MOVES, *NUMBERS) if found.counts[show]]
+    return [one for one in shown if one.total]
+
+
+def _table(found: Compared, asked: View, show: str, rows: int) -> Table:
+    if show in MOVES:
+        places = _named(found, found.columns.of_kind(show), asked.q, lambda places: places)
+        places = places[_order_of_pairs(found, places, asked.order)]
+        part, pages = _part(places, asked.page, rows)
+        return Table(show, TITLES[show], places.size, pairs=found.pairs_at(part), pages=pages)
+    movers = found.numbers[show]
+    places = np.arange(movers.pair.size) if asked.all else np.flatnonzero(movers.decided)
+    places = _named(found, places, asked.q, lambda places: movers.pair[places])
+    places = places[_order_of_movers(found, movers, places, asked.order)]
+    part, pages = _part(places, asked.page, rows)
+    return Table(show, TITLES[show], places.size, movers=found.movers_at(show, part), pages=pages)
+
+
+def _named(found: Compared, places: Places, q: str, pairs: Callable[[Places], Places]) -> Places:
+    """Those places whose cases' names have every word."""
+    words = q.lower().split()
+    if not words:
+        return places
+    names = found.names(pairs(places))
+    return places[[all(word in name.lower() for word in words) for name in names]]
+
+
+def _order_of_pairs(found: Compared, places: Places, order: str) -> Places:
+    columns = found.columns
+    if not order:
+        became = columns.became[places]
+        return np.argsort(~np.isin(became, failing_words(np.unique(became), found.words)), kind="stable")
+    by = _asked(order, _PAIR_ORDERS)
+    if by == "name":
+        keys = _ranks(found.names(places))
+    else:
+        keys = _ranks(found.words.of((columns.was if by == "before" else columns.became)[places]))
+    return _sorted(keys, order)
+
+
+def _order_of_movers(found: Compared, movers: Movers, places: Places, order: str) -> Places:
+    if not order:
+        return np.lexsort((-movers.size[places], ~movers.worse[places], ~movers.decided[places]))
+    by = _asked(order, _MOVER_ORDERS)
+    if by == "name":
+        keys = _ranks(found.names(movers.pair[places]))
+    elif by == "verdict":
+        keys = _ranks([movers.verdict(place) for place in places])
+    elif by == "change":
+        keys = movers.size[places]
+    elif by == "ratio":
+        keys = np.nan_to_num(movers.ratio[places], nan=0.0, posinf=np.inf)
+    else:
+        keys = (movers.before if by == "before" else movers.after)[places]
+    return _sorted(keys, order)
+
+
+def _asked(order: str, orders: Sequence[str]) -> str:
+    by = order.removeprefix("-")
+    if by not in orders:
+        raise UsageError(f"this cannot be ordered by {order[:40]!r}", hint=f"one of {', '.join(orders)}")
+    return by
+
+
+def _ranks(texts: Sequence[str]) -> Floats:
+    """The place of each text among all in order."""
+    rank = {text: place for place, text in enumerate(sorted(set(texts)))}
+    return np.fromiter((rank[text] for text in texts), np.float64, len(texts))
+
+
+def _sorted(keys: Floats, order: str) -> Places:
+    """The order of keys; those that are equal stay as they are. What is no number comes after all others."""
+    keys = np.where(np.isnan(keys), np.inf, keys)
+    return np.argsort(-keys if order.startswith("-") else keys, kind="stable")
+
+
+def _part(found: Places, page: int, rows: int) -> tuple[Places, int]:
+    start, pages = page_at(page, found.size, rows)
+    return found[start : start + rows], pages
+
+
+@dataclass(frozen=True)
+class BenchVerdict:
+    """What one stored bench decided of its own two sides."""
+
+    session: Session
+    ratio: float
+    low: float
+    high: float
+    level: float
+    verdict: str
+
+
+def bench_verdicts(sessions: Sequence[Session]) -> list[BenchVerdict]:
+    """What those of the sessions that are benches of two sides decided, as `hil bench` wrote it down."""
+    found = []
+    for session in sessions:
+        if session.kind != "bench":
+            continue
+        try:
+            told = read_document(Path(session.folder) / BENCH)["comparison"]
+            interval = told["interval"]
+            numbers = (float(told["ratio"]), float(interval["low"]), float(interval["high"]), float(interval["level"]))
+            found.append(BenchVerdict(session, *numbers, str(told["verdict"])))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            continue  # it has one side, or cannot be read: its own page says so
+    return found

@@ -1,0 +1,44 @@
+"""A table of a page as CSV: the same rows, sent as they are read, none of whose cells is a formula to a spreadsheet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fastapi.responses import Response, StreamingResponse
+
+from hil.controller.storage.runs import safe_name
+from hil.controller.workloads.suites.reports.tables import csv_text
+
+# Rows are read and sent so many at a time; a table has so many at most.
+AT_A_TIME = 2_000
+MOST_ROWS = 200_000
+Rows = Sequence[Sequence[Any]]
+
+
+def csv_rows(name: str, columns: Sequence[str], rows: Rows) -> Response:
+    """A table that is there already."""
+    parts = [rows[at : at + AT_A_TIME] for at in range(0, len(rows), AT_A_TIME)] or [()]
+    return csv_pages(name, columns, lambda page: (parts[page - 1], len(parts)))
+
+
+def csv_pages(name: str, columns: Sequence[str], part: Callable[[int], tuple[Rows, int]]) -> Response:
+    """A table, a page of it after the other; the first one is made before anything is sent: it may be refused.
+
+    Args:
+        part: gives the rows of a page, from 1, and how many pages there are.
+    """
+    first, pages = part(1)
+
+    def pieces() -> Iterator[bytes]:
+        yield csv_text(columns, first).encode(errors="replace")
+        most = MOST_ROWS // AT_A_TIME
+        for page in range(2, min(pages, most) + 1):
+            text = csv_text((), part(page)[0])
+            yield text.partition("\n")[2].encode(errors="replace")
+        if pages > most:
+            yield f"only the first {MOST_ROWS} rows are here: filter the table\n".encode()
+
+    file = safe_name(name).encode("ascii", "replace").decode().replace("?", "_")
+    headers = {"content-disposition": f'attachment; filename="{file}.csv"'}
+    return StreamingResponse(pieces(), media_type="text/csv; charset=utf-8", headers=headers)

@@ -1,0 +1,165 @@
+"""What a farm told of its past, read once and then only as far as it is new: charts are drawn of much of it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hil.controller.farm.messages import ENDED, JobState
+from hil.controller.farm.timeline import Row, Stay, stays
+from hil.errors import UsageError
+
+# So many of the newest events and jobs are read.
+MOST_EVENTS, MOST_JOBS = 20_000, 5_000
+# So many of the newest are read again to learn what is new; where much is, more events.
+_EVENTS_AGAIN, _MORE_EVENTS, _JOBS_AGAIN = 200, 2000, 100
+# An event may be told after one of a greater number: so many that were known are looked at again.
+_LATE = 50
+# So many jobs are asked for one by one, rather than all.
+_ONE_BY_ONE = 10
+_BOARDS_KEPT = 8
+# A farm where so much happened is read before somebody asks.
+_MANY = 2000
+_BEGUN = [state.value for state in JobState if state is not JobState.QUEUED]
+
+Ask = Callable[..., Any]
+
+
+class FarmPast:
+    """The newest events and jobs, as :meth:`.FarmLink.ask` tells them, each the oldest first.
+
+    Each of its methods is given what asks the farm, and raises what that raises.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._every = _Events("")
+        self._of_boards: dict[str, _Events] = {}
+        self._jobs = _Jobs()
+        self._stays: dict[str, tuple[Sequence[Row], Sequence[Stay]]] = {}  # of which events, by the board
+
+    def prepare(self, ask: Ask) -> None:
+        """Read what takes a while."""
+        if len(self.events(ask)) >= _MANY:
+            self.jobs(ask)
+
+    def events(self, ask: Ask, board: str = "") -> Sequence[Row]:
+        """The newest events, or those of a board."""
+        with self._lock:
+            if not board or self._every.count < MOST_EVENTS:
+                every = self._every.read(ask)
+                if not board:
+                    return every
+                if len(every) < MOST_EVENTS:  # there never were others
+                    return [one for one in every if one["board"] == board]
+            if board not in self._of_boards:
+                if len(self._of_boards) >= _BOARDS_KEPT:
+                    del self._of_boards[next(iter(self._of_boards))]
+                self._of_boards[board] = _Events(board)
+            return self._of_boards[board].read(ask)
+
+    def stays(self, ask: Ask, board: str = "") -> tuple[Sequence[Stay], bool]:
+        """Who had which board when, as far as the newest events tell; and whether there may have been others."""
+        with self._lock:
+            events = self.events(ask, board)
+            kept, found = self._stays.get(board, (None, []))
+            if kept is not events:
+                found = stays(events)
+                self._stays[board] = (events, found)
+                while len(self._stays) > _BOARDS_KEPT:
+                    del self._stays[next(iter(self._stays))]
+            return found, len(events) >= MOST_EVENTS
+
+    def jobs(self, ask: Ask) -> Sequence[Row]:
+        """The newest jobs: of each its name, and when it was queued and begun."""
+        with self._lock:
+            return self._jobs.read(ask, self._every.read(ask))
+
+
+class _Events:
+    def __init__(self, board: str) -> None:
+        self._which = {"board": board} if board else {}
+        self._known: dict[int, Row] = {}  # by their numbers, in the order of these
+        self._listed: list[Row] = []
+
+    @property
+    def count(self) -> int:
+        """How many are known."""
+        return len(self._known)
+
+    def read(self, ask: Ask) -> Sequence[Row]:
+        for limit in (_EVENTS_AGAIN, _MORE_EVENTS) if self._known else (_EVENTS_AGAIN,):
+            new = self._told(ask, limit)
+            if self._goes_on(new, limit):
+                break
+        else:
+            self._known, self._listed = {}, []
+            new = self._told(ask, MOST_EVENTS) if len(new) == limit else new
+        told = {one["id"]: one for one in new if one["id"] not in self._known}
+        if told:
+            late = self._known and next(iter(told)) < next(reversed(self._known))
+            self._known |= told
+            if late:
+                self._known = {number: self._known[number] for number in sorted(self._known)}
+            for number in list(itertools.islice(self._known, max(0, len(self._known) - MOST_EVENTS))):
+                del self._known[number]
+            self._listed = list(self._known.values())
+        return self._listed
+
+    def _told(self, ask: Ask, limit: int) -> Sequence[Row]:
+        found: Sequence[Row] = ask("events", limit=limit, **self._which)
+        return found
+
+    def _goes_on(self, new: Sequence[Row], limit: int) -> bool:
+        """Whether the newest events reach back to those that are known, and are of the same farm."""
+        if not (self._known and new):
+            return False
+        last, again = next(reversed(self._known)), self._known.get(new[0]["id"])
+        if again is None or again["at"] != new[0]["at"] or new[-1]["id"] < last:
+            return False
+        return len(new) < limit or bool(new[0]["id"] <= last - _LATE)
+
+
+class _Jobs:
+    def __init__(self) -> None:
+        self._known: dict[str, Row] = {}
+        self._seen = 0  # up to which event
+
+    def read(self, ask: Ask, events: Sequence[Row]) -> Sequence[Row]:
+        seen, self._seen = self._seen, events[-1]["id"] if events else 0
+        lost = self._seen < seen or (len(events) >= MOST_EVENTS and events[0]["id"] > seen - _LATE)
+        if lost or not self._follow(ask, {one["job"] for one in events if one["id"] > seen - _LATE}):
+            self._known = {}
+            self._put(ask("jobs", limit=MOST_JOBS))
+        for name in list(self._known)[: max(0, len(self._known) - MOST_JOBS)]:
+            del self._known[name]
+        return list(self._known.values())
+
+    def _follow(self, ask: Ask, stirred: set[str]) -> bool:
+        """Learn of new jobs, and of those that something happened to; whether that can be done."""
+        new: Sequence[Row] = ask("jobs", limit=_JOBS_AGAIN) if self._known else ()
+        again = self._known.get(new[0]["name"]) if new else None
+        if again is None or again["queued_at"] != new[0]["queued_at"]:
+            return False
+        self._put(new)
+        # Those that began last are mostly the last of all that began.
+        begun: Sequence[Row] = ask("jobs", state=_BEGUN, limit=_JOBS_AGAIN)
+        self._put([one for one in begun if one["name"] in self._known])
+        told = {one["name"] for one in (*new, *begun)}
+        # What has ended stays as it was.
+        left = [name for name in stirred - told if name in self._known and not self._known[name]["ended"]]
+        if len(left) > _ONE_BY_ONE:
+            return False
+        for name in left:
+            try:
+                self._put([ask("job", name=name)])
+            except UsageError:  # the farm has deleted it
+                del self._known[name]
+        return True
+
+    def _put(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            times = {name: row[name] for name in ("name", "queued_at", "started_at")}
+            self._known[row["name"]] = {**times, "ended": row["state"] in ENDED}

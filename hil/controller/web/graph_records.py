@@ -1,0 +1,252 @@
+"""What a session's record says of a model's nodes, in one form for runs, suites and bisections."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.runs import RECORD
+from hil.controller.web.kept import bases, own
+from hil.controller.web.models import NamedModel
+from hil.controller.web.readers import BISECT
+from hil.controller.web.readers.analyses import model_digest
+from hil.controller.web.readers.fields import MOST_BYTES, mapping, mappings, parsed
+from hil.controller.web.records import profile_names
+from hil.controller.web.sessions import SELECT_CASES, Session, find_case
+from hil.controller.workloads.suites.sources import BUILT_IN, look
+from hil.controller.workloads.suites.store import HEAD
+from hil.core.files import open_file, read_file
+from hil.errors import HilError, UsageError
+
+# Of a suite so many cases of one model are read, and so many bytes of their records.
+_MOST_CASES = 5000
+# Of the folder that a suite was made from so many files are looked through for a model.
+_MOST_FILES = 20_000
+_IMPORTED = "imported.mlir"
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """A model of a session."""
+
+    session: Session
+    case: str  # of the whole model; "" where there is none
+    model: str
+    named: NamedModel
+    document: Mapping[str, Any] = field(default_factory=dict)
+    cases: Sequence[Mapping[str, Any]] = ()  # a suite's records of the model's layers
+    group: str = "node"
+    runtime: str = ""
+    built_in: str = ""  # the suite of hil's own that the model is from
+    outputs: Any = ()  # compared, of the whole model
+    placement: Any = ()
+    profiles: Sequence[str] = ()
+    imported: Path | None = None  # the imported program, where it was kept
+    ways: Sequence[str] = ()
+
+
+def read_graph_record(
+    database: sqlite3.Connection, session: Session, case: str, roots: Sequence[Path], model: str = ""
+) -> GraphRecord:
+    """Read what a session says of a model: of the case's, or of one by its name, or of its first.
+
+    Raises:
+        UsageError: the session has none, or its record cannot be read.
+    """
+    row = find_case(database, session, case) if case else _first_case(database, session, model)
+    if session.kind == "bisect":
+        return _of_bisect(session, roots)
+    if row is None:
+        raise UsageError(f"{session.title} has no case{f' of {model}' if model else ''}, and so no graph")
+    if session.kind == "suite":
+        return _of_suite(database, session, str(row["model"]), roots)
+    if session.kind in ("run", "bench"):
+        return _of_run(session, str(row["model"]), roots)
+    raise UsageError(f"a {session.kind} has no graph", hint="runs, suites and bisections have")
+
+
+def _first_case(database: sqlite3.Connection, session: Session, model: str) -> sqlite3.Row | None:
+    stem = model.removesuffix(".onnx")
+    wanted = "and model in (select key from words where word in (?, ?))" if model else ""
+    values = (session.key, stem, f"{stem}.onnx") if model else (session.key,)
+    row: sqlite3.Row | None = database.execute(
+        f"{SELECT_CASES} where session = ? {wanted} order by number limit 1", values
+    ).fetchone()
+    return row
+
+
+def _of_run(session: Session, name: str, roots: Sequence[Path]) -> GraphRecord:
+    document = _document(Path(session.folder) / RECORD)
+    request = mapping(document.get("request"))
+    record = next((one for one in mappings(document.get("cases")) if one.get("name") == name), {})
+    model = mapping(record.get("model"))
+    verdict = next(iter(mappings(record.get("verdicts"))), {})
+    return GraphRecord(
+        session,
+        name,
+        name,
+        NamedModel(
+            _text(record.get("path")), _text(model.get("digest")), _dims(request), _text(request.get("function"))
+        ),
+        runtime=_text(mapping(record.get("artifact")).get("runtime")),
+        outputs=verdict.get("outputs"),
+        placement=mapping(record.get("provenance")).get("placement"),
+        profiles=profile_names(Path(session.folder), record).get("run", ()),
+        imported=_kept(_text(request.get("debug_ir")), name, session, roots),
+    )
+
+
+def _of_bisect(session: Session, roots: Sequence[Path]) -> GraphRecord:
+    document = _document(Path(session.folder) / BISECT)
+    path = _text(document.get("model"))
+    layers = mappings(document.get("layers"))
+    return GraphRecord(
+        session,
+        "",
+        Path(path).name,
+        NamedModel(path, model_digest(document)),
+        document=document,
+        runtime=_text(document.get("runtime")),
+        outputs=mapping(document.get("whole")).get("outputs"),
+        ways=[way for way in ("isolated", "cumulative") if any(mapping(one.get(way)) for one in layers)],
+    )
+
+
+def _of_suite(database: sqlite3.Connection, session: Session, model: str, roots: Sequence[Path]) -> GraphRecord:
+    folder = Path(session.folder)
+    head = _document(folder / HEAD)
+    request = mapping(head.get("request"))
+    rows = database.execute(
+        f"{SELECT_CASES} where session = ? and model = (select key from words where word = ?) order by number limit ?",
+        (session.key, model, _MOST_CASES),
+    ).fetchall()
+    records = _lines(folder / session.lines, rows)
+    whole = next((one for one in records if not one.get("layer")), {})
+    name = _text(whole.get("id"))
+    settings = mapping(request.get("settings"))
+    source = _text(head.get("source"))
+    return GraphRecord(
+        session,
+        name,
+        model,
+        NamedModel(*_suite_model(head, model, folder, roots), dims=_dims(request)),
+        runtime=_text(head.get("runtime")),
+        built_in=source if source in BUILT_IN else "",
+        cases=[one for one in records if one.get("layer")],
+        group=_text(request.get("group")) or "node",
+        outputs=whole.get("outputs"),
+        placement=whole.get("placement"),
+        profiles=[str(folder / left)] if (left := _text(mapping(whole.get("left")).get("run profile"))) else (),
+        imported=_kept(_text(settings.get("debug_ir")), name, session, roots),
+    )
+
+
+def _suite_model(head: Mapping[str, Any], model: str, folder: Path, roots: Sequence[Path]) -> tuple[str, str]:
+    """The file of a suite's model and its digest, which records of before do not tell.
+
+    No file where the suite is built in, or what it was made from is not served.
+    """
+    source, file = _text(head.get("source")), mapping(mapping(head.get("models")).get(model))
+    digest = _text(file.get("digest"))
+    if not source or source in BUILT_IN or "\0" in source:
+        return "", digest
+    path = _text(file.get("path"))
+    there = path and "\0" not in path and any((start / path).is_file() for start in bases(folder, roots))
+    return path if digest and there else _named_so(source, model, folder, roots), digest
+
+
+def _named_so(source: str, model: str, folder: Path, roots: Sequence[Path]) -> str:
+    """The file of what a suite was made from that is called as the model is."""
+    for start in bases(folder, roots):
+        place = start / source
+        try:
+            if not (any(own(root, place) for root in roots) and place.exists()):
+                continue
+            if (direct := place / f"{model}.onnx").is_file():
+                return str(direct.absolute())
+            found = {one.name: one.path for one in look(place).models} if _is_small(place) else {}
+        except (HilError, OSError, ValueError):
+            continue
+        if model in found:
+            return str(found[model].absolute())
+    return source
+
+
+def _is_small(place: Path) -> bool:
+    """Whether a folder has so few files, those below counted, that a request may look through them."""
+    left = _MOST_FILES
+    for _, folders, files in os.walk(place):
+        left -= len(folders) + len(files)
+        if left < 0:
+            return False
+    return True
+
+
+def _kept(folder: str, name: str, session: Session, roots: Sequence[Path]) -> Path | None:
+    """The imported program that ``--debug-ir`` kept, in the folders that are served."""
+    if not folder or "\0" in folder:
+        return None
+    for start in bases(Path(session.folder), roots):
+        for path in (start / folder / name / _IMPORTED, start / folder / _IMPORTED):
+            if path.is_file() and any(own(root, path) for root in roots):
+                return path
+    return None
+
+
+def _lines(path: Path, rows: Sequence[sqlite3.Row]) -> list[Mapping[str, Any]]:
+    """Records of a suite's lines; one that cannot be read is left out, and what is beyond the bound."""
+    found: list[Mapping[str, Any]] = []
+    left = MOST_BYTES
+    try:
+        with open_file(path) as file:
+            for row in rows:
+                left -= row["length"]
+                if left < 0:
+                    break
+                file.seek(row["place"])
+                try:
+                    record = _parsed(file.read(row["length"]))
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(record, dict) and record.get("id") == row["name"]:
+                    found.append(record)
+    except OSError as error:
+        raise UsageError(f"{path.name} cannot be read: {error.strerror}") from error
+    return found
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        found = _parsed(read_file(path, MOST_BYTES))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path.name} cannot be read: {error}") from error
+    return found
+
+
+def _parsed(data: bytes) -> Any:
+    """JSON, in which half a surrogate pair, which no page can hold, is a question mark."""
+    found = parsed(data)
+    return _whole(found) if b"\\ud" in data.lower() else found
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole(key): _whole(one) for key, one in value.items()}
+    return [_whole(one) for one in value] if isinstance(value, list) else value
+
+
+def _dims(request: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    dims = mapping(request.get("dims"))
+    return tuple(sorted((name, size) for name, size in dims.items() if isinstance(size, int) and 0 <= size < 1 << 31))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,148 @@
+"""The indexer in a process of its own: pages answer while it reads as fast as when it does not.
+
+The process writes what it has come to on its standard output, a line of JSON each; it ends when its input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hil.controller.web.index import Writer
+from hil.controller.web.indexer import POLL_S, Indexer, Progress
+from hil.core.processes import module_command, wait_or_kill
+from hil.errors import StorageError
+
+_TOLD = ("sessions", "to_read", "read", "cases", "first_done")
+# A page that shows how far it is need not be told more often.
+_PACE_S = 0.1
+_END_S = 10.0
+_NICE = 5
+
+
+class IndexProcess:
+    """Keeps an index as the folders are, as :class:`~hil.controller.web.indexer.Indexer` does. A context manager.
+
+    Raises:
+        StorageError: there is no place for the index.
+    """
+
+    def __init__(self, path: Path, roots: Sequence[Path]) -> None:
+        self.progress = Progress()
+        self._command = module_command("hil.controller.web.index_process", str(path), *map(str, roots))
+        self._stop = threading.Event()
+        self._starting = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="hil-indexer", daemon=True)
+
+    def __enter__(self) -> IndexProcess:
+        self._process = self._started()
+        first = json.loads(self._line() or "{}")
+        if error := first.get("error"):
+            self._ended()
+            raise StorageError(error, hint=first.get("hint", ""))
+        self._thread.start()
+        return self
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def __exit__(self, *_: object) -> None:
+        with self._starting:
+            self._stop.set()
+        self._ended()
+        self._thread.join()
+        self.progress.tell()
+
+    def _watch(self) -> None:
+        while True:
+            while line := self._line():
+                self._hear(json.loads(line))
+            if self._stop.wait(POLL_S):
+                return
+            # It was killed, by whatever is short of memory: what it wrote stays.
+            self._ended()
+            with self._starting:
+                if self._stop.is_set():
+                    return
+                self._process = self._started()
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        for name in _TOLD:
+            if name in told:
+                setattr(self.progress, name, told[name])
+        self.progress.tell()
+
+    def _started(self) -> subprocess.Popen[str]:
+        # Ctrl-C is for us alone: the process ends when we do.
+        return subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def _line(self) -> str:
+        """What it says next; "" when it has ended."""
+        assert self._process.stdout
+        with contextlib.suppress(ValueError):  # closed
+            line = self._process.stdout.readline()
+            return line if line.endswith("\n") else ""
+        return ""
+
+    def _ended(self) -> None:
+        assert self._process.stdin and self._process.stdout
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        wait_or_kill(self._process, _END_S)
+        self._process.stdout.close()
+
+
+def main(path: str, *roots: str) -> None:
+    """Index until standard input closes."""
+    # Pages come first: whoever waits for one waits in front of it.
+    os.nice(_NICE)
+    closed = threading.Event()
+    try:
+        writer = Writer(Path(path))
+    except StorageError as error:
+        _say({"error": error.message, "hint": error.hint})
+        return
+    with writer, Indexer(writer, [Path(root) for root in roots]) as indexer:
+        progress = indexer.progress
+        threading.Thread(target=_until_closed, args=(closed, progress), daemon=True).start()
+        _say({})
+        seen = -1
+        while not closed.is_set():
+            with progress.changed:
+                while progress.generation == seen and not closed.is_set():
+                    progress.changed.wait()
+                seen = progress.generation
+            if not _say({name: getattr(progress, name) for name in _TOLD}):
+                return
+            closed.wait(_PACE_S)
+
+
+def _until_closed(closed: threading.Event, progress: Progress) -> None:
+    sys.stdin.read()
+    closed.set()
+    with progress.changed:
+        progress.changed.notify_all()
+
+
+def _say(told: dict[str, Any]) -> bool:
+    """Tell who started us; False: there is nobody any more."""
+    try:
+        print(json.dumps(told), flush=True)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,223 @@
+"""The numbers of the cases that both sides of a comparison have, and which of them changed.
+
+Every decision is a rule of `hil suite diff` (:mod:`hil.controller.workloads.suites.reports.changes`), and, where the
+sides have several samples of a case, of :mod:`hil.controller.analysis.bench.stats`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.controller.analysis.bench.stats import DEFAULT_EFFECT, Comparisons, compare_spreads, spread_of
+from hil.controller.web.case_columns import Keys
+from hil.controller.web.moves import Pairs
+from hil.controller.web.output_pairs import output_pairs
+from hil.controller.web.side_cases import Floats, Places, SideCases, Values, timed_of, values_of
+from hil.controller.workloads.suites.reports.changes import (
+    ITERATIONS,
+    error_changed,
+    size_changed,
+    sqnr_changed,
+    time_changed,
+)
+
+Mask = npt.NDArray[np.bool_]
+NUMBERS = ("device_p50_ns", "artifact_bytes", "max_abs", "sqnr_db")
+NOTHING, SAME = "nothing can be told", "no difference that can be told"
+# Verdicts of a change: for the better, for the worse.
+WORDS: Mapping[str, tuple[str, str]] = {
+    "device_p50_ns": ("faster", "slower"),
+    "artifact_bytes": ("smaller", "larger"),
+    "max_abs": ("closer", "further off"),
+    "sqnr_db": ("closer", "further off"),
+}
+# Of cases with several outputs these are told of the output whose number changed the most, for the worse if any did.
+OF_OUTPUTS = ("max_abs", "sqnr_db")
+_COLUMNS = ("pair", "before", "after", "count_before", "count_after", "ratio", "state", "cases")
+_UNTOLD, _SAME, _BETTER, _WORSE = range(4)
+
+
+@dataclass(frozen=True, eq=False)
+class Movers:
+    """A number of the cases that have it on both sides: columns of the same length."""
+
+    what: str  # of NUMBERS
+    pair: Places
+    # before, after: of several samples the median
+    before: Floats
+    after: Floats
+    # how many samples that are; of device times those of enough iterations
+    count_before: Places
+    count_after: Places
+    ratio: Floats  # after by before; of several samples of times by their geometric means; NaN where there is none
+    state: npt.NDArray[np.int8]
+    cases: Places  # how many cases share the program whose size this is
+    comparisons: Comparisons | None = None
+    output: Keys | None = None  # which output it is of: a word; 0 where the case has no other
+
+    def at(self, places: Places) -> Movers:
+        """Some of those that have no intervals."""
+        columns = {name: getattr(self, name)[places] for name in _COLUMNS}
+        return Movers(self.what, **columns, output=None if self.output is None else self.output[places])
+
+    @property
+    def decided(self) -> Mask:
+        """Whether it changed."""
+        return np.greater_equal(self.state, _BETTER)
+
+    @property
+    def worse(self) -> Mask:
+        """Whether it changed for the worse."""
+        return np.equal(self.state, _WORSE)
+
+    @property
+    def size(self) -> Floats:
+        """How large the change is, comparable between numbers: the logarithm of a factor (20 dB are a factor of 10)."""
+        with np.errstate(all="ignore"):
+            if self.what == "sqnr_db":
+                size = np.abs(self.after - self.before) / 20 * math.log(10)
+            else:
+                plain = np.where(self.before != self.after, np.inf, 0.0)
+                size = np.where(self.ratio > 0, np.abs(np.log(self.ratio)), plain)
+        return np.nan_to_num(size, nan=np.inf, posinf=np.inf)
+
+    def verdict(self, index: int) -> str:
+        """What is said of it."""
+        return (NOTHING, SAME, *WORDS[self.what])[self.state[index]]
+
+    def why(self, index: int) -> str:
+        """What the verdict on a device time rests on."""
+        if self.comparisons is None:
+            return ""
+        if self.state[index] == _UNTOLD:
+            return f"fewer than {ITERATIONS} iterations"
+        if self.comparisons.told[index]:
+            return "by the interval"
+        return "by the rule for single runs" if self.state[index] >= _BETTER else "too few samples for an interval"
+
+
+def movers_of(a: SideCases, b: SideCases, pairs: Pairs) -> list[Movers]:
+    """The numbers of the cases of both sides, in the order of :data:`NUMBERS`."""
+    both = pairs.both
+    counts, sharing = _size_counts(a, b, pairs.before[both], pairs.after[both])
+    sizes = _plain(a, b, pairs, both[counts], "artifact_bytes", sharing[counts])
+    return [_timed(a, b, pairs, both), sizes, *(_plain(a, b, pairs, both, what) for what in NUMBERS[2:])]
+
+
+def _size_counts(a: SideCases, b: SideCases, before: Places, after: Places) -> tuple[Mask, Places]:
+    """Whether the size of a case's program says something of the case, and how many cases share that program.
+
+    Other cases in a program change its size. What all its cases share is told of the first of them.
+    """
+    (old, old_size, _), (new, new_size, first) = (_programs(side) for side in (a, b))
+    was, now = old[before], new[after]
+    # The programs have the same cases where as many as either has are in both.
+    _, which, common = np.unique(was * (b.size + 1) + now, return_inverse=True, return_counts=True)
+    shared = common[which]
+    same = (shared == old_size[was]) & (shared == new_size[now])
+    return same & (first[now] == after), new_size[now]
+
+
+def _programs(side: SideCases) -> tuple[Places, Places, Places]:
+    """Of each case its program's number; of each program how many cases of the latest samples it has, and the first."""
+    program = side.samples["program"][side.latest]
+    # Nobody knows which program 0 was: each case has its own.
+    own = np.where(program == 0, -1 - np.arange(program.size), program)
+    _, first, which, count = np.unique(own, return_index=True, return_inverse=True, return_counts=True)
+    return which, count, first
+
+
+def _timed(a: SideCases, b: SideCases, pairs: Pairs, both: Places) -> Movers:
+    """Device times: by an interval where there are samples enough, and else as `hil suite diff` decides."""
+    (old, was), (new, now) = ((timed_of(side), places[both]) for side, places in ((a, pairs.before), (b, pairs.after)))
+    there = (old.times.count[was] > 0) & (new.times.count[now] > 0)
+    pair, was, now = both[there], was[there], now[there]
+    before, after = old.times.median[was], new.times.median[now]
+    measured = np.minimum(old.iterations[was], new.iterations[now]) >= ITERATIONS
+    with np.errstate(all="ignore"):
+        spreads = [
+            spread_of(side.samples["device_p50_ns"][timed.used], side.case[timed.used], side.size)
+            for side, timed in ((a, old), (b, new))
+        ]
+        found = compare_spreads(spreads[0].at(was), spreads[1].at(now), min_effect=DEFAULT_EFFECT, where=measured)
+        p90 = np.where(before < after, old.p90_ns[was], new.p90_ns[now])
+        changed = np.where(found.told, found.differs, time_changed(before, after, p90))
+        ratio = np.where(found.told, found.ratio, after / before)
+    state = np.where(changed, np.where(ratio > 1, _WORSE, _BETTER), _SAME)
+    return Movers(
+        "device_p50_ns",
+        pair,
+        before,
+        after,
+        np.where(measured, old.times.count[was], 0),
+        np.where(measured, new.times.count[now], 0),
+        ratio,
+        np.where(measured, state, _UNTOLD).astype(np.int8),
+        np.ones_like(pair),
+        found,
+    )
+
+
+def _plain(a: SideCases, b: SideCases, pairs: Pairs, chosen: Places, what: str, cases: Places | None = None) -> Movers:
+    """A number that does not vary as times do: it changed where the medians did and no samples of the sides meet."""
+    column = "program_bytes" if what == "artifact_bytes" else what
+    columns = [side.samples[column] for side in (a, b)]
+    old, new = (values_of(side, values, ~np.isnan(values)) for side, values in zip((a, b), columns, strict=True))
+    was, now = pairs.before[chosen], pairs.after[chosen]
+    several = (a.several[was] | b.several[now]) & (what in OF_OUTPUTS)
+    there = (old.count[was] > 0) & (new.count[now] > 0) & ~several
+    before, after = old.at(was[there]), new.at(now[there])
+    shared = np.ones_like(chosen[there]) if cases is None else cases[there]
+    found = _judged(what, chosen[there], before, after, shared)
+    if not several.any():
+        return found
+    outputs = output_pairs(a, b, was[several], now[several], column)
+    pair = chosen[several][outputs.pair]
+    each = _judged(what, pair, outputs.before, outputs.after, np.ones_like(pair), outputs.output)
+    return _together(found, each.at(_foremost(each)))
+
+
+def _foremost(each: Movers) -> Places:
+    """Of each pair the one that changed the most, for the worse if any did; those of a pair stand together."""
+    if not each.pair.size:
+        return np.arange(0)
+    starts = np.flatnonzero(np.append(True, np.diff(each.pair) != 0))
+    which = np.cumsum(np.append(False, np.diff(each.pair) != 0))
+    how = each.decided.astype(np.int8) + each.worse
+    size = np.where(how == np.maximum.reduceat(how, starts)[which], each.size, -1.0)
+    best = np.flatnonzero(size == np.maximum.reduceat(size, starts)[which])
+    first: Places = best[np.append(True, np.diff(which[best]) != 0)]
+    return first
+
+
+def _judged(what: str, pair: Places, old: Values, new: Values, cases: Places, output: Keys | None = None) -> Movers:
+    before, after = old.median, new.median
+    apart = (old.high < new.low) | (new.high < old.low)
+    with np.errstate(all="ignore"):
+        changed = apart & _changed(what, before, after)
+        ratio = np.where((before != 0) & (what != "sqnr_db"), after / before, np.nan)
+    worse = after < before if what == "sqnr_db" else after > before
+    state = np.where(changed, np.where(worse, _WORSE, _BETTER), _SAME).astype(np.int8)
+    return Movers(what, pair, before, after, old.count, new.count, ratio, state, cases, output=output)
+
+
+def _together(a: Movers, b: Movers) -> Movers:
+    """Both, in the order of the pairs; neither has intervals."""
+    order = np.argsort(np.concatenate((a.pair, b.pair)), kind="stable")
+    of_outputs = [np.zeros_like(one.pair) if one.output is None else one.output for one in (a, b)]
+    columns: dict[str, Any] = {n: np.concatenate((getattr(a, n), getattr(b, n)))[order] for n in _COLUMNS}
+    return Movers(a.what, **columns, output=np.concatenate(of_outputs)[order])
+
+
+def _changed(what: str, before: Floats, after: Floats) -> Mask:
+    if what == "artifact_bytes":
+        found = (before != 0) & (after != 0) & size_changed(before, after)
+    else:
+        found = error_changed(before, after) if what == "max_abs" else sqnr_changed(before, after)
+    return np.asarray(found, np.bool_)

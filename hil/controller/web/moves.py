@@ -1,0 +1,111 @@
+"""What became of each case between two sides of a comparison, as `hil suite diff` says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.controller.web.case_columns import Keys, Words
+from hil.controller.web.side_cases import Places, SideCases
+from hil.controller.workloads.suites.reports.changes import move_of
+from hil.controller.workloads.suites.reports.diff import ABSENT, NOT_RUN
+
+# The kinds of what became of a case, in the order of the page.
+MOVES = ("broke", "mended", "still_failing", "new", "gone", "other")
+_KINDS = ("", *MOVES)
+# The outcomes of a case that a side lacks, as keys of words.
+_ABSENT, _NOT_RUN = -1, -2
+_KEY_BITS = 32
+LACKING = {_ABSENT: ABSENT, _NOT_RUN: NOT_RUN}
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The cases of both sides, or of one: first those of the later side, in its order."""
+
+    names: Keys
+    # before, after: the case's place on that side; -1 where it is not there
+    before: Places
+    after: Places
+    # was, became: the outcome that decides
+    was: Keys
+    became: Keys
+    kind: npt.NDArray[np.int8]  # a place in the kinds; 0 is a case that has nothing to tell
+
+    @property
+    def both(self) -> Places:
+        """Those that both sides have."""
+        return np.flatnonzero((self.before >= 0) & (self.after >= 0))
+
+    def of_kind(self, move: str) -> Places:
+        """Those of one of :data:`MOVES`."""
+        return np.flatnonzero(self.kind == _KINDS.index(move))
+
+    def move(self, pair: int) -> str:
+        """Of :data:`MOVES`; "" is a case that has nothing to tell."""
+        return _KINDS[self.kind[pair]]
+
+    def counts(self) -> dict[str, int]:
+        """Of each kind, how many there are."""
+        counted = np.bincount(self.kind, minlength=len(_KINDS))
+        return {move: int(count) for move, count in zip(_KINDS, counted, strict=True) if move}
+
+
+def pairs_of(a: SideCases, b: SideCases, words: Words) -> Pairs:
+    """Pair the cases of a baseline with those of another side."""
+    names = np.concatenate([b.names, a.names[~np.isin(a.names, b.names)]])
+    before, after = (_places(side.names, names) for side in (a, b))
+    was, became = (_deciding(side, places, names) for side, places in ((a, before), (b, after)))
+    kind = _moves(was, became, words)
+    kind[before < 0], kind[after < 0] = _KINDS.index("new"), _KINDS.index("gone")
+    pairs = Pairs(names, before, after, was, became, kind)
+    quiet = pairs.both[kind[pairs.both] == 0]
+    kind[quiet[_differ(a, b, before[quiet], after[quiet])]] = _KINDS.index("other")
+    return pairs
+
+
+def _places(known: Keys, names: Keys) -> Places:
+    """Where names are among those of a side; -1 where they are not."""
+    if not known.size:
+        return np.full(names.size, -1)
+    order = np.argsort(known)
+    found = order[np.minimum(np.searchsorted(known, names, sorter=order), known.size - 1)]
+    return np.where(known[found] == names, found, -1)
+
+
+def _deciding(side: SideCases, places: Places, names: Keys) -> Keys:
+    """The outcome of each that decides."""
+    lacking = np.where(np.isin(names, side.not_run), _NOT_RUN, _ABSENT)
+    if not side.size:
+        return lacking
+    return np.where(places < 0, lacking, side.ended[side.deciding[places]])
+
+
+def _moves(was: Keys, became: Keys, words: Words) -> npt.NDArray[np.int8]:
+    """The kinds of pairs of outcomes: there are few different ones."""
+    _, first, which = np.unique((was << _KEY_BITS) + became, return_index=True, return_inverse=True)
+    texts = zip(words.of(was[first]), words.of(became[first]), strict=True)
+    kinds = np.array([_KINDS.index(move_of(*pair)) for pair in texts], np.int8)
+    return kinds[which]
+
+
+def _differ(a: SideCases, b: SideCases, before: Places, after: Places) -> npt.NDArray[np.bool_]:
+    """Whether cases ended in other ways on one side than on the other, in any session of it."""
+    if all(side.size == side.case.size for side in (a, b)):  # each case has one sample
+        alone: npt.NDArray[np.bool_] = a.ended[a.latest[before]] != b.ended[b.latest[after]]
+        return alone
+    old, new = (_ways(side, places) for side, places in ((a, before), (b, after)))
+    common = np.intersect1d(old, new, assume_unique=True)
+    counts = [np.bincount(ways >> _KEY_BITS, minlength=before.size) for ways in (old, new, common)]
+    differ: npt.NDArray[np.bool_] = (counts[0] != counts[2]) | (counts[1] != counts[2])
+    return differ
+
+
+def _ways(side: SideCases, cases: Places) -> Keys:
+    """Each way in which a case ended, once: the case's place among the given ones, and the outcome."""
+    place = np.full(side.size, -1)
+    place[cases] = np.arange(cases.size)
+    chosen = place[side.case] >= 0
+    return np.unique((place[side.case][chosen] << _KEY_BITS) | side.ended[chosen])

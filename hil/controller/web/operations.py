@@ -1,0 +1,118 @@
+"""The operations of a profile as a page's table: summed up once, ordered as the page's address says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff, compare_profiles
+from hil.controller.analysis.profile.store import HEAD, TABLE, read_profile
+from hil.controller.analysis.profile.totals import GROUPS, Total, totals
+from hil.controller.web.addresses import Asked, page_at
+from hil.errors import UsageError
+
+T = TypeVar("T")
+PAGE_ROWS = 200
+# So many profiles' sums are kept: a million operations take seconds to read.
+_KEPT = 8
+
+_TOTAL_ORDERS: Mapping[str, Callable[[Total], Any]] = {
+    "name": lambda one: one.name,
+    "time": lambda one: one.run_ns,
+    "calls": lambda one: one.calls,
+    "mean": lambda one: one.mean_ns,
+    "p50": lambda one: one.p50_ns,
+    "threads": lambda one: one.parallelism,
+    "speed": lambda one: one.flops_per_s,
+    "memory": lambda one: one.bytes_per_s,
+    "intensity": lambda one: one.intensity,
+}
+_DIFF_ORDERS: Mapping[str, Callable[[OpDiff], Any]] = {
+    "name": lambda one: one.name,
+    "change": lambda one: one.change or None,
+    "a": lambda one: one.a.p50_ns if one.a else None,
+    "b": lambda one: one.b.p50_ns if one.b else None,
+    "of_a": lambda one: one.a.share if one.a else None,
+    "of_b": lambda one: one.b.share if one.b else None,
+    "difference": lambda one: one.change_ns,
+    "ratio": lambda one: one.ratio,
+}
+
+
+@dataclass(frozen=True)
+class TableAsked(Asked):
+    """How a table of operations is asked for: the query of the page's address."""
+
+    by: str = "op"  # a key of GROUPS
+    order: str = ""  # a column, with "-" before it from the largest down; "" is as the library has them
+    page: int = 1
+
+
+@dataclass(frozen=True)
+class TablePage:
+    """Some rows of a table, and how many it has."""
+
+    rows: Sequence[Any]
+    total: int
+    pages: int
+
+
+def totals_of(folder: Path, by: str) -> Sequence[Total]:
+    """A profile's totals, the longest first. Raises UsageError: nothing is summed up by that, or it is damaged."""
+    if by not in GROUPS:
+        raise UsageError(f"operations are not summed up by {by[:40]!r}", hint=f"one of {', '.join(GROUPS)}")
+    return _totals(folder, _stamp(folder), by)
+
+
+def diff_of(a: Path, b: Path) -> ProfileDiff:
+    """What changed between two profiles. Raises UsageError: one is damaged."""
+    return _diff(a, _stamp(a), b, _stamp(b))
+
+
+def page_of_totals(found: Sequence[Total], asked: TableAsked, rows: int) -> TablePage:
+    """A page of totals. Raises UsageError: there is no such order."""
+    return _page(_ordered(found, asked.order, _TOTAL_ORDERS), asked.page, rows)
+
+
+def page_of_diffs(found: Sequence[OpDiff], asked: TableAsked, rows: int) -> TablePage:
+    """A page of differences. Raises UsageError: there is no such order."""
+    return _page(_ordered(found, asked.order, _DIFF_ORDERS), asked.page, rows)
+
+
+def _ordered(found: Sequence[T], order: str, orders: Mapping[str, Callable[[T], Any]]) -> Sequence[T]:
+    """By a column; what has no value in it comes last, either way."""
+    if not order:
+        return found
+    value = orders.get(order.removeprefix("-"))
+    if value is None:
+        raise UsageError(f"operations cannot be ordered by {order[:40]!r}", hint=f"one of {', '.join(orders)}")
+    known = [one for one in found if value(one) is not None]
+    unknown = [one for one in found if value(one) is None]
+    return [*sorted(known, key=value, reverse=order.startswith("-")), *unknown]
+
+
+def _page(found: Sequence[Any], page: int, rows: int) -> TablePage:
+    start, pages = page_at(page, len(found), rows)
+    return TablePage(found[start : start + rows], len(found), pages)
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    """What changes whenever a profile is written anew."""
+    try:
+        looks = [(folder / name).stat() for name in (HEAD, TABLE)]
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror or error}") from error
+    return tuple(value for look in looks for value in (look.st_ino, look.st_mtime_ns, look.st_size))
+
+
+@lru_cache(_KEPT)
+def _totals(folder: Path, _: tuple[int, ...], by: str) -> Sequence[Total]:
+    return totals(read_profile(folder).rows, by)
+
+
+@lru_cache(_KEPT)
+def _diff(a: Path, _: tuple[int, ...], b: Path, __: tuple[int, ...]) -> ProfileDiff:
+    return compare_profiles(read_profile(a), read_profile(b))

@@ -1,0 +1,50 @@
+"""Errors of cases of several outputs: each output is compared with the one of its name on the other side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hil.controller.web.case_columns import Keys
+from hil.controller.web.side_cases import Floats, Places, SideCases, Values, gathered
+
+_KEY_BITS = 32
+_KEYS = (1 << _KEY_BITS) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class OutputPairs:
+    """The outputs that both sides of a pair of cases have, in the order of the pairs."""
+
+    pair: Places
+    output: Keys  # its name
+    before: Values
+    after: Values
+
+
+def output_pairs(a: SideCases, b: SideCases, was: Places, now: Places, column: str) -> OutputPairs:
+    """A statistic of the outputs of cases, ``was`` on one side and ``now`` on the other; pairs are places in these."""
+    (old_keys, old), (new_keys, new) = (_outputs(side, cases, column) for side, cases in ((a, was), (b, now)))
+    right = np.minimum(np.searchsorted(new_keys, old_keys), max(new_keys.size - 1, 0))
+    left = np.flatnonzero(new_keys[right] == old_keys) if new_keys.size else np.arange(0)
+    common, right = old_keys[left], right[left]
+    return OutputPairs(common >> _KEY_BITS, common & _KEYS, old.at(left), new.at(right))
+
+
+def _outputs(side: SideCases, cases: Places, column: str) -> tuple[Keys, Values]:
+    """Each output of cases: the case's place among them with the output's name, and its values over the samples."""
+    place = np.full(side.size, -1)
+    place[cases] = np.arange(cases.size)
+    case = place[side.case]
+    single = case >= 0
+    single[side.of_sample] = False
+    case_of, name, values = (
+        np.concatenate((case[single], case[side.of_sample])),
+        np.concatenate((side.samples["output"][single], side.outputs["output"])),
+        np.concatenate((side.samples[column][single], side.outputs[column])),
+    )
+    known = (case_of >= 0) & ~np.isnan(values)
+    keys, which = np.unique((case_of[known] << _KEY_BITS) | name[known], return_inverse=True)
+    found: Floats = values[known]
+    return keys, gathered(which, keys.size, found)

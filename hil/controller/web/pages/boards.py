@@ -1,0 +1,84 @@
+"""A farm's boards, and one of them: how they are and why, who has them, what ran there, how much they are used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import RedirectResponse, Response
+
+from hil.controller.farm import selector
+from hil.controller.farm.timeline import stays
+from hil.controller.web.farm_charts import SPANS, Chart, no_chart, span_of, stays_chart
+from hil.controller.web.farm_view import STATE_KINDS, FarmView, away_page, farm_page, form_of, is_update, view_of
+from hil.controller.web.site import number_of
+from hil.errors import FarmUnreachable, UsageError
+
+router = APIRouter()
+_EVENTS = 200
+
+
+@router.get("/boards")
+def boards(request: Request) -> Response:
+    """All boards, or those that a selector matches."""
+    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    text = request.query_params.get("select", "")
+    wanted = selector.parse(text)
+    try:
+        every = farm.ask("boards")
+        chart = no_chart(hours) if is_update(request) else use_of(farm, [one["name"] for one in every], hours)
+    except FarmUnreachable as error:
+        return away_page(request, error)
+    found = [one for one in every if wanted.matches(one["labels"])]
+    chart = chart.of([one["name"] for one in found])
+    return farm_page(request, "boards.html", {**_common(farm), "boards": found, "select": text, "chart": chart})
+
+
+@router.get("/board")
+def board(request: Request) -> Response:
+    """A board: events, leases, the jobs that ran there, its use."""
+    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    name = request.query_params.get("name", "")
+    try:
+        found = next((one for one in farm.ask("boards") if one["name"] == name), None)
+        if found is None:
+            raise UsageError(f"the farm has no board {name[:100]!r}", hint="see the list of boards")
+        events = farm.link.past.events(farm.ask, name)[-5 * _EVENTS :]
+        chart = no_chart(hours) if is_update(request) else use_of(farm, [name], hours, board=name)
+    except FarmUnreachable as error:
+        return away_page(request, error)
+    had = sorted(stays(events), key=lambda one: one.lease, reverse=True)[:_EVENTS]
+    values = {"board": found, "events": events[: -_EVENTS - 1 : -1], "stays": had}
+    return farm_page(request, "board.html", {**_common(farm), **values, "chart": chart})
+
+
+def use_of(farm: FarmView, boards: list[str], hours: int, board: str = "") -> Chart:
+    """The use of boards over so many hours; ``board``: of that one alone, for which as much is read."""
+
+    def make() -> Chart:
+        return stays_chart(*farm.link.past.stays(farm.ask, board), boards, hours)
+
+    return farm.link.lately(f"use {hours} {board}", make)
+
+
+def _common(farm: FarmView) -> dict[str, Any]:
+    return {"farm": farm, "kinds": STATE_KINDS, "spans": SPANS}
+
+
+@router.post("/board/drain")
+async def drain(request: Request) -> Response:
+    """Hold a board back: what runs there may end, nothing new begins."""
+    form = await form_of(request)
+    return await _do(request, form, "drain", reason=form.get("reason", "") or "from the pages")
+
+
+@router.post("/board/resume")
+async def resume(request: Request) -> Response:
+    """Give a board back."""
+    return await _do(request, await form_of(request), "resume")
+
+
+async def _do(request: Request, form: dict[str, str], action: str, **arguments: str) -> Response:
+    await run_in_threadpool(view_of(request).do, action, name=form.get("name", ""), **arguments)
+    return RedirectResponse("/boards", 303)

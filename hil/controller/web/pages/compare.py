@@ -1,0 +1,74 @@
+"""Two sides beside each other: sessions, sets of them, boards, compilers, programs."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse, Response
+
+from hil.controller.web import compared, comparing, sessions, sides
+from hil.controller.web.series import history_query
+from hil.controller.web.site import asked, number_of, rows_of, site_of
+from hil.errors import UsageError
+
+router = APIRouter()
+# So many sessions can be chosen from in the page's own form: others are chosen in the list of sessions.
+_OFFERED = 100
+
+
+@router.get("/compare")
+def compare(request: Request) -> Response:
+    """Side ``b`` beside the baseline ``a``; without a baseline the one before; without either the form alone."""
+    site, view = site_of(request), asked(request, compared.View)
+    query = request.query_params
+    with site.reader.reading() as database:
+        if marked := query.getlist("s"):
+            return _sorted_by_age([sides.session_of(database, one) for one in dict.fromkeys(marked)])
+        a, b = (
+            sides.choose_side(
+                database, query.getlist(side), sides.filters_of(query, side), number_of(request, f"{side}.last", 10)
+            )
+            for side in ("a", "b")
+        )
+        found, tables = None, []
+        if b and not a:
+            a = _offered(sides.baseline_of(database, b.sessions[0])) if len(b.sessions) == 1 and not b.only else None
+        if a and b:
+            found = comparing.compare_sides(database, a, b)
+            tables = compared.tables(found, view, rows_of(request, compared.ROWS))
+        offered = sessions.list_sessions(database, sessions.SessionFilter(), _OFFERED).sessions
+        choices = sessions.choices(database)
+    return site.page(
+        request,
+        "compare.html",
+        a=a,
+        b=b,
+        found=found,
+        view=view,
+        tables=tables,
+        titles=compared.TITLES,
+        fixed=sides.query_of(a, b),
+        pairs=parse_qsl(sides.query_of(a, b)),
+        swapped=sides.query_of(b, a),
+        notes=list(sides.differences(a, b)) if a and b else [],
+        benches=compared.bench_verdicts([*a.sessions, *b.sessions]) if a and b else [],
+        offered=offered,
+        choices=choices,
+        filters=sides.FILTERS,
+        history=history_query,
+        most=sides.MOST_SESSIONS,
+    )
+
+
+def _offered(session: sessions.Session | None) -> sides.Side | None:
+    return sides.Side([session], offered=True) if session else None
+
+
+def _sorted_by_age(marked: list[sessions.Session]) -> Response:
+    """Of marked sessions the newest is compared with the others."""
+    if len(marked) > sides.MOST_SESSIONS:
+        raise UsageError(f"{len(marked)} sessions are marked: {sides.MOST_SESSIONS} at most are compared as one")
+    *others, newest = sorted(marked, key=lambda one: one.created or 0.0)
+    a = sides.Side(others) if others else None
+    return RedirectResponse(f"/compare?{sides.query_of(a, sides.Side([newest]))}", 303)

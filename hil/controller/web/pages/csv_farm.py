@@ -1,0 +1,135 @@
+"""A farm's tables as CSV: its boards, how they were used, what happened, its jobs and its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from hil.controller.farm import selector
+from hil.controller.farm.messages import JobState
+from hil.controller.farm.timeline import stays
+from hil.controller.farm.turns import with_turns
+from hil.controller.farm.wording import labels_text
+from hil.controller.web.csv_answer import csv_rows
+from hil.controller.web.farm_charts import Chart, span_of
+from hil.controller.web.farm_past import MOST_EVENTS, MOST_JOBS
+from hil.controller.web.farm_view import view_of
+from hil.controller.web.pages.boards import use_of
+from hil.controller.web.pages.queue import jobs_of, waits_of
+from hil.controller.web.site import number_of
+from hil.controller.web.templating import when
+from hil.errors import UsageError
+
+router = APIRouter()
+_BOARDS = ("name", "state", "reason", "job", "user", "since", "site", "host", "hw_type", "checked_at", "failures")
+_EVENTS = ("id", "at", "what", "board", "job", "lease", "reason")
+_LEASES = ("lease", "board", "fence", "granted_at", "ended_at", "reason")
+_CASES = ("name", "outcome", "reason", "job")
+MOST_CASES = 20_000
+_JOBS = (
+    *("name", "submission", "state", "title", "kind", "priority", "user", "board", "pinned", "selector", "queued_at"),
+    *("started_at", "finished_at", "exit_code", "outcome", "reason", "attempts"),
+)
+
+
+@router.get("/boards.csv")
+def boards_csv(request: Request) -> Response:
+    """All boards, or those that a selector matches."""
+    wanted = selector.parse(request.query_params.get("select", ""))
+    found = [one for one in view_of(request).ask("boards") if wanted.matches(one["labels"])]
+    return csv_rows("boards", (*_BOARDS, "labels"), [(*_of(one, _BOARDS), labels_text(one["labels"])) for one in found])
+
+
+@router.get("/events.csv")
+def events_csv(request: Request) -> Response:
+    """What happened at the farm, to a board or to a job, the oldest first."""
+    asked = {name: value for name in ("board", "job") if (value := request.query_params.get(name, ""))}
+    found = view_of(request).ask("events", **asked, limit=MOST_EVENTS)
+    return csv_rows("events", _EVENTS, [_of(one, _EVENTS) for one in found])
+
+
+@router.get("/jobs.csv")
+def jobs_csv(request: Request) -> Response:
+    """The jobs that the farm knows, or those in a state, the newest first."""
+    state = request.query_params.get("state", "")
+    if state and state not in [one.value for one in JobState]:
+        raise UsageError(f"a job is never {state[:40]!r}", hint=f"one of {', '.join(one.value for one in JobState)}")
+    found = view_of(request).ask("jobs", limit=MOST_JOBS, **({"state": [state]} if state else {}))
+    return csv_rows("jobs", _JOBS, [_of(one, _JOBS) for one in found])
+
+
+@router.get("/queue.csv")
+def queue_csv(request: Request) -> Response:
+    """What waits, in the order of its turns, and why."""
+    columns = ("position", "why", *_JOBS)
+    found = view_of(request).ask("queue", limit=MOST_JOBS)
+    return csv_rows("queue", columns, [_of(one, columns) for one in found])
+
+
+@router.get("/queue/waits.csv")
+def waits_csv(request: Request) -> Response:
+    """How long jobs waited, in seconds, over a time that is cut into parts."""
+    _, found = waits_of(view_of(request), span_of(number_of(request, "hours", 24)))
+    rows = [(when(one.since), one.jobs, one.half, one.most) for one in found]
+    return csv_rows("waits", ("since", "jobs", "half_within_s", "95_of_100_within_s"), rows)
+
+
+@router.get("/boards/use.csv")
+def boards_use_csv(request: Request) -> Response:
+    """Per cent of the time in which a job had each board, of those that a selector matches."""
+    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    wanted, every = selector.parse(request.query_params.get("select", "")), farm.ask("boards")
+    chart = use_of(farm, [one["name"] for one in every], hours)
+    return _use_csv(chart.of([one["name"] for one in every if wanted.matches(one["labels"])]))
+
+
+@router.get("/board/use.csv")
+def board_use_csv(request: Request) -> Response:
+    """The same of one board."""
+    name = request.query_params.get("name", "")
+    return _use_csv(use_of(view_of(request), [name], span_of(number_of(request, "hours", 24)), board=name))
+
+
+def _use_csv(chart: Chart) -> Response:
+    rows = [(when(time), *(line[place] for line in chart.lines.values())) for place, time in enumerate(chart.times)]
+    return csv_rows("use", ("since", *chart.lines), rows)
+
+
+@router.get("/board/leases.csv")
+def board_leases_csv(request: Request) -> Response:
+    """The jobs that had a board, as far as the newest events tell."""
+    farm, name = view_of(request), request.query_params.get("name", "")
+    had = sorted(stays(farm.link.past.events(farm.ask, name)), key=lambda one: one.lease, reverse=True)
+    rows = [(one.job, one.lease, when(one.begun), when(one.ended), one.reason) for one in had]
+    return csv_rows(f"leases of {name}", ("job", "lease", "begun", "ended", "reason"), rows)
+
+
+@router.get("/job/jobs.csv")
+def job_jobs_csv(request: Request) -> Response:
+    """The jobs of a submission."""
+    farm, name = view_of(request), request.query_params.get("name", "")
+    columns = (*_JOBS, "position", "why")
+    return csv_rows(f"job {name}", columns, [_of(one, columns) for one in with_turns(farm.ask, jobs_of(farm, name))])
+
+
+@router.get("/job/leases.csv")
+def job_leases_csv(request: Request) -> Response:
+    """The boards that a job had."""
+    farm, name = view_of(request), request.query_params.get("name", "")
+    found = jobs_of(farm, name)[0]["attempts_made"]
+    return csv_rows(f"leases of job {name}", _LEASES, [_of(one, _LEASES) for one in found])
+
+
+@router.get("/job/cases.csv")
+def job_cases_csv(request: Request) -> Response:
+    """What the cases of a job came to."""
+    name = request.query_params.get("name", "")
+    found = view_of(request).ask("cases", name=name, limit=MOST_CASES)["cases"]
+    return csv_rows(f"cases of job {name}", _CASES, [_of(one, _CASES) for one in found])
+
+
+def _of(one: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    return [one.get(name) for name in names]

@@ -1,0 +1,71 @@
+"""Files that a session keeps: its logs, IR and tables as text, pictures as pictures, all else to be saved."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, PlainTextResponse, Response
+
+from hil.controller.web import sessions
+from hil.controller.web.kept import own
+from hil.controller.web.names import meant, said
+from hil.controller.web.site import number_of, site_of
+from hil.core.files import open_file
+from hil.errors import UsageError
+
+router = APIRouter()
+# Of a text so much is shown, from its end: in a log that is where an error stands.
+_SHOWN_BYTES = 256 << 10
+_TEXTS = (".log", ".txt", ".mlir", ".ll", ".s", ".json", ".jsonl", ".csv", ".md", ".toml")
+_PICTURES = {".png": "image/png", ".jpg": "image/jpeg"}
+
+
+@router.get("/log")
+def log(request: Request) -> Response:
+    """The end of a log of a session's, as plain text."""
+    return _shown(_asked(request, suffixes=(".log",)))
+
+
+@router.get("/file")
+def file(request: Request) -> Response:
+    """A file that a session keeps: text and pictures are shown, anything else is for the reader to save."""
+    path = _asked(request)
+    if path.suffix in _TEXTS and "whole" not in request.query_params:
+        return _shown(path)
+    picture = _PICTURES.get(path.suffix, "")
+    kind = "inline" if picture else "attachment"
+    return FileResponse(
+        path, media_type=picture or "application/octet-stream", filename=said(path.name), content_disposition_type=kind
+    )
+
+
+def _asked(request: Request, *, suffixes: tuple[str, ...] = ()) -> Path:
+    """The file that is asked for. Raises UsageError: it is none of the session's own."""
+    site = site_of(request)
+    with site.reader.reading() as database:
+        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+    folder, name = Path(one.folder), meant(request.query_params.get("file", ""))
+    path = folder / name
+    hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
+    if not name or hidden or not own(folder, path) or (suffixes and path.suffix not in suffixes):
+        raise UsageError(f"{said(name)[:200]!r} is no {'log' if suffixes else 'file'} of {one.id}")
+    # A folder, a pipe or a device is refused.
+    try:
+        open_file(path).close()
+    except OSError as error:
+        raise UsageError(f"{said(path.name)} cannot be read: {error.strerror}") from error
+    return path.resolve()
+
+
+def _shown(path: Path) -> Response:
+    try:
+        with open_file(path) as stream:
+            length = os.fstat(stream.fileno()).st_size
+            stream.seek(max(0, length - _SHOWN_BYTES))
+            text = stream.read(_SHOWN_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"{said(path.name)} cannot be read: {error.strerror}") from error
+    cut = f"(the first {length - _SHOWN_BYTES} bytes are left out)\n" if length > _SHOWN_BYTES else ""
+    return PlainTextResponse(cut + text)

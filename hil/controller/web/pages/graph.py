@@ -1,0 +1,272 @@
+"""A model's graph, coloured by what a session found of each node; two beside each other, in step."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from hil.controller.analysis.graphs.colours import Scale, text_on
+from hil.controller.analysis.graphs.node_data import node_data
+from hil.controller.analysis.graphs.values import METRICS, NodeValue
+from hil.controller.storage.texts import seconds
+from hil.controller.web.addresses import Asked, page_at
+from hil.controller.web.csv_answer import MOST_ROWS, csv_rows
+from hil.controller.web.entries import gravest_kind
+from hil.controller.web.graph_sides import read_side
+from hil.controller.web.graphs import KINDS, WAYS, Choice, Side, beside, models_of
+from hil.controller.web.sessions import find_session
+from hil.controller.web.site import Site, asked, rows_of, site_of
+from hil.controller.web.templating import number
+from hil.core.text import visible
+from hil.errors import UsageError
+
+router = APIRouter()
+PAGE_ROWS = 100
+NAMES = {
+    "max_abs": "max abs error",
+    "sqnr_db": "SQNR",
+    "outcome": "outcome",
+    "time_ns": "time",
+    "placement": "placement",
+}
+
+
+@dataclass(frozen=True)
+class GraphQuery(Asked):
+    """What is looked at: the query of the page's address."""
+
+    id: str = ""
+    root: int = 0
+    case: str = ""
+    of: str = "onnx"  # of KINDS
+    by: str = ""  # of METRICS; "" is the first of which anything is known
+    way: str = "isolated"
+    id2: str = ""  # "ROOT:ID" of a session beside it; "" is the same, where ``of2`` is given
+    of2: str = ""
+    node: str = ""
+    q: str = ""
+    order: str = ""  # "" is the worst first, "place" the graph's order, "name"
+    page: int = 1
+
+
+@dataclass(frozen=True)
+class View:
+    """What an address shows."""
+
+    asked: GraphQuery
+    sides: Sequence[Side]
+    metrics: Sequence[str]  # those of which anything is known
+    scale: Scale
+    choices: Sequence[Choice]  # sessions that it can stand beside
+    models: Sequence[Choice]  # of the session
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A page of the table of nodes."""
+
+    rows: Sequence[Mapping[str, Any]]
+    total: int
+    pages: int
+
+
+@router.get("/graph")
+def graph(request: Request) -> Response:
+    """The graph, the table of its nodes, and what is known of the chosen one."""
+    site = site_of(request)
+    view = read_view(site, asked(request, GraphQuery))
+    return site.page(
+        request,
+        "graph.html",
+        view=view,
+        asked=view.asked,
+        sides=view.sides,
+        main_side=view.sides[0],
+        found=table_of(view, rows_of(request, PAGE_ROWS)),
+        chosen=[chosen(view, side) for side in view.sides] if view.asked.node else [],
+        names=NAMES,
+        kinds=KINDS,
+        ways=WAYS,
+    )
+
+
+@router.get("/api/graph")
+def data(request: Request) -> Response:
+    """What the page's script draws."""
+    return JSONResponse(document_of(read_view(site_of(request), asked(request, GraphQuery))))
+
+
+@router.get("/graph/node-data")
+def download(request: Request) -> Response:
+    """The nodes' values as a file for Model Explorer."""
+    view = read_view(site_of(request), asked(request, GraphQuery))
+    side = view.sides[0]
+    found = node_data(side.values, view.scale.metric, side.graph)
+    headers = {"content-disposition": f'attachment; filename="node-data-{view.scale.metric}.json"'}
+    return JSONResponse(found, headers=headers)
+
+
+_COLUMNS = ("node", "operator", "outcome", "max_abs", "sqnr_db", "time_ns", "placement", "case", "reason", "beside")
+
+
+@router.get("/graph.csv")
+def graph_csv(request: Request) -> Response:
+    """The table of nodes, all of it."""
+    view = read_view(site_of(request), replace(asked(request, GraphQuery), page=1))
+    rows = []
+    for row in table_of(view, MOST_ROWS + 1).rows:
+        node, value = row["node"], row["value"]
+        known = (value.outcome, value.max_abs, value.sqnr_db, value.time_ns, value.placement, value.case, value.reason)
+        rows.append((node.name, node.op, *known, row["beside"]))
+    return csv_rows(f"nodes of {view.sides[0].model}", _COLUMNS, rows)
+
+
+def read_view(site: Site, wanted: GraphQuery) -> View:
+    """Read what an address asks for. Raises UsageError: there is no such thing."""
+    if wanted.by and wanted.by not in METRICS:
+        raise UsageError(f"nodes cannot be coloured by {wanted.by!r}", hint=f"one of {', '.join(METRICS)}")
+    with site.reader.reading() as database:
+        session = find_session(database, wanted.id, wanted.root)
+        sides = [read_side(database, site, session, wanted.of, wanted.way, case=wanted.case)]
+        model = sides[0].model
+        if wanted.id2:
+            root, _, name = wanted.id2.partition(":")
+            if not (root.isdecimal() and len(root) < 10):
+                raise UsageError(f"{wanted.id2[:80]!r} names no session")
+            other = find_session(database, name, int(root))
+            sides.append(read_side(database, site, other, wanted.of2 or wanted.of, wanted.way, model=model))
+        elif wanted.of2:
+            sides.append(read_side(database, site, session, wanted.of2, wanted.way, case=wanted.case))
+        choices = beside(database, session, model)
+        models = models_of(database, session)
+    values = [value for side in sides for value in side.values.values()]
+    metrics = [one for one in METRICS if any(value.of(one) is not None for value in values)]
+    by = wanted.by or next(iter(metrics), "outcome")
+    return View(wanted, sides, metrics, Scale.of(by, values), choices, models)
+
+
+def document_of(view: View) -> dict[str, Any]:
+    """What the script draws of each side: names, places, edges, colours, and how its nodes are matched."""
+    return {"panes": [_pane(view, side) for side in view.sides]}
+
+
+def _pane(view: View, side: Side) -> dict[str, Any]:
+    nodes = side.graph.nodes
+    values = [side.values.get(node.name) for node in nodes]
+    colours = [view.scale.colour(value) for value in values]
+    return {
+        "title": visible(side.title),
+        "names": [node.name for node in nodes],
+        "labels": [visible(node.label or node.name)[:200] for node in nodes],
+        "ops": [visible(node.op)[:60] for node in nodes],
+        "kinds": [node.kind for node in nodes],
+        "match": [[node.name, *node.within] if side.kind != "onnx" else [node.name] for node in nodes],
+        "edges": side.graph.edges,
+        "layout": side.layout,
+        "colours": colours,
+        "inks": [text_on(colour) if colour else "" for colour in colours],
+        "texts": [shown(view.scale.metric, value) for value in values],
+        "failing": [place for place, value in enumerate(values) if value is not None and is_failing(value)],
+    }
+
+
+def is_failing(value: NodeValue) -> bool:
+    """Whether a node's outcome is one to look into."""
+    return bool(value.outcome) and value.outcome != "PASS" and _is_grave(value.outcome)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_grave(outcome: str) -> bool:
+    return gravest_kind([outcome], finished=True) in ("board", "error", "fail")
+
+
+def shown(metric: str, value: NodeValue | None) -> str:
+    """A node's value of a metric, for people; "" for none."""
+    found = value.of(metric) if value is not None else None
+    if found is None:
+        return ""
+    if isinstance(found, str):
+        return visible(found)
+    if metric == "time_ns":
+        return seconds(found / 1e9)
+    return f"{number(found)} dB" if metric == "sqnr_db" else number(found)
+
+
+def table_of(view: View, rows: int) -> Rows:
+    """The page of the table that an address asks for. Raises UsageError: there is no such order."""
+    wanted, side = view.asked, view.sides[0]
+    found = list(range(len(side.graph.nodes)))
+    for word in wanted.q.lower().split():
+        found = [
+            place
+            for place in found
+            if word in side.graph.nodes[place].name.lower() or word in side.graph.nodes[place].op.lower()
+        ]
+    if wanted.order == "name":
+        found.sort(key=lambda place: side.graph.nodes[place].name)
+    elif wanted.order == "":
+        found.sort(key=lambda place: _badness(view, side, place), reverse=True)
+    elif wanted.order != "place":
+        raise UsageError(f"nodes cannot be ordered by {wanted.order!r}", hint="place, name")
+    first, pages = page_at(wanted.page, len(found), rows)
+    return Rows([_row(view, place) for place in found[first : first + rows]], len(found), pages)
+
+
+def _badness(view: View, side: Side, place: int) -> tuple[bool, float]:
+    value = side.values.get(side.graph.nodes[place].name)
+    found = value.of(view.scale.metric) if value is not None else None
+    if value is None or found is None:
+        return False, -math.inf
+    if isinstance(found, str):
+        return is_failing(value), value.max_abs or 0.0
+    return is_failing(value) and view.scale.metric != "time_ns", -found if view.scale.metric == "sqnr_db" else found
+
+
+def _row(view: View, place: int) -> dict[str, Any]:
+    side = view.sides[0]
+    node = side.graph.nodes[place]
+    value = side.values.get(node.name, NodeValue())
+    others = [
+        other.values.get(found) for other in view.sides[1:] if (found := twin(node.name, side, other)) is not None
+    ]
+    return {
+        "node": node,
+        "value": value,
+        "colour": view.scale.colour(value),
+        "other": shown(view.scale.metric, others[0]) if others else "",
+        "beside": others[0].of(view.scale.metric) if others and others[0] is not None else None,
+    }
+
+
+def twin(name: str, side: Side, other: Side) -> str | None:
+    """The node of another graph that is the same as one, or computes it; None where there is none."""
+    if name in other.places:
+        return name
+    place = side.places.get(name)
+    wanted = {name, *(side.graph.nodes[place].within if place is not None else ())}
+    return next((node.name for node in other.graph.nodes if not wanted.isdisjoint((node.name, *node.within))), None)
+
+
+def chosen(view: View, side: Side) -> dict[str, Any]:
+    """What is known of the chosen node on one side."""
+    name = twin(view.asked.node, view.sides[0], side)
+    if name is None:
+        return {"side": side, "node": None}
+    node = side.graph.nodes[side.places[name]]
+    value = side.values.get(name, NodeValue())
+    compared = [tensor for tensor in (*node.outputs, *node.inputs) if tensor in value.outputs]
+    return {
+        "side": side,
+        "node": node,
+        "value": value,
+        "colour": view.scale.colour(value),
+        "tensors": [(tensor, side.graph.shapes.get(tensor, "")) for tensor in node.inputs],
+        "made": [(tensor, side.graph.shapes.get(tensor, "")) for tensor in node.outputs],
+        "compared": compared or list(value.outputs),
+    }

@@ -1,0 +1,248 @@
+"""What changed over time: of a case, of a suite, and all that regressed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import RedirectResponse, Response
+
+from hil.controller.web import charts, regressions, series, suite_history
+from hil.controller.web import remarks as remarks_file
+from hil.controller.web.addresses import page_at
+from hil.controller.web.csv_answer import AT_A_TIME, MOST_ROWS, Rows, csv_pages, csv_rows
+from hil.controller.web.sessions import find_session
+from hil.controller.web.site import Site, asked, rows_of, site_of
+from hil.controller.web.templating import when
+from hil.errors import UsageError
+
+router = APIRouter()
+ROWS, _SUITES = 100, 200
+_FIELDS = ("case", "kind", "suite", "flow", "runtime", "board", "model", "place", "what", "x")
+
+
+@router.get("/history")
+def history(request: Request) -> Response:
+    """The history of a case or of a suite; without either what there is to choose."""
+    site, wanted = site_of(request), asked(request, series.HistoryFilter)
+    with site.reader.reading() as database:
+        if wanted.case:
+            return _case(site, request, database, wanted)
+        if wanted.suite:
+            return _suite(site, request, database, wanted)
+        suites = suite_history.list_suites(database, _SUITES)
+        query = request.query_params.get("q", "").strip()
+        names = []
+        if query:
+            rows = database.execute(
+                "select word from words where instr(lower(word), ?)"
+                " and exists (select 1 from cases where name = words.key) limit 200",
+                (query.lower(),),
+            )
+            names = [row[0] for row in rows]
+    return site.page(request, "history.html", suites=suites, query_text=query, names=names)
+
+
+def _case(site: Site, request: Request, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
+    measure = series.measure_of(wanted)
+    choices = series.identities(database, wanted)
+    if not choices:
+        raise UsageError(
+            f"there is no case {wanted.case!r} of that kind, suite, flow, runtime, board and model",
+            hint="see a session's table of cases",
+        )
+    identity, _ = choices[0]
+    found = series.read_series(database, wanted.case, identity, measure)
+    remarks = _remarks(site, found.points, wanted.case)
+    rows = rows_of(request, ROWS)
+    first, pages = page_at(wanted.page, len(found.points), rows)
+    newest = list(reversed(list(enumerate(found.points))))
+    return site.page(
+        request,
+        "history_case.html",
+        asked=wanted,
+        measure=measure,
+        measures=series.MEASURES,
+        choices=choices,
+        identity=identity,
+        found=found,
+        steps={one.index: one for one in found.steps},
+        packages=sorted({name for one in found.points[-20:] for name in one.versions}),
+        remarks=remarks,
+        chart=charts.case_chart(found, measure, wanted, remarks),
+        rows=newest[first : first + rows],
+        paging={"pages": pages, "total": len(found.points)},
+        unit=charts.UNITS.get(measure.column, ""),
+        most_chars=remarks_file.MOST_CHARS,
+    )
+
+
+def _suite(site: Site, request: Request, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
+    found = suite_history.read_suite(database, wanted.suite, wanted.flow, wanted.board, wanted.runtime, wanted.place)
+    if not found.samples:
+        raise UsageError(f"there is no session of the suite {wanted.suite!r} with that flow, board and runtime")
+    remarks = _remarks(site, [one.session for one in found.samples], "")
+    times = [one.session.created for one in found.samples]
+    kinds = [one.session.verdict for one in found.samples]
+    rows = rows_of(request, ROWS)
+    first, pages = page_at(wanted.page, len(found.samples), rows)
+    newest = list(reversed(list(enumerate(found.samples))))
+    shown = [
+        charts.plain_chart(title, unit, times, one.values, one.judged, one.levels, worse, kinds, sorted(remarks))
+        for title, unit, one, worse in (
+            ("passing", "%", found.rate, -1),
+            ("device time of all cases", "ns", found.device, 1),
+        )
+        if one.judged
+    ]
+    return site.page(
+        request,
+        "history_suite.html",
+        asked=wanted,
+        found=found,
+        charts=shown,
+        remarks=remarks,
+        rows=newest[first : first + rows],
+        paging={"pages": pages, "total": len(found.samples)},
+        most_chars=remarks_file.MOST_CHARS,
+    )
+
+
+def _remarks(site: Site, points: Sequence[Any], case: str) -> dict[int, list[remarks_file.Annotation]]:
+    """The remarks on each point: the case's own, and those on its whole session."""
+    told: defaultdict[tuple[int, str], list[remarks_file.Annotation]] = defaultdict(list)
+    for one in remarks_file.read_annotations(site.roots):
+        if one.case in ("", case):
+            told[one.root, one.session].append(one)
+    return {index: told[point.root, point.id] for index, point in enumerate(points) if (point.root, point.id) in told}
+
+
+@router.post("/history/annotate")
+async def annotate(request: Request) -> Response:
+    """Write a remark on a session's place in a history, change one, or take it back."""
+    if not getattr(request.state, "may_change", False):
+        raise HTTPException(403, "Writing a remark needs a token: start `hil web` with --token.")
+    try:
+        given = dict(parse_qsl((await request.body()).decode(), max_num_fields=30, keep_blank_values=True))
+    except ValueError as error:
+        raise UsageError("this is no form of these pages") from error
+    site = site_of(request)
+    root = int(given["root"]) if given.get("root", "").isdecimal() and len(given["root"]) < 5 else 0
+
+    def write() -> None:
+        with site.reader.reading() as database:
+            session = find_session(database, given.get("session", ""), root)
+        if root >= len(site.roots):
+            raise UsageError("there is no such folder of runs")
+        if corrects := given.get("corrects", ""):
+            if not (told := given.get("text", "").strip()) and "remove" not in given:
+                raise UsageError("a remark without a text is none", hint="Take back removes it")
+            remarks_file.correct(site.roots[root], corrects, "" if "remove" in given else told)
+            return
+        remarks_file.annotate(site.roots[root], session.id, given.get("case", ""), given.get("text", ""))
+
+    await run_in_threadpool(write)
+    back = series.HistoryFilter(**{name: given.get(name, "") for name in _FIELDS})  # type: ignore[arg-type]
+    return RedirectResponse(f"/history?{back.query()}", 303)
+
+
+@router.get("/history/regressions")
+def regressed(request: Request) -> Response:
+    """What became failing or slower since a day, over all cases."""
+    site, wanted = site_of(request), asked(request, regressions.RegressionFilter)
+    with site.reader.reading() as database:
+        found = regressions.list_regressions(database, wanted, rows_of(request, regressions.ROWS))
+    return site.page(request, "regressions.html", asked=wanted, found=found)
+
+
+@router.get("/history/suites.csv")
+def suites_csv(request: Request) -> Response:
+    """The suites that there is a history of, the latest first."""
+    with site_of(request).reader.reading() as database:
+        found = suite_history.list_suites(database, MOST_ROWS + 1)
+    rows = [
+        (one["suite"], one["flow"], ", ".join(filter(None, one["boards"].split("\n"))), one["count"], when(one["last"]))
+        for one in found
+    ]
+    return csv_rows("suites", ("suite", "flow", "boards", "sessions", "last"), rows)
+
+
+@router.get("/history.csv")
+def history_csv(request: Request) -> Response:
+    """The samples of a case, or the sessions of a suite, the newest first. Raises UsageError: neither is named."""
+    site, wanted = site_of(request), asked(request, series.HistoryFilter)
+    with site.reader.reading() as database:
+        if wanted.case:
+            return _samples(site, database, wanted)
+        if not wanted.suite:
+            raise UsageError("a history is that of a case or of a suite")
+        found = suite_history.read_suite(
+            database, wanted.suite, wanted.flow, wanted.board, wanted.runtime, wanted.place
+        )
+    remarks = _remarks(site, [one.session for one in found.samples], "")
+    rows = [
+        (
+            *_where(one.session),
+            *(one.session.verdict, one.rate, one.session.failing, one.session.cases, one.device_ns),
+            *("; ".join(one.session.boards), _told(remarks, index)),
+        )
+        for index, one in reversed(list(enumerate(found.samples)))
+    ]
+    columns = ("verdict", "passing_percent", "failing", "cases", "device_ns", "boards", "remarks")
+    return csv_rows(f"history of {wanted.suite}", (*_WHERE, *columns), rows)
+
+
+def _samples(site: Site, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
+    measure = series.measure_of(wanted)
+    choices = series.identities(database, wanted)
+    if not choices:
+        raise UsageError(f"there is no case {wanted.case!r} of that kind, suite, flow, runtime, board and model")
+    found = series.read_series(database, wanted.case, choices[0][0], measure)
+    remarks, steps = _remarks(site, found.points, wanted.case), {one.index for one in found.steps}
+    rows = [
+        (*_where(one), one.outcome, one.value, index in steps, one.iterations, one.compilers, _told(remarks, index))
+        for index, one in reversed(list(enumerate(found.points)))
+    ]
+    columns = ("outcome", measure.column, "level_begins", "iterations", "compilers", "remarks")
+    return csv_rows(f"history of {wanted.case}", (*_WHERE, *columns), rows)
+
+
+_WHERE = ("session", "root", "begun", "branch", "commit")
+
+
+def _where(one: Any) -> tuple[Any, ...]:
+    return (one.id, one.root, when(one.created), one.branch, one.commit)
+
+
+def _told(remarks: Mapping[int, Sequence[remarks_file.Annotation]], index: int) -> str:
+    return "; ".join(one.text for one in remarks.get(index, ()))
+
+
+_REGRESSION = (
+    *("created", "what", "over", "case", "before_ns", "after_ns", "ratio", "title", "board"),
+    *("earlier_commit", "commit", "message"),
+)
+
+
+@router.get("/history/regressions.csv")
+def regressions_csv(request: Request) -> Response:
+    """What became failing or slower since a day."""
+    site, wanted = site_of(request), asked(request, regressions.RegressionFilter)
+
+    def part(page: int) -> tuple[Rows, int]:
+        with site.reader.reading() as database:
+            found = regressions.list_regressions(database, replace(wanted, page=page), AT_A_TIME)
+        rows = [
+            vars(one)
+            | {"created": when(one.created), "before_ns": one.before, "after_ns": one.after, "ratio": one.ratio}
+            for one in found.found
+        ]
+        return [[row[name] for name in _REGRESSION] for row in rows], found.pages
+
+    return csv_pages("regressions", _REGRESSION, part)

@@ -1,0 +1,125 @@
+"""Perfetto's UI with a stored trace, in a frame of the page of a trace.
+
+It needs more than any page of ours: WebAssembly, workers, styles of its own. So it lies on a path of its own, under a
+policy of its own which lets it load what lies on that path and nothing else, of this server's or of any other's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from hil.controller.analysis.profile.perfetto import VIEWER, files_of, media_type, perfetto_files, viewer_policy
+from hil.controller.analysis.profile.store import HEAD, TABLE
+from hil.controller.analysis.profile.trace import write_comparison
+from hil.controller.storage.cache import Cache
+from hil.controller.web.profiles import StoredProfile, file_of, find_profile, open_profile, trace_file
+from hil.controller.web.site import site_of
+from hil.core.digest import digest_file
+from hil.core.files import open_file
+from hil.errors import UsageError
+
+router = APIRouter()
+PATH = "/perfetto/"
+_CHUNK = 1 << 20
+# A host that a policy can name with a path: no IPv6 address.
+_HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?")
+_COMPARISON = "a-b.pftrace.gz"
+_VERSION = 2  # of how comparisons are written: another one's are made anew
+
+
+def viewer_hint() -> str:
+    """What to install so that traces can be seen; "" where they can."""
+    try:
+        perfetto_files()
+    except UsageError as error:
+        return f"{error.message}: {error.hint}"
+    return ""
+
+
+@router.get(PATH)
+def viewer(request: Request) -> Response:
+    """The page around the UI, which hands it the trace of the page's own query."""
+    perfetto_files()
+    return _sent(request, VIEWER)
+
+
+@router.get(f"{PATH}ui/{{name:path}}")
+def ui(request: Request, name: str) -> Response:
+    """A file of the UI's."""
+    path = _files().get(name)
+    if path is None:
+        raise HTTPException(404, "there is no such file")
+    # They belong to one version of the UI, which is in its folder's name but not in the address.
+    return _sent(request, path, {"cache-control": "private, max-age=600"})
+
+
+@router.get(f"{PATH}trace")
+def trace(request: Request) -> Response:
+    """The trace of a profile, ``?profile=KEY``, or that of two on one clock, ``?a=KEY&b=KEY``."""
+    site, asked = site_of(request), request.query_params
+    if "a" in asked or "b" in asked:
+        a, b = (find_profile(site.roots, asked.get(name, "")) for name in ("a", "b"))
+        path, title = comparison(site.roots, a, b), f"A {a.name}, B {b.name}"
+    else:
+        one = find_profile(site.roots, asked.get("profile", ""))
+        path, title = trace_file(site.roots, one), one.name
+    return _stream(path, {"x-title": quote(title)})
+
+
+def comparison(roots: Sequence[Path], a: StoredProfile, b: StoredProfile) -> Path:
+    """The trace of two profiles on one clock, made once for what the two hold. Raises UsageError: one is damaged."""
+    before, after = (open_profile(roots, one) for one in (a, b))
+    digests = [digest_file(file_of(roots, one, name)) for one in (a, b) for name in (HEAD, TABLE)]
+    found = Cache()
+    key = found.key("comparison", version=_VERSION, digests=digests)
+
+    def write(folder: Path) -> None:
+        write_comparison(before, after, folder / _COMPARISON)
+
+    made, _ = found.get_or_make(key, {}, write)
+    return made / _COMPARISON
+
+
+@cache
+def _files() -> Mapping[str, Path]:
+    return files_of(perfetto_files())
+
+
+def _sent(request: Request, path: Path, headers: Mapping[str, str] | None = None) -> Response:
+    policy = viewer_policy(path, _own(request))
+    return _stream(path, {"content-security-policy": policy, **(headers or {})})
+
+
+def _own(request: Request) -> str:
+    """The path of the UI as a policy's source; the whole server where its name cannot be said with a path."""
+    host = request.headers.get("host", "")
+    return f"{host}{PATH}" if _HOST.fullmatch(host) else "'self'"
+
+
+def _stream(path: Path, headers: Mapping[str, str]) -> Response:
+    try:
+        file = open_file(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    length = os.fstat(file.fileno()).st_size
+    return StreamingResponse(
+        _pieces(file, length), media_type=media_type(path), headers={"content-length": str(length), **headers}
+    )
+
+
+def _pieces(file: BinaryIO, left: int) -> Iterator[bytes]:
+    """A file as long as it was when it was opened: it may be written on meanwhile."""
+    with file:
+        while left > 0 and (piece := file.read(min(left, _CHUNK))):
+            left -= len(piece)
+            yield piece

@@ -1,0 +1,142 @@
+"""A farm's queue, and a job: its place and why it waits, its leases, what happened to it, what its cases came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import RedirectResponse, Response
+
+from hil.controller.farm.messages import ENDED, JobState, parse_job
+from hil.controller.farm.timeline import Waits
+from hil.controller.farm.turns import with_turns
+from hil.controller.web.farm_charts import SPANS, Chart, no_chart, span_of, wait_chart
+from hil.controller.web.farm_view import FarmView, away_page, farm_page, form_of, is_update, view_of
+from hil.controller.web.pages.farm_events import printed
+from hil.controller.web.sessions import Session, find_session
+from hil.controller.web.site import is_saved, number_of, rows_of, site_of
+from hil.errors import FarmUnreachable, UsageError
+
+router = APIRouter()
+# Jobs that are shown: of the queue on a page where nobody asks for another number, at most, and of those that run; of a
+# submission; of those that ended. Further than to a certain place the farm is not asked what waits.
+_JOBS, _MOST_ROWS, _MOST_PARTS, _ENDED = 100, 200, 1000, 20
+_MOST_QUEUED = 2000
+# Cases that are shown of a job or a submission.
+_CASES = 200
+
+
+@router.get("/queue")
+def queue(request: Request) -> Response:
+    """What waits, in the order of its turns, what runs, and what ended last."""
+    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    limit = min(max(1, number_of(request, "limit", _JOBS)), _MOST_ROWS)
+    page = min(max(1, number_of(request, "page", 1)), _MOST_QUEUED // limit)
+    first, rows = (page - 1) * limit, rows_of(request, limit)
+    try:
+        stats = farm.ask("stats")
+        waiting = farm.ask("queue", limit=min(first + rows, _MOST_QUEUED))[first:]
+        running = farm.ask("jobs", state=[JobState.RUNNING.value], limit=rows_of(request, _MOST_ROWS))
+        ended = farm.ask("jobs", state=[state.value for state in ENDED], limit=10 * _ENDED)
+        chart, waits = (no_chart(hours), []) if is_update(request) else waits_of(farm, hours)
+    except FarmUnreachable as error:
+        return away_page(request, error)
+    ended = sorted(ended, key=lambda job: str(job["finished_at"]), reverse=True)[:_ENDED]
+    pages = _Pages(limit, page, hours, first + len(waiting), stats["jobs"]["queued"])
+    values = {"stats": stats, "waiting": waiting, "running": running, "ended": ended, "pages": pages}
+    return farm_page(request, "queue.html", {**values, "chart": chart, "waits": waits, "spans": SPANS, "farm": farm})
+
+
+@dataclass(frozen=True)
+class _Pages:
+    """The page of the queue that is shown, and those beside it."""
+
+    limit: int  # jobs a page
+    page: int
+    hours: int
+    shown: int  # jobs on this page and those before it
+    queued: int
+
+    @property
+    def left(self) -> int:
+        """How many wait after those of this page."""
+        return max(0, self.queued - self.shown)
+
+    @property
+    def more(self) -> bool:
+        """Whether there is a next page."""
+        return bool(self.left) and (self.page + 1) * self.limit <= _MOST_QUEUED
+
+    def at(self, page: int) -> str:
+        """The query of another page's address."""
+        asked = {"limit": self.limit, "page": page, "hours": self.hours}
+        usual = {"limit": _JOBS, "page": 1, "hours": 24}
+        return urlencode({name: value for name, value in asked.items() if value != usual[name]})
+
+
+def waits_of(farm: FarmView, hours: int) -> tuple[Chart, list[Waits]]:
+    """How long jobs waited over so many hours."""
+
+    def make() -> tuple[Chart, list[Waits]]:
+        return wait_chart(farm.link.past.jobs(farm.ask), hours)
+
+    return farm.link.lately(f"waits {hours}", make)
+
+
+@router.get("/job")
+def job(request: Request) -> Response:
+    """A job, or all jobs of a submission."""
+    farm, name = view_of(request), request.query_params.get("name", "")
+    submission, _ = parse_job(name)
+    try:
+        jobs = jobs_of(farm, name)
+        values = _details(farm, name, jobs, rows_of(request, _CASES))
+        # A page that was saved follows nothing.
+        values["printed"] = printed(farm, name) if is_saved(request) else ""
+    except FarmUnreachable as error:
+        return away_page(request, error)
+    values["session"] = _session(request, str(submission), name, jobs)
+    return farm_page(request, "job.html", {**values, "name": name, "farm": farm})
+
+
+def jobs_of(farm: FarmView, name: str) -> list[Mapping[str, Any]]:
+    """A job, or all jobs of a submission."""
+    submission, number = parse_job(name)
+    jobs = farm.ask("jobs", submission=submission, limit=_MOST_PARTS) if number is None else []
+    return jobs if len(jobs) > 1 else [farm.ask("job", name=name)]
+
+
+def _details(farm: FarmView, name: str, jobs: list[Mapping[str, Any]], most: int) -> dict[str, Any]:
+    """What a page says of a job beside itself: its place, its events, what its cases came to until now."""
+    events = farm.ask("events", job=name)
+    if (whole := name.partition(".")[0]) != name:
+        events = sorted([*farm.ask("events", job=whole), *events], key=lambda one: one["id"])
+    live = any(one["state"] not in ENDED for one in jobs)
+    found: dict[str, Any] = farm.ask("cases", name=name, limit=most)
+    return {**found, "jobs": with_turns(farm.ask, jobs), "events": events[::-1], "live": live}
+
+
+def _session(request: Request, submission: str, name: str, jobs: list[Mapping[str, Any]]) -> Session | None:
+    """The stored session of what a job made; None where there is none (yet)."""
+    site, farm = site_of(request), view_of(request).link
+    if farm.runs is None or farm.runs not in site.roots:
+        return None
+    with site.reader.reading() as database:
+        for one in dict.fromkeys((submission, f"{submission}/{name}")):
+            try:
+                return find_session(database, one, list(site.roots).index(farm.runs))
+            except UsageError:
+                continue
+    return None
+
+
+@router.post("/job/cancel")
+async def cancel(request: Request) -> Response:
+    """End a job, or take it out of the queue."""
+    form = await form_of(request)
+    await run_in_threadpool(view_of(request).do, "cancel", name=form.get("name", ""))
+    return RedirectResponse("/queue", 303)

@@ -1,0 +1,55 @@
+"""The list of sessions, a session with its cases, and a case with all that is stored of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from hil.controller.web import sessions
+from hil.controller.web.profiles import how_to_show, named_profiles
+from hil.controller.web.records import read_detail
+from hil.controller.web.session_view import view_session
+from hil.controller.web.sides import baseline_of
+from hil.controller.web.site import asked, number_of, rows_of, site_of
+from hil.controller.web.tables import ROWS
+from hil.controller.web.tensors import kept_of
+
+router = APIRouter()
+
+
+@router.get("/")
+def index(request: Request) -> Response:
+    """The sessions, the newest first, as the filter asks."""
+    site, wanted = site_of(request), asked(request, sessions.SessionFilter)
+    with site.reader.reading() as database:
+        found = sessions.list_sessions(database, wanted, rows_of(request, sessions.PAGE_ROWS))
+        choices = sessions.choices(database)
+    return site.page(request, "sessions.html", asked=wanted, found=found, choices=choices, roots=site.roots)
+
+
+@router.get("/session")
+def session(request: Request) -> Response:
+    """A session: what it comes to, and its cases."""
+    site, wanted = site_of(request), asked(request, sessions.CaseFilter)
+    with site.reader.reading() as database:
+        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        cases = sessions.list_cases(database, one, wanted, rows_of(request, sessions.PAGE_ROWS))
+        view, baseline = view_session(database, one, rows_of(request, ROWS)), baseline_of(database, one)
+    return site.page(request, "session.html", session=one, asked=wanted, found=cases, view=view, baseline=baseline)
+
+
+@router.get("/case")
+def case(request: Request) -> Response:
+    """A case: outcome, reason, statistics, times, provenance, logs, and the command to do it again."""
+    site = site_of(request)
+    with site.reader.reading() as database:
+        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        row = sessions.find_case(database, one, request.query_params.get("case", ""))
+    detail = read_detail(one, row)
+    named = named_profiles(site.roots, Path(one.folder), str(row["name"]), detail.profiles)
+    profiles = [(profile, how_to_show(profile)) for profile in named]
+    return site.page(
+        request, "case.html", session=one, case=row, detail=detail, profiles=profiles, kept=kept_of(one, detail)
+    )

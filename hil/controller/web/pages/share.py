@@ -1,0 +1,89 @@
+"""Any page as one HTML file that opens offline and holds what the page shows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
+
+from hil.controller.storage.runs import safe_name
+from hil.controller.web.inner import Answer, ask, is_ours
+from hil.controller.web.saving import needs_of, one_file
+from hil.controller.web.templating import size
+from hil.errors import UsageError
+
+router = APIRouter()
+# A file that is sent to somebody by mail, and that a browser opens at once.
+MOST_BYTES = 20 << 20
+# So many pages are put together at a time: each is held whole, a few times over.
+AT_A_TIME = 2
+_ASSETS = ("text/css", "text/javascript", "application/javascript")
+_DATA = ("application/json", "application/octet-stream", "image/")
+# A picture or data within HTML is base64: four bytes for three.
+_GROWS = 4 / 3
+
+
+@router.get("/share")
+async def share(request: Request) -> Response:
+    """The page of an address, ``?page=/session?id=...``, as a file to keep."""
+    address = request.query_params.get("page", "")
+    if not is_ours(address) or unquote(urlsplit(address).path).rstrip("/") == "/share":
+        raise UsageError(f"{address[:200]!r} is no page that can be saved", hint="?page=/session?id=...")
+    turns: asyncio.Semaphore = request.app.state.saving
+    async with turns:
+        text = await saved_page(request, address)
+    name = safe_name("-".join(["hil", urlsplit(address).path.strip("/") or "sessions", time.strftime("%Y%m%d-%H%M%S")]))
+    headers = {"content-disposition": f'attachment; filename="{name}.html"'}
+    return Response(text.encode(), media_type="text/html; charset=utf-8", headers=headers)
+
+
+async def saved_page(request: Request, address: str) -> str:
+    """A page's file of at most :data:`MOST_BYTES`. Raises UsageError: there is no such page, or it is too long."""
+    page = await ask(request, address, types=("text/html",), most=MOST_BYTES)
+    if page is None:
+        raise UsageError(f"the page alone has more than {size(MOST_BYTES)}", hint="filter it first")
+    if page.status != 200:
+        raise UsageError(f"{address[:200]!r} is no page that can be saved: open it to see why")
+    text = page.body.decode()
+    needs, held = needs_of(text), _Held(len(page.body))
+    for asset in needs.assets:
+        held.put(asset, await ask(request, asset, types=_ASSETS, most=MOST_BYTES), 1)
+    for one in {**needs.images, **needs.data}:
+        held.put(one, await ask(request, one, types=_DATA, most=held.room), _GROWS)
+    return await run_in_threadpool(one_file, text, held.answers, held.notes)
+
+
+@dataclass
+class _Held:
+    """What goes into a file besides the page, as long as there is room."""
+
+    bytes: int
+    answers: dict[str, Answer] = field(default_factory=dict)
+    too_long: int = 0
+    refused: int = 0
+
+    @property
+    def room(self) -> int:
+        return max(0, MOST_BYTES - self.bytes)
+
+    def put(self, address: str, answer: Answer | None, grows: float) -> None:
+        if answer is not None and answer.status != 200:
+            self.refused += 1
+        elif answer is None or len(answer.body) * grows > self.room:
+            self.too_long += 1
+        else:
+            self.answers[address] = answer
+            self.bytes += int(len(answer.body) * grows)
+
+    @property
+    def notes(self) -> list[str]:
+        limit = f"a saved page has at most {size(MOST_BYTES)}"
+        return [
+            *([f"Pictures or data that are not in this file: {self.too_long}; {limit}."] if self.too_long else ()),
+            *([f"Pictures or data that the server could not give: {self.refused}."] if self.refused else ()),
+        ]

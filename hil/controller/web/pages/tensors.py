@@ -1,0 +1,90 @@
+"""A tensor of a stored case, or one file beside another: maps, statistics under a tolerance, the worst elements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from hil.compare.stats import STATISTICS
+from hil.controller.analysis.tensors.elements import PARTS
+from hil.controller.analysis.tensors.maps import POOLS
+from hil.controller.analysis.tensors.worst import ORDERS, exact
+from hil.controller.web import sessions
+from hil.controller.web.names import said
+from hil.controller.web.records import read_detail
+from hil.controller.web.site import number_of, site_of
+from hil.controller.web.tensor_cells import told
+from hil.controller.web.tensor_charts import HEIGHT, WIDTH, histogram, scatter_picture
+from hil.controller.web.tensor_query import TensorQuery, query_of
+from hil.controller.web.tensor_view import TEXTS, Shown
+from hil.controller.web.tensors import Side, Subject, UnknownDtype, find_subject, kept_of
+from hil.errors import UsageError
+
+router = APIRouter()
+# The parts that a page asks for one by one where tensors are large, as its blocks are called.
+PARTS_OF_PAGE = ("values", "errors", "ulps", "numbers", "charts")
+
+
+@router.get("/tensors")
+def tensors(request: Request) -> Response:
+    """The page of a tensor, or one of its parts."""
+    site, query = site_of(request), query_of(request)
+    session, case, subjects = found_of(request, query)
+    subject = find_subject(subjects, query.kind, query.output, query.beside)
+    given: dict[str, Any] = {"session": session, "case": case, "subjects": subjects, "subject": subject, "asked": query}
+    part = request.headers.get("hx-target", "")
+    now = part if part in PARTS_OF_PAGE else request.query_params.get("now", "")
+    if getattr(request.state, "saved", False):
+        now = "all"  # a page that is kept as a file asks for nothing later
+    try:
+        shown = Shown.of(query, subject, now)
+        shown.window  # noqa: B018 - a slice that is not there is told before anything is drawn
+    except UnknownDtype as unknown:
+        if not unknown.choices:
+            raise
+        return site.page(request, "tensor_dtype.html", unknown=unknown, **given)
+    given |= {"shown": shown, "parts_of_numbers": PARTS, "pools": POOLS, "orders": ORDERS, "statistics": STATISTICS}
+    given |= {"histogram": histogram, "scatter": scatter_picture, "chart": (WIDTH, HEIGHT), "exact": exact}
+    return site.page(request, "tensors.html", texts_shown=TEXTS, **given)
+
+
+@router.get("/api/tensors/cell")
+def cell(request: Request) -> Response:
+    """What is in a cell of the maps, as JSON."""
+    query = query_of(request)
+    _, _, subjects = found_of(request, query)
+    shown = Shown.of(query, find_subject(subjects, query.kind, query.output, query.beside))
+    row, column = number_of(request, "row"), number_of(request, "column")
+    found = told(shown, row, column)
+    index = found["index"]
+    near = "" if index is None else query.around(shown.plane, index)
+    return JSONResponse({**found, "near": f"/tensors?{near}" if near else ""})
+
+
+def found_of(request: Request, query: TensorQuery) -> tuple[sessions.Session | None, Any, list[Subject]]:
+    """The session, the case and what tensors it has; of two files that were named at the start, these."""
+    if not query.id:
+        pair = getattr(request.app.state, "pair", None)
+        if pair is None:
+            raise UsageError(
+                "no session is named", hint="a case's page links its tensors; hil web diff A B takes files"
+            )
+        return None, None, [pair_of(*pair)]
+    with site_of(request).reader.reading() as database:
+        session = sessions.find_session(database, query.id, query.root)
+        case = sessions.find_case(database, session, query.case)
+    kept = kept_of(session, read_detail(session, case))
+    if not kept.subjects:
+        raise UsageError(kept.why, hint=kept.command)
+    return session, case, list(kept.subjects)
+
+
+def pair_of(a: Path, b: Path) -> Subject:
+    """Two files as what a page shows; the second is the reference."""
+    titles = [said(one) for one in ((a.name, b.name) if a.name != b.name else (str(a), str(b)))]
+    return Subject(
+        "files", said(a.name), [Side(title, path) for title, path in zip(titles, (a, b), strict=True)], said(str(b))
+    )

@@ -1,0 +1,240 @@
+"""Where the time went: a profile's operations beside its trace, two of them compared, and the list of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from hil.controller.analysis.profile.compile_totals import read_compilation
+from hil.controller.analysis.profile.diff import OpDiff
+from hil.controller.analysis.profile.show import TITLES
+from hil.controller.analysis.profile.totals import GROUPS, run_times, shortener
+from hil.controller.web import operations, sessions
+from hil.controller.web.csv_answer import MOST_ROWS, csv_rows
+from hil.controller.web.names import said
+from hil.controller.web.pages.perfetto import viewer_hint
+from hil.controller.web.profiles import (
+    StoredProfile,
+    check_compilation,
+    find_profile,
+    how_to_show,
+    list_profiles,
+    named_profiles,
+    open_profile,
+    trace_file,
+)
+from hil.controller.web.records import read_detail
+from hil.controller.web.site import Site, asked, number_of, rows_of, site_of
+from hil.controller.web.templating import when
+from hil.errors import UsageError
+
+router = APIRouter()
+# So many others can be chosen from to compare with; the list of traces has all.
+_CHOICES = 200
+_LISTED = 500
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """The frame with Perfetto's UI."""
+
+    query: str  # of the viewer's address; "" where there is no trace
+    reason: str  # why it cannot be shown; "" where it can
+    bytes: int = 0
+
+
+@router.get("/traces")
+def traces(request: Request) -> Response:
+    """All profiles of the folders that are served, to look at one or to compare two."""
+    site = site_of(request)
+    with site.reader.reading() as database:
+        listed = list_profiles(database, site.roots, rows_of(request, _LISTED))
+    return site.page(request, "traces.html", found=listed.found, total=listed.total)
+
+
+@router.get("/trace")
+def trace(request: Request) -> Response:
+    """A profile, ``?profile=KEY`` or ``?id=...&case=...&kind=run``; or two, ``?a=KEY&b=KEY``."""
+    query = request.query_params
+    if query.get("a") or query.get("b"):
+        return _two(request)
+    if query.get("profile"):
+        return _one(request, find_profile(site_of(request).roots, query["profile"]), "")
+    return _of_case(request)
+
+
+def _of_case(request: Request) -> Response:
+    site, query = site_of(request), request.query_params
+    with site.reader.reading() as database:
+        session = sessions.find_session(database, query.get("id", ""), number_of(request, "root"))
+        row = sessions.find_case(database, session, query.get("case", ""))
+    found = named_profiles(site.roots, Path(session.folder), str(row["name"]), read_detail(session, row).profiles)
+    wanted = query.get("kind") or next((one.kind for one in found if one.kind == "run"), "")
+    profile = next((one for one in found if one.kind == wanted), found[0] if found and not wanted else None)
+    if profile is None:
+        hint = "hil run MODEL --profile DIR makes one, and hil suite run with the same option one of each case"
+        raise UsageError(f"{row['name']} has no {f'{wanted} ' if wanted else ''}profile", hint=hint)
+    if not profile.key:
+        raise UsageError("this profile cannot be shown here", hint=how_to_show(profile))
+    return _one(request, profile, said(Path(session.folder).name))
+
+
+def _one(request: Request, profile: StoredProfile, run: str) -> Response:
+    """The page of a profile.
+
+    Args:
+        run: the session that it should be of; "" is any.
+    """
+    site, wanted = site_of(request), asked(request, operations.TableAsked)
+    common: dict[str, Any] = {
+        "profile": profile,
+        "asked": wanted,
+        "fixed": f"{urlencode({'profile': profile.key})}&",
+        "line": _line(site, {"profile": profile.key}, [profile]),
+    }
+    if profile.kind == "trace":
+        return site.page(request, "trace_only.html", **common)
+    if profile.kind == "compile":
+        found = read_compilation(check_compilation(site.roots, profile))
+        return site.page(request, "trace_compile.html", found=found, most=rows_of(request, 50), **common)
+    head = open_profile(site.roots, profile)
+    sums = operations.totals_of(profile.folder, wanted.by)
+    with site.reader.reading() as database:
+        others = list_profiles(database, site.roots, _CHOICES, kind="run", but=profile.key).found
+    return site.page(
+        request,
+        "trace.html",
+        head=head,
+        times=run_times(head),
+        other_run=bool(run) and head.run.split(" ")[0] != run,
+        found=operations.page_of_totals(sums, wanted, rows_of(request, operations.PAGE_ROWS)),
+        short=shortener(sums),
+        groups=GROUPS,
+        title=TITLES[wanted.by],
+        others=others,
+        **common,
+    )
+
+
+def _two(request: Request) -> Response:
+    site, wanted = site_of(request), asked(request, operations.TableAsked)
+    a, b = _both(site, request.query_params)
+    keys = {"a": a.key, "b": b.key}
+    heads = [open_profile(site.roots, one) for one in (a, b)]
+    diff = operations.diff_of(a.folder, b.folder)
+    return site.page(
+        request,
+        "trace_diff.html",
+        a=a,
+        b=b,
+        heads=heads,
+        diff=diff,
+        asked=wanted,
+        found=operations.page_of_diffs(diff.ops, wanted, rows_of(request, operations.PAGE_ROWS)),
+        fixed=f"{urlencode(keys)}&",
+        swapped=urlencode({"a": b.key, "b": a.key}),
+        line=_line(site, keys, []),
+    )
+
+
+def _both(site: Site, query: Mapping[str, str]) -> tuple[StoredProfile, StoredProfile]:
+    """The two profiles that an address names. Raises UsageError: one is missing, or is none of a run."""
+    keys = [query.get(name, "") for name in ("a", "b")]
+    if not all(keys):
+        raise UsageError("two profiles are compared, A and B", hint="choose both in the list of traces")
+    a, b = (find_profile(site.roots, key) for key in keys)
+    for one in (a, b):
+        if one.kind != "run":
+            raise UsageError(f"{one.name} is no profile of a run: only these are compared", hint="open each by itself")
+    return a, b
+
+
+def _line(site: Site, query: dict[str, str], profiles: Sequence[StoredProfile]) -> TimeLine:
+    """The frame of a trace. Two on one clock have none yet: it is made when the frame asks for it."""
+    try:
+        size = sum(trace_file(site.roots, one).stat().st_size for one in profiles)
+    except (UsageError, OSError):
+        return TimeLine("", "There is no trace beside this profile: hil writes one with each, and this one was lost.")
+    return TimeLine(urlencode(query), viewer_hint(), size)
+
+
+_TOTAL = (
+    *("name", "kind", "run_ns", "share", "calls", "total_ns", "mean_ns", "p50_ns", "parallelism", "flops_per_s"),
+    *("bytes_per_s", "intensity", "bound_estimate", "onnx_nodes", "op_types", "ops"),
+)
+_DIFF = (
+    *(
+        "name",
+        "kind",
+        "change",
+        "a_p50_ns",
+        "b_p50_ns",
+        "a_share",
+        "b_share",
+        "change_ns",
+        "ratio",
+        "ratio_low",
+        "ratio_high",
+    ),
+)
+
+
+@router.get("/trace.csv")
+def trace_csv(request: Request) -> Response:
+    """The operations of a profile, or of two, in the order that is asked for. Raises UsageError as the page does."""
+    site, wanted, query = site_of(request), asked(request, operations.TableAsked), request.query_params
+    if query.get("a") or query.get("b"):
+        a, b = _both(site, query)
+        for one in (a, b):
+            open_profile(site.roots, one)
+        diff = operations.diff_of(a.folder, b.folder)
+        sums = [diff.timed] if diff.incomparable else [diff.timed, diff.total]
+        changes = operations.page_of_diffs(diff.ops, wanted, MOST_ROWS + 1).rows
+        return csv_rows(f"{a.name} and {b.name}", _DIFF, [_change(one) for one in (*sums, *changes)])
+    profile = find_profile(site.roots, query.get("profile", ""))
+    if profile.kind != "run":
+        raise UsageError(f"{profile.name} is no profile of a run, and has no operations")
+    open_profile(site.roots, profile)
+    found = operations.page_of_totals(operations.totals_of(profile.folder, wanted.by), wanted, MOST_ROWS + 1).rows
+    return csv_rows(profile.name, _TOTAL, [[getattr(one, name) for name in _TOTAL] for one in found])
+
+
+def _change(one: OpDiff) -> tuple[Any, ...]:
+    times = [(cost.p50_ns, cost.share) if cost else (None, None) for cost in (one.a, one.b)]
+    (a, of_a), (b, of_b) = times
+    return (one.name, one.kind, one.change, a, b, of_a, of_b, one.change_ns, one.ratio, one.low, one.high)
+
+
+_STEPS = {
+    "phases": ("name", "seconds", "share"),
+    "passes": ("name", "phase", "seconds", "share", "runs"),
+    "operations": ("name", "share", "seconds", "flops", "bytes", "bound"),
+}
+
+
+@router.get("/trace/compilation.csv")
+def compilation_csv(request: Request) -> Response:
+    """A table of a compilation's profile: phases, passes or operations."""
+    site, wanted = site_of(request), request.query_params.get("table", "")
+    if wanted not in _STEPS:
+        raise UsageError(f"a compilation has no table {wanted[:40]!r}", hint=f"one of {', '.join(_STEPS)}")
+    profile = find_profile(site.roots, request.query_params.get("profile", ""))
+    found = read_compilation(check_compilation(site.roots, profile))
+    rows = [[getattr(one, name) for name in _STEPS[wanted]] for one in getattr(found, wanted)]
+    return csv_rows(f"{wanted} of {profile.name}", _STEPS[wanted], rows)
+
+
+@router.get("/traces.csv")
+def traces_csv(request: Request) -> Response:
+    """The list of profiles."""
+    site = site_of(request)
+    with site.reader.reading() as database:
+        found = list_profiles(database, site.roots, MOST_ROWS + 1).found
+    rows = [(one.name, one.key, one.kind, when(one.changed)) for one in found]
+    return csv_rows("profiles", ("name", "key", "kind", "written"), rows)

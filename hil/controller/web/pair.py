@@ -1,0 +1,54 @@
+"""Two files beside each other: the tensors' page, with nothing stored around it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hil.controller.web.app import create_app
+from hil.controller.web.index import Writer
+from hil.controller.web.indexer import Indexer
+from hil.controller.web.pages.tensors import pair_of
+from hil.controller.web.security import Access
+from hil.controller.web.server import listener, server_of
+from hil.controller.web.tensors import UnknownDtype, open_tensor
+
+HOST = "127.0.0.1"
+
+
+def serve_pair(a: Path, b: Path, port: int, *, listening: Callable[[str], None]) -> None:
+    """Serve the page of two .npy files on loopback until Ctrl-C.
+
+    Args:
+        b: the reference.
+        port: where to listen; 0 is any that is free.
+        listening: called with the page's address once it answers.
+
+    Raises:
+        UsageError: a file holds no tensor, or the port is taken.
+    """
+    check_pair(a, b)
+    with (
+        tempfile.TemporaryDirectory(prefix="hil-web-") as folder,
+        listener(HOST, port) as bound,
+        Writer(Path(folder) / "index.sqlite") as writer,
+    ):
+        nothing = Path(folder) / "runs"
+        nothing.mkdir()
+        indexer = Indexer(writer, [nothing])
+        indexer.look()
+        app = create_app([nothing], Path(folder) / "index.sqlite", indexer.progress, Access(HOST))
+        app.state.pair = (a.absolute(), b.absolute())
+        listening(f"http://{HOST}:{bound.getsockname()[1]}/tensors")
+        server_of(app).run(sockets=[bound])
+
+
+def check_pair(a: Path, b: Path) -> None:
+    """Refuse what is no tensor before a page is opened; which dtype raw bytes are, the page asks. Raises UsageError."""
+    for side in pair_of(a, b).sides:
+        try:
+            open_tensor(side, "")
+        except UnknownDtype as unknown:
+            if not unknown.choices:
+                raise

@@ -1,0 +1,78 @@
+"""Read a stored folder for the index: any kind of session, of any schema until now.
+
+A record may be anybody's, and of an earlier or a later hil: what is missing or of another type is left out,
+never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.runs import MATRIX, RECORD
+from hil.controller.web.entries import CaseEntry, SessionEntry, text
+from hil.controller.web.names import said
+from hil.controller.web.readers.analyses import read_bisect, read_study
+from hil.controller.web.readers.fields import read_document
+from hil.controller.web.readers.matrices import read_matrix
+from hil.controller.web.readers.runs import read_bench, read_run
+from hil.controller.web.readers.suites import read_lines, read_suite
+from hil.controller.web.readers.traces import is_trace, read_trace
+from hil.controller.workloads.suites.store import HEAD
+from hil.controller.workloads.traces.trace import FILE as TRACE
+
+__all__ = ["BENCH", "BISECT", "RECORDS", "STUDY", "TRACE", "read_lines", "read_session"]
+
+BENCH, BISECT, STUDY = "bench.json", "bisect.json", "study.json"
+# A folder with one of these is a session; the first that is there says of which kind.
+RECORDS = {
+    MATRIX: "matrix",
+    HEAD: "suite",
+    BENCH: "bench",
+    BISECT: "bisect",
+    STUDY: "study",
+    RECORD: "run",
+    TRACE: "trace",
+}
+
+
+def read_session(folder: Path, record: str, session_id: str) -> tuple[SessionEntry, list[CaseEntry]] | None:
+    """The session of a folder and those of its cases that its one record holds; a suite's are lines of their own.
+
+    What cannot be read at all is a session of the kind "damaged" that says why. None: it is no session, but a file of
+    another tool's with such a name.
+    """
+    path = folder / record
+    try:
+        document = read_document(path)
+    except (OSError, ValueError) as error:
+        reason = text(f"{record} cannot be read: {error}")
+        return SessionEntry(session_id, "damaged", said(folder.name), _changed(path), error=reason), []
+    if record == TRACE and not is_trace(document):
+        return None
+    session, cases = _read(session_id, folder, record, document)
+    return (session if session.created is not None else replace(session, created=_changed(path))), cases
+
+
+def _read(
+    session_id: str, folder: Path, record: str, document: Mapping[str, Any]
+) -> tuple[SessionEntry, list[CaseEntry]]:
+    kind = RECORDS[record]
+    if kind == "matrix":
+        return read_matrix(session_id, folder, document), []
+    if kind == "suite":
+        return read_suite(session_id, document), []
+    if kind == "bisect":
+        return read_bisect(session_id, document)
+    readers = {"bench": read_bench, "study": read_study, "trace": read_trace, "run": read_run}
+    return readers[kind](session_id, folder, document)
+
+
+def _changed(path: Path) -> float | None:
+    """When a file was written last: what a record without a time is placed by."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

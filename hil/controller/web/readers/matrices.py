@@ -1,0 +1,54 @@
+"""Matrices: a session whose targets are sessions below it, each in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.runs import RECORD, safe_name
+from hil.controller.web.entries import SessionEntry, text, texts, whole
+from hil.controller.web.names import said
+from hil.controller.web.readers.fields import common, mapping, mappings, read_document
+from hil.controller.workloads.suites.store import HEAD
+from hil.core.results import Outcome, gravest
+
+# A word for what a target came to where the matrix itself does not say: an outcome of that exit code.
+_WORDS = {one.exit_code: one.value for one in (Outcome.PASS, Outcome.FAIL, Outcome.RUN_ERROR, Outcome.BOARD_LOST)}
+
+
+def targets_of(document: Mapping[str, Any]) -> list[str]:
+    """The names of a matrix' targets, which are their folders' too."""
+    names = (text(one.get("name")) for one in mappings(document.get("targets")))
+    return [name for name in dict.fromkeys(names) if name and safe_name(name) == name]
+
+
+def read_matrix(session_id: str, folder: Path, document: Mapping[str, Any]) -> SessionEntry:
+    """A matrix, without cases: its targets have them."""
+    targets = targets_of(document)
+    known = {**common(document), "command": text(document.get("again"))}
+    outcome = text(document.get("outcome"))
+    if "outcome" not in document:  # of targets that somebody put side by side
+        codes = [code for name in targets if (code := _exit_code(folder / name)) is not None]
+        known["exit_code"] = gravest(codes) if codes else None
+        outcome = _WORDS.get(known["exit_code"] or 0, "") if codes else ""
+    errors = [mapping(one.get("error")) for one in mappings(document.get("targets"))]
+    worse = next((text(one.get("outcome")) for one in errors if one.get("outcome")), "")
+    title = text(document.get("title")) or said(folder.name)
+    return SessionEntry(
+        session_id,
+        "matrix",
+        text(f"{title} on {', '.join(targets)}" if targets else title),
+        **known,
+        boards=texts(targets),
+        outcome=worse or outcome,
+    )
+
+
+def _exit_code(folder: Path) -> int | None:
+    for name in (HEAD, RECORD):
+        try:
+            return whole(read_document(folder / name).get("exit_code"))
+        except (OSError, ValueError):
+            continue
+    return None

@@ -1,0 +1,365 @@
+"""A case's whole record, read from its session's folder when a page shows it, in one form for every kind of session."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hil.controller.storage.runs import RECORD
+from hil.controller.web.entries import real, text, whole
+from hil.controller.web.kept import KeptFile, kept_files, logs_below
+from hil.controller.web.kept import own as own
+from hil.controller.web.names import said
+from hil.controller.web.provenance import Facts, facts_of_layer, facts_of_line, facts_of_row, facts_of_run
+from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
+from hil.controller.web.readers.analyses import findings, row_name
+from hil.controller.web.readers.commands import command_of_run
+from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, parsed, read_document
+from hil.controller.web.readers.runs import side_name
+from hil.controller.web.readers.traces import CALL, compared_calls, comparison_of, names_of_outputs
+from hil.controller.web.sessions import Session
+from hil.controller.workloads.suites.store import HEAD
+from hil.controller.workloads.traces.trace import call_name
+from hil.core.files import open_file
+from hil.errors import UsageError
+
+# Of a record so much is shown as it is.
+_SHOWN_CHARS = 200_000
+# Of a case's outputs, attempts and the like so many.
+_ROWS = 500
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A stored tensor of a case."""
+
+    kind: str  # inputs, outputs, references, and of those that do not decide references-1, ..., plain_references
+    name: str
+    path: Path
+    dtype: str = ""  # hil's name of it, which .npy cannot say of some; "" is the file's own
+
+
+# Further references than these are not looked for.
+_REFERENCES = 10
+# The folder of what the model computes as it was before the flow's recipe.
+PLAIN_REFERENCES = "plain_references"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The comparison with another reference than the one that decides."""
+
+    against: str
+    outcome: str
+    outputs: Sequence[Mapping[str, Any]] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CaseDetail:
+    """All that is stored of a case."""
+
+    record: Mapping[str, Any]
+    outputs: Sequence[Mapping[str, Any]] = ()  # the comparison of each, with the reference that decides
+    against: str = ""
+    hint: str = ""
+    detail: str = ""
+    timings: Mapping[str, float | None] = field(default_factory=dict)
+    repeat: str = ""  # the command that does it again
+    diff: str = ""  # the command that shows the difference
+    tensors: Sequence[TensorFile] = ()
+    logs: Sequence[Path] = ()
+    # Kind of profile (run, compile) -> what its record calls its folder: `profiles.named_profiles` finds it.
+    profiles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    facts: Facts = ()  # what made it: names and values
+    others: Sequence[Beside] = ()  # further references, those that could not answer among them
+    disagreement: str = ""  # which references disagree on what
+    attempts: Sequence[Mapping[str, str]] = ()  # tries before the one that counted, and confirmations
+    confirmed: str = ""
+    expectation: Mapping[str, str] = field(default_factory=dict)
+    kept: Sequence[KeptFile] = ()  # what else lies in its folder, or where it left something
+
+    @property
+    def text(self) -> str:
+        """The record as JSON, cut where it is longer than anybody reads."""
+        try:
+            found = json.dumps(self.record, indent=1, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return "the record is nested too deeply to be shown"
+        return found if len(found) <= _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}\n... {len(found)} characters in all"
+
+
+def read_detail(session: Session, case: sqlite3.Row) -> CaseDetail:
+    """Read a case's record. Raises UsageError: it is gone, or cannot be read."""
+    folder, name = Path(session.folder), str(case["name"])
+    if session.lines:
+        return _of_line(folder, _line(folder / session.lines, case["place"], case["length"], name))
+    if session.kind == "bisect":
+        return _of_layer(folder, _document(folder / BISECT), name)
+    if session.kind == "study":
+        return _of_row(folder, _document(folder / STUDY), name)
+    if session.kind == "trace":
+        return _of_call(folder, case["number"], session)
+    if session.kind == "bench" and (folder / BENCH).exists():
+        return _of_side(folder, _document(folder / BENCH), name)
+    return _of_run(folder, _document(folder / RECORD), name)
+
+
+def _line(path: Path, place: int, length: int, name: str) -> Mapping[str, Any]:
+    if length > MOST_BYTES:
+        raise UsageError(f"the record of {name} has {length} bytes: too long to be shown")
+    try:
+        with open_file(path) as file:
+            file.seek(place)
+            record = parsed(file.read(length))
+        if text(record["id"]) != name:
+            raise ValueError("the file was written anew")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"the record of {name} cannot be read: {error}", hint="reload the page") from error
+    return dict(record)
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        return read_document(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path.name} cannot be read: {error}") from error
+
+
+def _of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
+    named = text(record.get("folder"))
+    place = folder / named if named and own(folder, folder / named) else None
+    outputs = _outputs(record.get("outputs"))
+    try:
+        head = read_document(folder / HEAD)
+    except (OSError, ValueError):
+        head = {}
+    left = {text(what): text(where) for what, where in mapping(record.get("left")).items() if text(where)}
+    profiles = [what for what in left if what.endswith(" profile")]
+    others = [_beside(one) for one in mappings(record.get("other_references"))]
+    plain = _outputs(record.get("plain_outputs"))
+    if plain:
+        against = f"{text(record.get('plain_against'))}, the model before the flow's recipe"
+        others.append(Beside(against, "", plain))
+    return CaseDetail(
+        record,
+        outputs=outputs,
+        against=text(record.get("against")),
+        hint=str(record.get("hint") or ""),
+        detail=str(record.get("detail") or ""),
+        timings=_seconds(record.get("timings")),
+        repeat=str(record.get("repeat") or ""),
+        diff=str(record.get("diff") or ""),
+        tensors=_tensors_below(place, outputs),
+        logs=logs_below(folder, place) if place else (),
+        profiles={what.removesuffix(" profile"): [str(folder / left[what])] for what in profiles},
+        facts=facts_of_line(record, head),
+        others=others,
+        disagreement=text(record.get("disagreement")),
+        attempts=[_texts(one) for one in mappings(record.get("attempts"))[:_ROWS]],
+        confirmed=text(record.get("confirmed")),
+        expectation=_texts(mapping(record.get("expectation"))),
+        kept=kept_files(folder, place, left),
+    )
+
+
+def _of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    cases = mappings(document.get("cases"))
+    record = next((one for one in cases if text(one.get("name")) == name), {})
+    verdicts, references = mappings(record.get("verdicts")), mappings(record.get("references"))
+    verdict, reference = next(iter(verdicts), {}), next(iter(references), {})
+    error = mapping(record.get("error"))
+    named = {"inputs": record.get("inputs"), "outputs": record.get("outputs"), "references": reference.get("outputs")}
+    named |= {f"references-{number}": one.get("outputs") for number, one in enumerate(references[1:], 1)}
+    place = folder / name if own(folder, folder / name) else None
+    profiles = mappings(record.get("profiles"))
+    log = "\n".join(text(line) for line in listed(record.get("worker_log"))[:200])
+    return CaseDetail(
+        record,
+        outputs=_outputs(verdict.get("outputs")),
+        against=text(reference.get("source")) or text(verdict.get("against")),
+        hint=str(error.get("hint") or ""),
+        detail=str(error.get("detail") or "") or log,
+        timings=_seconds(record.get("timings")),
+        repeat=command_of_run(document, record),
+        tensors=[
+            TensorFile(kind, text(one.get("name")), folder / str(one.get("file")), text(one.get("dtype")))
+            for kind, entries in named.items()
+            for one in mappings(entries)
+            if own(folder, folder / str(one.get("file")))
+        ],
+        logs=logs_below(folder, place) if place else (),
+        profiles=profile_names(folder, record),
+        facts=facts_of_run(record, document),
+        others=[
+            *map(_beside, verdicts[1:]),
+            *(
+                Beside(text(one.get("reference")), text(one.get("outcome")), reason=text(one.get("reason")))
+                for one in mappings(record.get("unanswered"))
+            ),
+        ],
+        disagreement=text(record.get("disagreement")),
+        kept=kept_files(
+            folder, place, {f"{text(one.get('kind'))} profile": text(one.get("folder")) for one in profiles}
+        ),
+    )
+
+
+def _of_side(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    """A bench's side, with what the run beside it has of its case."""
+    try:
+        run = read_document(folder / RECORD)
+    except (OSError, ValueError):
+        run = {}
+    taken: set[str] = set()
+    for side in mappings(document.get("sides")):
+        called = side_name(side, taken)
+        taken.add(called)
+        if called == name:
+            case = next((one for one in mappings(run.get("cases")) if one.get("name") == side.get("name")), {})
+            found = _of_run(folder, run, text(case.get("name")))
+            known = {**vars(found), "record": side, "timings": _seconds(side.get("timings"))}
+            known["repeat"] = command_of_run({**run, **document})
+            known["facts"] = facts_of_run({**case, "placement": side.get("placement")}, run) or found.facts
+            known["hint"] = text(side.get("hint"))
+            return CaseDetail(**known)
+    return _of_run(folder, run, name)
+
+
+def _of_layer(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    found = ((layer, finding) for layer, finding in findings(document) if text(layer.get("name")) == name)
+    record, finding = next(found, ({}, {}))
+    outputs = _outputs(finding.get("outputs"))
+    place = folder / name if own(folder, folder / name) else None
+    unjudged = [f"{text(key)}: {text(why)}" for key, why in mapping(finding.get("unjudged")).items()]
+    return CaseDetail(
+        finding if "isolated" not in record else record,
+        outputs=outputs,
+        against=text(document.get("against")),
+        hint=text(finding.get("hint")),
+        detail="\n".join(unjudged),
+        repeat=text(document.get("command")),
+        tensors=_tensors_below(place, outputs),
+        logs=logs_below(folder, place) if place else (),
+        facts=facts_of_layer(record, document, finding),
+        kept=kept_files(folder, place, {}),
+    )
+
+
+def _of_row(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    row = next((one for one in mappings(document.get("rows")) if row_name(one) == name), {})
+    place = folder / text(row.get("experiment")) / text(row.get("way"))
+    stages = _seconds({text(one.get("name")): one.get("seconds") for one in mappings(row.get("stages"))})
+    return CaseDetail(
+        row,
+        detail=str(row.get("detail") or ""),
+        against="TensorFlow's own training",
+        timings=stages,
+        repeat=text(document.get("command")),
+        logs=logs_below(folder, place),
+        facts=facts_of_row(row, document),
+        kept=kept_files(folder, place, {}),
+    )
+
+
+def _of_call(trace: Path, number: int, session: Session) -> CaseDetail:
+    folder = trace / call_name(number)
+    record = _document(folder / CALL)
+    compared = compared_calls(comparison_of(trace, _document(trace / TRACE)))
+    verdict = mapping(compared.get(number, {}).get("verdict"))
+    program, names = mapping(record.get("program")), names_of_outputs(record)
+    kinds = {"input": "inputs", "output": "outputs", "variable": "outputs"}
+    known = {"Backend": ", ".join(session.boards), "Method": text(record.get("method"))}
+    known |= {"Program": text(program.get("model")), "Runtime": text(program.get("runtime"))}
+    return CaseDetail(
+        record,
+        outputs=_outputs(verdict.get("outputs")),
+        against=text(verdict.get("against")),
+        repeat=session.command,
+        tensors=[
+            TensorFile(kinds[path.stem.partition("_")[0]], names.get(path.name) or said(path.stem), path)
+            for path in sorted(folder.glob("*.npy"), key=_number)
+            if path.stem.partition("_")[0] in kinds and own(folder, path)
+        ],
+        facts=[(name, value) for name, value in known.items() if value],
+    )
+
+
+def _beside(verdict: Mapping[str, Any]) -> Beside:
+    return Beside(
+        text(verdict.get("against")),
+        text(verdict.get("outcome")),
+        _outputs(verdict.get("outputs")),
+        text(verdict.get("reason")),
+    )
+
+
+def _outputs(values: Any) -> list[Mapping[str, Any]]:
+    """Comparisons of outputs, each with what pages show of it: a record may lack any of that, or have it otherwise."""
+    return [
+        {
+            **one,
+            **{key: text(one.get(key)) for key in ("name", "dtype", "reason")},
+            **{key: whole(one.get(key)) for key in ("mismatches", "elements")},
+            **{key: one.get(key) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")},
+            "shape": [text(size) for size in listed(one.get("shape"))[:64]],
+            "passed": one.get("passed") is True,
+        }
+        for one in mappings(values)[:_ROWS]
+    ]
+
+
+def _seconds(values: Any) -> dict[str, float | None]:
+    return {text(stage): real(value) for stage, value in list(mapping(values).items())[:_ROWS]}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {text(key): text(value) for key, value in list(values.items())[:_ROWS]}
+
+
+def _tensors_below(folder: Path | None, outputs: Sequence[Mapping[str, Any]]) -> list[TensorFile]:
+    """The tensors of a case's folder: files ``0-NAME.npy`` in inputs/, outputs/, references/."""
+    if folder is None:
+        return []
+    dtypes = {text(one.get("name")): text(one.get("dtype")) for one in outputs}
+    found = []
+    further = (f"references-{number}" for number in range(1, _REFERENCES))
+    for kind in ("inputs", "outputs", "references", "reference-0", *further, PLAIN_REFERENCES):
+        for path in sorted(_files(folder / kind, "*.npy"), key=_number):
+            name = said(path.stem.partition("-")[2])
+            if own(folder, path):
+                dtype = "" if kind == "inputs" else dtypes.get(name, "")
+                found.append(TensorFile("references" if kind == "reference-0" else kind, name, path, dtype))
+    return found
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder that fit, up to a bound; none where there is no such folder, or can be none."""
+    try:
+        return list(itertools.islice(folder.glob(pattern), _ROWS))
+    except (OSError, ValueError):
+        return []
+
+
+def _number(path: Path) -> tuple[int, str]:
+    first = path.name.partition("-")[0]
+    return (int(first) if first.isdecimal() and len(first) < 10 else 1 << 30, path.name)
+
+
+def profile_names(folder: Path, record: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What a run's record of a case calls the folders of its profiles, by their kind.
+
+    In the case's own folder a link leads to that of the run.
+    """
+    found: dict[str, list[str]] = {}
+    for one in mappings(record.get("profiles")):
+        kind, named = one.get("kind"), one.get("folder")
+        if isinstance(kind, str) and isinstance(named, str) and named:
+            link = [str(folder / text(record.get("name")) / "profile")] if kind == "run" else []
+            found[kind] = [*link, named]
+    return found

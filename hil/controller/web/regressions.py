@@ -1,0 +1,148 @@
+"""What regressed: the sessions since which cases fail or are slower, as the index has them (`judging.py`)."""
+
+from __future__ import annotations
+
+import calendar
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from hil.controller.web.addresses import Asked, link_of, page_at, reference_of
+from hil.errors import UsageError
+
+ROWS = 100
+_YEAR_S = 365 * 86400.0
+
+
+@dataclass(frozen=True)
+class RegressionFilter(Asked):
+    """Which regressions: the query of the page's address. "" is any."""
+
+    since: str = ""  # a day, YYYY-MM-DD; "" is a year ago
+    what: str = ""  # broke or slower
+    q: str = ""  # a text that occurs in the case's name
+    now: str = ""  # anything: only what is so still
+    page: int = 1
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A case that fails or is slower since a session."""
+
+    case: str
+    what: str
+    created: float | None
+    over: bool
+    before: float | None
+    after: float | None
+    history: str  # the query of the case's history
+    link: str  # of the session
+    compare: str  # the query that compares the sessions before with those since
+    # befores, afters: how many these are
+    befores: int
+    afters: int
+    title: str
+    board: str
+    commit: str
+    earlier_commit: str
+    message: str
+
+    @property
+    def ratio(self) -> float | None:
+        """After by before; None of what is no number."""
+        return self.after / self.before if self.after and self.before else None
+
+
+@dataclass(frozen=True)
+class RegressionPage:
+    """A page of regressions, and how many there are."""
+
+    found: Sequence[Regression]
+    total: int
+    pages: int
+    unjudged: int  # of how many cases the history has yet to be looked at
+
+
+def list_regressions(database: sqlite3.Connection, asked: RegressionFilter, rows: int = ROWS) -> RegressionPage:
+    """What regressed since a day, the newest first. Raises UsageError: that is no day."""
+    parts, values = ["changes.created >= ?"], list[Any]([since_of(asked.since)])
+    if asked.what:
+        parts.append("what = ?")
+        values.append(asked.what)
+    if asked.now:
+        parts.append("not over")
+    for word in asked.q.split():
+        parts.append("name in (select key from words where instr(lower(word), ?))")
+        values.append(word.lower())
+    where = " and ".join(parts)
+    total = int(database.execute(f"select count(*) from changes where {where}", values).fetchone()[0])
+    first, pages = page_at(asked.page, total, rows)
+    found = database.execute(
+        f"select * from changes where {where} order by created desc, session, name limit ? offset ?",
+        (*values, rows, first),
+    ).fetchall()
+    unjudged = int(database.execute("select count(*) from unjudged").fetchone()[0])
+    names: dict[int, str] = {}
+    return RegressionPage([_regression(database, row, names) for row in found], total, pages, unjudged)
+
+
+def since_of(day: str) -> float:
+    """A day's beginning in UTC, in seconds since the epoch; "" is a year ago. Raises UsageError: it is no day."""
+    if not day:
+        return time.time() - _YEAR_S
+    try:
+        return float(calendar.timegm(time.strptime(day, "%Y-%m-%d")))
+    except ValueError as error:
+        raise UsageError(f"{day[:40]!r} is no day", hint="YYYY-MM-DD") from error
+
+
+def _regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict[int, str]) -> Regression:
+    """A row of ``changes``; ``names`` are what names sessions in addresses, as far as they were looked up."""
+    now, was = (
+        database.execute("select * from sessions where key = ?", (row[key],)).fetchone()
+        for key in ("session", "earlier")
+    )
+    case = (
+        database.execute(
+            "select (select word from words where key = name), (select word from words where key = flow),"
+            " (select word from words where key = runtime), (select word from words where key = board),"
+            " (select word from words where key = model), (select word from words where key = message)"
+            " from cases where session = ? and name = ?",
+            (row["session"], row["name"]),
+        ).fetchone()
+        or ("",) * 6
+    )
+    name, flow, runtime, board, model, message = case
+    identity = {"case": name, "flow": flow, "runtime": runtime, "board": board, "model": model}
+    identity |= {"kind": now["kind"], "suite": now["suite"]} if now else {}
+    befores, afters = ([_reference(database, key, names) for key in side] for side in json.loads(row["compared"]))
+    return Regression(
+        case=name,
+        what=row["what"],
+        created=row["created"],
+        over=bool(row["over"]),
+        before=row["before"],
+        after=row["after"],
+        history=urlencode({key: value for key, value in identity.items() if value}),
+        link=link_of(now["id"], now["root"]) if now else "",
+        compare=urlencode({"a": befores, "b": afters}, doseq=True) if befores and afters else "",
+        befores=len(befores),
+        afters=len(afters),
+        title=now["title"] if now else "",
+        board=board,
+        commit=now["commit_id"] if now else "",
+        earlier_commit=was["commit_id"] if was else "",
+        message=message,
+    )
+
+
+def _reference(database: sqlite3.Connection, key: int, names: dict[int, str]) -> str:
+    """What names a session in a comparison's address."""
+    if key not in names:
+        row = database.execute("select root, id from sessions where key = ?", (key,)).fetchone()
+        names[key] = reference_of(row["id"], row["root"]) if row else ""
+    return names[key]

@@ -1,0 +1,226 @@
+"""Make one HTML file of a page: styles, scripts, pictures and data within it; nothing is fetched when it is opened.
+
+What leads to the server is taken out: links become plain text, forms cannot be sent, nothing is updated. The file's
+own policy allows the scripts and styles that it was made with, by their digests, and no request at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+from hil.controller.web.inner import Answer, is_ours
+from hil.controller.workloads.suites.reports.page import page_digest
+
+# The comment of base.html in whose place stands what was left out.
+NOTES = "what was left out"
+# What a page needs while it is connected to its server only.
+_LIVE_SCRIPTS = ("htmx",)
+_FIELDS = ("input", "select", "textarea", "button")
+_VOID = re.compile(r"^(hx-|data-live|srcset$|ping$|target$|download$)")
+_ELSEWHERE = re.compile(r"^(https?:|mailto:)", re.IGNORECASE)
+_NONE = "'none'"
+_Attributes = Sequence[tuple[str, "str | None"]]
+
+
+@dataclass
+class Needs:
+    """The addresses that a page's HTML names, each once, in order."""
+
+    assets: dict[str, None] = field(default_factory=dict)  # styles and scripts: without them it is no page
+    images: dict[str, None] = field(default_factory=dict)
+    data: dict[str, None] = field(default_factory=dict)
+
+
+def needs_of(page: str) -> Needs:
+    """What a page fetches when it is opened."""
+    finder = _Finder()
+    finder.feed(page)
+    finder.close()
+    return finder.found
+
+
+def one_file(page: str, held: Mapping[str, Answer], notes: Sequence[str] = ()) -> str:
+    """The page as one file.
+
+    Args:
+        held: address -> its answer, of those of :func:`needs_of`; what it lacks, the page does without.
+        notes: sentences on what was left out; they stand at the head of the page.
+    """
+    writer = _Writer(page, held, notes)
+    writer.feed(page)
+    writer.close()
+    return writer.text()
+
+
+class _Finder(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found = Needs()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if address := _asset(tag, given):
+            self.found.assets[address] = None
+        elif tag == "img" and is_ours(given.get("src") or ""):
+            self.found.images[str(given["src"])] = None
+        for address in _data(attrs):
+            self.found.data[address] = None
+
+
+def _asset(tag: str, given: Mapping[str, str | None]) -> str:
+    """The address of a style or a script that a saved page has too; "" for another element."""
+    if tag == "link" and given.get("rel") == "stylesheet":
+        return given.get("href") or ""
+    if tag == "script" and not any(name in (given.get("src") or "").rpartition("/")[2] for name in _LIVE_SCRIPTS):
+        return given.get("src") or ""
+    return ""
+
+
+def _data(attrs: _Attributes) -> Iterator[str]:
+    return (value for name, value in attrs if name.startswith("data-src") and value and is_ours(value))
+
+
+class _Writer(HTMLParser):
+    """Writes a page anew; what it does not change is written as it was."""
+
+    def __init__(self, page: str, held: Mapping[str, Answer], notes: Sequence[str]) -> None:
+        super().__init__(convert_charrefs=False)
+        self._held = held
+        self._notes = notes
+        self._data = needs_of(page).data
+        self._written: list[str] = []
+        self._head = 0  # where in what is written the policy goes
+        self._styles: list[str] = []
+        self._scripts: list[str] = []
+        self._skipping = ""  # the element that is left out with all that is in it
+        self._form = False  # whether within a form of the server's
+
+    def text(self) -> str:
+        """What was written, with its policy."""
+        allowed = "; ".join(
+            f"{kind}-src {' '.join(map(page_digest, texts)) or _NONE}"
+            for kind, texts in (("style", self._styles), ("script", self._scripts))
+        )
+        policy = f"default-src 'none'; img-src data:; {allowed}; base-uri 'none'; form-action 'none'"
+        meta = f'\n<meta http-equiv="Content-Security-Policy" content="{html.escape(policy, quote=False)}">'
+        return "".join((*self._written[: self._head], meta, *self._written[self._head :]))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if self._skipping:
+            return
+        if tag in ("iframe", "object", "embed"):
+            self._skipping = tag if tag != "embed" else ""
+            self._written.append('<p class="note">A part that only the server can show is not in this file.</p>')
+        elif tag == "script":
+            self._skipping = tag
+            if address := _asset(tag, given):
+                self._scripts.append(_script(self._text(address)))
+        elif tag == "link":
+            if address := _asset(tag, given):
+                self._styles.append(self._text(address))
+                self._written.append(f"<style>{self._styles[-1]}</style>")
+        elif tag != "meta" or given.get("name") != "htmx-config":
+            self._form = self._form or (tag == "form" and "action" in given)
+            self._start(tag, attrs)
+            # Before anything that it is about, and after the encoding, which must be among the first 1024 bytes.
+            if "charset" in given or tag == "head":
+                self._head = len(self._written)
+
+    def _start(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        kept = [(name, value) for name, value in attrs if not _VOID.match(name) and self._stays(tag, name, value)]
+        if tag == "html":
+            kept.append(("data-saved", None))
+        elif tag == "img":
+            kept += [("src", one) for one in [self._picture(dict(attrs).get("src") or "")] if one]
+        elif tag in _FIELDS and self._form:
+            kept.append(("disabled", None))
+        if kept == attrs:
+            self._written.append(self.get_starttag_text() or "")
+            return
+        texts = (name if value is None else f'{name}="{html.escape(value)}"' for name, value in kept)
+        self._written.append(f"<{' '.join((tag, *texts))}>")
+
+    @staticmethod
+    def _stays(tag: str, name: str, value: str | None) -> bool:
+        """Whether an attribute leads nowhere, or to what is there without the server."""
+        if name in ("href", "xlink:href"):
+            return bool(value) and (str(value).startswith("#") or (tag == "a" and bool(_ELSEWHERE.match(str(value)))))
+        return name not in ("action", "formaction", "src", "poster", "background") and not (
+            tag == "form" and name == "method"
+        )
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        # "<path/>" of a drawing; HTML takes the slash for nothing elsewhere.
+        before = len(self._written)
+        self.handle_starttag(tag, attrs)
+        if tag not in ("link", "meta", "img", "input", "br", "hr") and len(self._written) > before:
+            closed = self._written[-1]
+            self._written[-1] = closed if closed.endswith("/>") else f"{closed[:-1]}/>"
+        if self._skipping == tag:
+            self._skipping = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._skipping:
+            if tag == self._skipping:
+                self._skipping = ""
+            return
+        if tag == "form":
+            self._form = False
+        if tag == "body":
+            self._written += self._embedded()
+            self._written += [f"<script>{script}</script>\n" for script in self._scripts]
+        self._written.append(f"</{tag}>")
+
+    def _embedded(self) -> Iterator[str]:
+        for address in self._data:
+            if answer := self._held.get(address):
+                name = html.escape(address)
+                if answer.type == "application/json":
+                    text = answer.body.decode("utf-8", "replace").replace("<", "\\u003c")
+                    yield f'<script type="application/json" data-url="{name}">{text}</script>\n'
+                else:
+                    text = base64.b64encode(answer.body).decode()
+                    kind = html.escape(answer.type)
+                    yield f'<script type="text/plain" data-type="{kind}" data-url="{name}">{text}</script>\n'
+
+    def _text(self, address: str) -> str:
+        answer = self._held.get(address)
+        return "" if answer is None else answer.body.decode("utf-8", "replace")
+
+    def _picture(self, address: str) -> str:
+        if address.startswith("data:"):
+            return address
+        answer = self._held.get(address)
+        return "" if answer is None else f"data:{answer.type};base64,{base64.b64encode(answer.body).decode()}"
+
+    def handle_comment(self, data: str) -> None:
+        if data.strip() == NOTES and self._notes:
+            items = "".join(f"<li>{html.escape(note)}</li>" for note in self._notes)
+            self._written.append(f'<ul class="note">{items}</ul>')
+
+    def _as_it_was(self, text: str) -> None:
+        if not self._skipping:
+            self._written.append(text)
+
+    def handle_data(self, data: str) -> None:
+        self._as_it_was(data)
+
+    def handle_entityref(self, name: str) -> None:
+        self._as_it_was(f"&{name};")
+
+    def handle_charref(self, name: str) -> None:
+        self._as_it_was(f"&#{name};")
+
+    def handle_decl(self, decl: str) -> None:
+        self._as_it_was(f"<!{decl}>")
+
+
+def _script(text: str) -> str:
+    """A script as it may stand within HTML: "</script" and "<!--" occur in texts and patterns of one alone."""
+    return re.sub(r"<(/script|!--)", r"\\x3c\1", text, flags=re.IGNORECASE)

@@ -1,0 +1,140 @@
+"""Run the server until Ctrl-C: the index kept up to date beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import platformdirs
+import uvicorn
+from fastapi import FastAPI
+
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.web.app import create_app
+from hil.controller.web.connections import MOST_CONNECTIONS, MOST_HEAD, Connection, Server
+from hil.controller.web.farm_link import FarmLink
+from hil.controller.web.farm_mirror import FarmMirror
+from hil.controller.web.index import VERSION
+from hil.controller.web.index_process import IndexProcess
+from hil.controller.web.published import PublishedStore
+from hil.controller.web.security import Access
+from hil.core.digest import digest_of
+from hil.errors import UsageError
+
+# So long the end waits for answers that are worked on.
+GRACE_S = 1
+
+
+def index_path(roots: Sequence[Path]) -> Path:
+    """Where the index of some folders is: in the user's cache, one for each choice of folders."""
+    name = digest_of(b"\n".join(map(os.fsencode, roots))).partition(":")[2][:16]
+    return Path(platformdirs.user_cache_dir("hil")) / "web" / f"{name}-{VERSION}.sqlite"
+
+
+def farm_folder(name: str) -> Path:
+    """Where the results of a farm's jobs are kept, one for each farm."""
+    return Path(platformdirs.user_cache_dir("hil")) / "web" / "farms" / digest_of(name.encode()).partition(":")[2][:16]
+
+
+def serve(
+    roots: Sequence[Path],
+    access: Access,
+    port: int,
+    *,
+    listening: Callable[[str], None],
+    farm: Callable[[], FarmAddress] | None = None,
+    farm_name: str = "",
+    published: PublishedStore | None = None,
+) -> None:
+    """Serve pages of some folders of runs until Ctrl-C.
+
+    Args:
+        published: where it is kept what `hil publish` sends, shown like the others; None: as :func:`create_app` says.
+        port: where to listen; 0 is any that is free.
+        listening: called with the address once it answers.
+        farm: where a farm is whose boards, queue and results are shown too; farm_name: what it is known by.
+
+    Raises:
+        UsageError: that address cannot be listened on.
+        StorageError: there is no place for the index.
+    """
+    folders = [root.resolve() for root in roots]
+    if published and not any(published.folder.is_relative_to(folder) for folder in folders):
+        folders.append(published.folder)
+    with contextlib.ExitStack() as stack:
+        link = FarmLink(farm) if farm else None
+        if link:
+            mirror = stack.enter_context(FarmMirror(link, farm_folder(farm_name)))
+            folders.append(mirror.runs)
+            access = replace(access, farm=link.visitors())
+            stack.enter_context(link)
+        path = index_path(folders)
+        bound = stack.enter_context(listener(access.host, port))
+        indexer = stack.enter_context(IndexProcess(path, folders))
+        app = create_app(folders, path, indexer.progress, access, link, published)
+        server = server_of(app)
+        # What is there now stays: no page waits until all of it was looked at for garbage again.
+        gc.freeze()
+        host = reached_at(access.host)
+        listening(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/")
+        server.run(sockets=[bound])
+
+
+def server_of(app: FastAPI) -> uvicorn.Server:
+    """A server of the application, with its limits: see :mod:`hil.controller.web.connections`."""
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        h11_max_incomplete_event_size=MOST_HEAD,
+        limit_concurrency=MOST_CONNECTIONS,
+        proxy_headers=False,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+        lifespan="off",
+    )
+    return Server(config)
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket bound to an address. Raises UsageError: it cannot be listened on."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen()  # whoever is told the address may connect at once
+        except BaseException:
+            bound.close()
+            raise
+    except OSError as error:
+        hint = "--port 0 takes any free one"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            hint = "--host is an address of this machine: 127.0.0.1, or 0.0.0.0 for all that it has"
+        raise UsageError(f"{host} port {port} cannot be listened on: {error.strerror or error}", hint=hint) from error
+    return bound
+
+
+def reached_at(host: str) -> str:
+    """What others call an address that is listened on: of "all addresses" the one that leads out, or the name."""
+    kind, far = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    try:
+        if not ipaddress.ip_address(host).is_unspecified:
+            return host
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+    except ValueError:
+        return host

@@ -1,0 +1,178 @@
+"""What a session's page shows beside its cases: their own columns, what is missing, what belongs to it, logs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hil.controller.storage.runs import MATRIX, RECORD
+from hil.controller.web.entries import text
+from hil.controller.web.kept import KeptFile, logs_below, own_files
+from hil.controller.web.names import command_text
+from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
+from hil.controller.web.readers.fields import listed, mapping, mappings, read_document
+from hil.controller.web.readers.matrices import targets_of
+from hil.controller.web.readers.traces import comparison_of
+from hil.controller.web.sessions import Session, find_session
+from hil.controller.web.tables import ROWS, Table, bench_table, bisect_table, matrix_table, study_table
+from hil.controller.workloads.suites.store import HEAD
+from hil.errors import UsageError
+
+# Of the cases that a session lacks so many are named, and of so many it is asked which those are.
+_NAMED, _ASKED = 50, 20_000
+_RECORDS = {
+    "suite": HEAD,
+    "run": RECORD,
+    "bench": BENCH,
+    "bisect": BISECT,
+    "study": STUDY,
+    "matrix": MATRIX,
+    "trace": TRACE,
+}
+
+
+@dataclass(frozen=True)
+class SessionView:
+    """What belongs to a session, but its cases."""
+
+    table: Table | None = None  # its cases in columns of its kind's own
+    missing: Sequence[str] = ()  # cases that it was to have and has no result of: the first of them
+    missing_count: int = 0
+    go_on: str = ""  # the command that goes on with it, where it is not over
+    parent: Session | None = None  # the matrix that it is a target of
+    children: Sequence[Session] = ()  # a matrix' targets
+    notes: Sequence[str] = ()
+    logs: Sequence[Path] = ()
+    files: Sequence[KeptFile] = ()  # its record, reports, tables
+
+
+def view_session(database: sqlite3.Connection, session: Session, most: int = ROWS) -> SessionView:
+    """What belongs to a session. A record that cannot be read any more tells nothing, which is no error.
+
+    Args:
+        most: how many rows its own table may have.
+    """
+    name = _RECORDS.get(session.kind, "")
+    # What is over and whole is in the index, as far as its kind has no columns of its own.
+    is_whole = session.finished and session.cases >= session.planned
+    document: Mapping[str, Any] = {}
+    if name and not (is_whole and session.kind in ("suite", "run")):
+        try:
+            document = read_document(Path(session.folder) / name)
+        except (OSError, ValueError):
+            document = {}
+    children = _children(database, session, document)
+    missing = [] if is_whole and not document else _missing(database, session, document)
+    return SessionView(
+        table=_table(database, session, document, children, most),
+        missing=missing[:_NAMED],
+        # Of a long list not all were looked for.
+        missing_count=max(len(missing), session.planned - session.cases if missing else 0),
+        go_on="" if session.finished else _go_on(session, document),
+        parent=_parent(database, session),
+        children=children,
+        notes=_notes(session, document),
+        logs=logs_below(Path(session.folder)),
+        files=own_files(Path(session.folder)),
+    )
+
+
+def _table(
+    database: sqlite3.Connection,
+    session: Session,
+    document: Mapping[str, Any],
+    children: Sequence[Session],
+    most: int,
+) -> Table | None:
+    if session.kind == "matrix":
+        return matrix_table(database, document, children, most)
+    tables = {"bisect": bisect_table, "study": study_table, "bench": bench_table}
+    return tables[session.kind](document, most) if document and session.kind in tables else None
+
+
+def _children(database: sqlite3.Connection, session: Session, document: Mapping[str, Any]) -> list[Session]:
+    """A matrix' targets that are sessions, in its order."""
+    found = []
+    for name in targets_of(document) if session.kind == "matrix" else ():
+        try:
+            found.append(find_session(database, (PurePosixPath(session.id) / name).as_posix(), session.root))
+        except UsageError:
+            continue
+    return found
+
+
+def _parent(database: sqlite3.Connection, session: Session) -> Session | None:
+    try:
+        found = find_session(database, PurePosixPath(session.id).parent.as_posix(), session.root)
+    except UsageError:
+        return None
+    return found if found.kind == "matrix" and found.id != session.id else None
+
+
+def _missing(database: sqlite3.Connection, session: Session, document: Mapping[str, Any]) -> list[str]:
+    """The cases that a session was to have and has no result of."""
+    if session.kind == "suite":
+        asked = [text(one) for one in listed(document.get("ids"))[:_ASKED]]
+        rows = database.execute(
+            # In this order: SQLite knows nothing of the list, and would look through it for each case.
+            "select n.word from json_each(?) cross join words n on n.word = value"
+            " cross join cases on session = ? and cases.name = n.key"
+            " where outcome is not (select key from words where word = '')",
+            (json.dumps(asked), session.key),
+        ).fetchall()
+        ended = {row[0] for row in rows}
+        return [name for name in asked if name not in ended]
+    rows = database.execute(
+        "select n.word, o.word from cases join words n on n.key = cases.name join words o on o.key = cases.outcome"
+        " where session = ? limit ?",
+        (session.key, _ASKED),
+    ).fetchall()
+    if session.kind == "run":
+        started = {text(one.get("path")) for one in mappings(document.get("cases"))}
+        models = [text(one) for one in listed(mapping(document.get("request")).get("models"))[:_ASKED]]
+        waiting = [one for one in models if one not in started] if len(models) > 1 or not started else []
+        return [row[0] for row in rows if not row[1]] + waiting
+    return [] if session.kind == "trace" else [row[0] for row in rows if not row[1]]
+
+
+def _go_on(session: Session, document: Mapping[str, Any]) -> str:
+    if session.kind in ("suite", "matrix") and not text(document.get("command")).startswith("pytest "):
+        return text(document.get("command"))
+    if session.kind == "run" and not text(document.get("command")):
+        return command_text(["hil", "run", "--resume", session.folder])
+    if session.kind == "study" and session.command:
+        return f"{session.command} --resume"
+    return ""
+
+
+def _notes(session: Session, document: Mapping[str, Any]) -> list[str]:
+    notes = []
+    if session.kind == "bisect":
+        notes += [text(document.get("verdict")), *map(text, listed(document.get("notes"))[:_NAMED])]
+    if session.kind == "suite":
+        notes += [f"Left out: {text(one)}" for one in listed(document.get("left_out"))[:_NAMED]]
+    if session.kind == "matrix":
+        errors = ((one.get("name"), mapping(one.get("error"))) for one in mappings(document.get("targets")))
+        notes += [f"{text(name)}: {text(error.get('message'))}" for name, error in errors if error]
+    if session.kind == "bench" and (compared := mapping(document.get("comparison"))):
+        notes.append(comparison_text(compared))
+    if session.kind == "trace" and (found := comparison_of(Path(session.folder), document)):
+        told = (text(found.get(name)) for name in ("name", "outcome", "reason"))
+        notes.append(": ".join(filter(None, told)))
+    return [note for note in notes if note]
+
+
+def comparison_text(compared: Mapping[str, Any]) -> str:
+    """``B takes 1.08 times as long as A (99 % interval 1.05 to 1.11): slower``, of a bench's own comparison."""
+    interval = mapping(compared.get("interval"))
+    try:
+        ratio, low, high = (float(one) for one in (compared["ratio"], interval["low"], interval["high"]))
+        level = f"{float(interval['level']):.0%}"
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return text(compared.get("verdict"))
+    sure = f"{level} interval {low:.4g} to {high:.4g}"
+    return f"B takes {ratio:.4g} times as long as A ({sure}): {text(compared.get('verdict'))}"

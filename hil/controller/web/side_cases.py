@@ -1,0 +1,215 @@
+"""The cases of one side of a comparison, each with its samples of all the side's sessions, as columns."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hil.controller.web.case_columns import MOST_OUTPUTS, NO_OUTPUTS, Columns, Keys, Words, columns_of, outputs_of
+from hil.controller.web.entries import text
+from hil.controller.web.readers.fields import listed, read_document
+from hil.controller.web.sessions import Session
+from hil.controller.web.sides import CASE_FILTERS, Side
+from hil.controller.workloads.suites.reports.changes import ITERATIONS
+from hil.controller.workloads.suites.reports.results import is_failing
+from hil.controller.workloads.suites.store import HEAD
+from hil.errors import UsageError
+
+Places = npt.NDArray[np.intp]
+Floats = npt.NDArray[np.float64]
+# So many samples a side has at most: comparing them takes 100 MB and a second.
+MOST_SAMPLES = 500_000
+_FEWER = "compare fewer sessions, or filter by board, model or flow"
+
+
+@dataclass(frozen=True, eq=False)
+class SideCases:
+    """A case is a place in ``names``; a sample is one in ``samples``: a case in one session."""
+
+    sessions: Sequence[Session]
+    names: Keys  # in the order of the latest session
+    samples: Columns  # the latest first
+    session: Places  # of each sample: its session's place
+    case: Places  # of each sample
+    ended: Keys  # of each sample: its outcome regardless of expectations
+    latest: Places  # of each case: its latest sample
+    deciding: Places  # of each case: its latest sample that fails, if any does, and else the latest
+    not_run: Keys  # names of cases that were to run, where a run of a suite did not run all
+    outputs: Columns  # of those samples that have several, in no order
+    of_sample: Places  # of each of these: its sample
+
+    @property
+    def size(self) -> int:
+        """How many cases there are."""
+        return self.names.size
+
+    def samples_of(self, case: int) -> Places:
+        """The samples of a case, the latest first."""
+        order, start = self._by_case
+        return order[start[case] : start[case + 1]]
+
+    def messages(self, cases: Places) -> Keys:
+        """The reasons of cases: of the samples that decide."""
+        found: Keys = self.samples["message"][self.deciding[cases]]
+        return found
+
+    @cached_property
+    def several(self) -> npt.NDArray[np.bool_]:
+        """Whether a case has several outputs in any sample."""
+        found = np.zeros(self.size, np.bool_)
+        found[self.case[self.of_sample]] = True
+        return found
+
+    @cached_property
+    def _by_case(self) -> tuple[Places, Places]:
+        """The samples in the order of their cases, and where those of each begin."""
+        return np.argsort(self.case, kind="stable"), np.append(
+            0, np.cumsum(np.bincount(self.case, minlength=self.size))
+        )
+
+
+def side_cases(database: sqlite3.Connection, side: Side, words: Words) -> SideCases:
+    """Read the cases of a side. Raises UsageError: it has too many."""
+    only = {name: value for name, value in side.only.items() if name in CASE_FILTERS}
+    parts = list[Columns]()
+    for session in side.sessions:
+        parts.append(columns_of(database, session, only))
+        if sum(part.size for part in parts) > MOST_SAMPLES:
+            raise UsageError(f"one side has more than {MOST_SAMPLES} results of cases", hint=_FEWER)
+    samples = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    names, latest, case = _in_order(samples["name"], one=len(parts) == 1)
+    as_expected = np.isin(samples["ended"], words.keys([""]))
+    ended = np.where(as_expected, samples["outcome"], samples["ended"]).astype(np.int64)
+    fails = np.isin(ended, failing_words(np.unique(ended), words))
+    deciding = latest.copy()
+    # The first one that is written last stays.
+    failing = np.flatnonzero(fails)[::-1]
+    deciding[case[failing]] = failing
+    whose = np.repeat(np.arange(len(parts)), [part.size for part in parts])
+    outputs, of_sample = _outputs(database, side.sessions, parts)
+    not_run = words.keys(_not_run(side))
+    return SideCases(side.sessions, names, samples, whose, case, ended, latest, deciding, not_run, outputs, of_sample)
+
+
+def _outputs(
+    database: sqlite3.Connection, sessions: Sequence[Session], parts: Sequence[Columns]
+) -> tuple[Columns, Places]:
+    """The outputs of all samples that have several, and of each its sample."""
+    found, samples, first = [NO_OUTPUTS], [np.empty(0, np.intp)], 0
+    for session, part in zip(sessions, parts, strict=True):
+        outputs = outputs_of(database, session)
+        if outputs.size and part.size:
+            order = np.argsort(part["name"])
+            place = order[np.minimum(np.searchsorted(part["name"], outputs["name"], sorter=order), part.size - 1)]
+            there = part["name"][place] == outputs["name"]
+            found.append(outputs[there])
+            samples.append(first + place[there])
+            if sum(map(len, found)) > MOST_OUTPUTS:
+                raise UsageError(f"one side has more than {MOST_OUTPUTS} outputs of cases", hint=_FEWER)
+        first += part.size
+    return np.concatenate(found), np.concatenate(samples)
+
+
+def failing_words(keys: Keys, words: Words) -> Keys:
+    """Those outcomes that need attention."""
+    return keys[np.array([is_failing(word) for word in words.of(keys)], np.bool_)]
+
+
+def _in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
+    """Names, each once, in the order in which they come; of each its first place; and of each place its name's number.
+
+    Args:
+        one: whether each comes once anyway.
+    """
+    if one:
+        places = np.arange(names.size)
+        return names.astype(np.int64), places, places
+    found, first, which = np.unique(names, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty_like(order)
+    number[order] = np.arange(order.size)
+    return found[order].astype(np.int64), first[order], number[which]
+
+
+def _not_run(side: Side) -> frozenset[str]:
+    """The ids of a side's cases that were to run, where one of its runs of a suite did not run all."""
+    found: set[str] = set()
+    for session in side.sessions:
+        if session.kind == "suite" and session.planned > session.cases:
+            with contextlib.suppress(OSError, ValueError):
+                found.update(map(text, listed(read_document(Path(session.folder) / HEAD).get("ids"))))
+    return frozenset(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """A number of cases: of each how many samples have it, their median, the smallest and the largest.
+
+    Without any sample these are NaN.
+    """
+
+    count: Places
+    median: Floats
+    low: Floats
+    high: Floats
+
+    def at(self, places: Places) -> Values:
+        """Those of some cases."""
+        return Values(self.count[places], self.median[places], self.low[places], self.high[places])
+
+
+def values_of(side: SideCases, column: Floats, mask: npt.NDArray[np.bool_]) -> Values:
+    """A number of a side's cases, from those samples that a mask leaves."""
+    if side.case.size == side.size:
+        only = np.where(mask, column, np.nan)
+        return Values(np.bincount(side.case[mask], minlength=side.size), only, only, only)
+    return gathered(side.case[mask], side.size, column[mask])
+
+
+def gathered(case: Places, size: int, values: Floats) -> Values:
+    """Numbers of so many cases, from values of which each says its case."""
+    count = np.bincount(case, minlength=size)
+    if case.size == size and count.all():  # one each
+        only = np.empty(size)
+        only[case] = values
+        return Values(count, only, only, only)
+    values = np.append(values[np.lexsort((values, case))], np.nan)
+    start = np.cumsum(count) - count
+    low, high = (
+        np.where(count > 0, values[np.where(count > 0, place, 0)], np.nan) for place in (start, start + count - 1)
+    )
+    left, right = (values[np.where(count > 0, start + half, -1)] for half in ((count - 1) // 2, count // 2))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return Values(count, np.where(left == right, left, (left + right) / 2), low, high)
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """The device times of a side's cases, from samples of enough iterations, if any is."""
+
+    used: npt.NDArray[np.bool_]  # of each sample
+    times: Values
+    p90_ns: Floats  # of each case the largest; 0 without any
+    iterations: Places  # of each case the fewest; 0 without any
+
+
+def timed_of(side: SideCases) -> Timed:
+    """The device times of a side's cases."""
+    times, iterations = side.samples["device_p50_ns"], side.samples["iterations"]
+    known = np.isfinite(times) & (times != 0)
+    enough = known & (iterations >= ITERATIONS)
+    used = enough | (known & ~np.bincount(side.case[enough], minlength=side.size).astype(np.bool_)[side.case])
+    fewest = np.full(side.size, np.iinfo(np.int64).max)
+    np.minimum.at(fewest, side.case[used], iterations[used])
+    fewest[fewest == np.iinfo(np.int64).max] = 0
+    p90 = np.nan_to_num(side.samples["device_p90_ns"], nan=0.0, posinf=np.inf)
+    largest = np.zeros(side.size)
+    np.maximum.at(largest, side.case[used], p90[used])
+    return Timed(used, values_of(side, times, used), largest, fewest)

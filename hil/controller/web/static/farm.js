@@ -1,0 +1,112 @@
+"use strict";
+// A farm's pages: updated in place as things happen there, logs as they come, and charts.
+
+// What is shown is fetched anew, at most so often, and never while the reader is at work in it.
+const PACE_MS = 1000;
+let stale = false, drawing = false;
+
+async function refreshFarm() {
+  stale = true;
+  const part = document.getElementById("farm");
+  if (drawing || !part || isAtWork(part)) return;
+  drawing = true;
+  stale = false;
+  try {
+    await drawAnew(part, part.dataset.farm);
+    await new Promise((done) => setTimeout(done, PACE_MS));
+  } finally {
+    drawing = false;
+  }
+  catchUpFarm();
+}
+
+// What was held back is made good.
+function catchUpFarm() {
+  if (stale) refreshFarm();
+}
+
+if (!hil.saved && document.getElementById("farm")) {
+  let first = true;
+  listen("/farm/events", { farm() { if (!first) refreshFarm(); first = false; } });
+  for (const name of ["focusout", "selectionchange"]) document.addEventListener(name, () => setTimeout(catchUpFarm));
+}
+
+// A log, as it comes. Only its end is kept: a page that grows without end would stop the browser.
+const MOST_CHARS = 1 << 20;
+
+function followLog(log) {
+  const state = document.getElementById("log-state");
+  const events = new EventSource(log.dataset.log);
+  let size = 0;
+  state.textContent = "Following.";
+  events.addEventListener("message", (event) => {
+    const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
+    const text = JSON.parse(event.data);
+    log.append(text);
+    size += text.length;
+    while (size > MOST_CHARS && log.childNodes.length > 1) {
+      size -= log.firstChild.textContent.length;
+      log.firstChild.remove();
+    }
+    if (atEnd) log.scrollTop = log.scrollHeight;
+    // A case that ended is printed, too; of a job that had ended before, all cases are there.
+    if ("runs" in log.dataset) refreshFarm();
+  });
+  events.addEventListener("over", (event) => {
+    events.close();
+    state.textContent = JSON.parse(event.data) || (size ? "That is all." : "It printed nothing.");
+  });
+  events.addEventListener("error", () => { state.textContent = "The connection is lost; it is tried again."; });
+  events.addEventListener("open", () => { state.textContent = "Following."; });
+  addEventListener("pagehide", () => events.close());
+}
+
+if (!hil.saved) document.querySelectorAll("[data-log]").forEach(followLog);
+
+// Charts: one line for each board, or for each share of the jobs. Dashes tell lines apart without colours.
+const LINES = ["--link", "--fail", "--pass", "--board", "--error", "--quiet"];
+const DASHES = [[], [6, 3], [2, 3], [10, 4, 2, 4]];
+
+const charts = new Map();
+const resized = new ResizeObserver((seen) => {
+  for (const { target } of seen) charts.get(target).setSize({ width: target.clientWidth, height: 240 });
+});
+
+function drawChart(place) {
+  const { times, lines } = JSON.parse(place.dataset.chart);
+  const unit = place.dataset.unit;
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const grid = { stroke: colour("--line"), width: 1 };
+  const series = Object.keys(lines).map((label, number) => ({
+    label,
+    stroke: colour(LINES[number % LINES.length]),
+    dash: DASHES[Math.floor(number / LINES.length + (number % LINES.length)) % DASHES.length],
+    width: 2,
+    points: { show: true, size: 6 },
+    value: (_, value) => (value === null || value === undefined ? "-" : `${value} ${unit}`),
+  }));
+  // In UTC, as every other time on the pages.
+  const clock = (time) => new Date(time * 1000).toISOString();
+  const label = (time, step) => (step >= 86400 ? clock(time).slice(5, 10) : clock(time).slice(11, 16));
+  series.unshift({ value: (_, time) => (time == null ? "-" : `${clock(time).slice(0, 16).replace("T", " ")} UTC`) });
+  const options = {
+    width: place.clientWidth,
+    height: 240,
+    scales: { y: { range: (_, low, high) => (unit === "%" ? [0, 100] : [0, Math.max(high ?? 1, 1) * 1.05]) } },
+    axes: [
+      { stroke: colour("--text"), grid, values: (_, ticks, axis, space, step) => ticks.map((tick) => label(tick, step)) },
+      { stroke: colour("--text"), grid, size: 60, values: (_, ticks) => ticks.map((tick) => `${tick} ${unit}`) },
+    ],
+    series,
+    tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
+    legend: { show: series.length <= 13 },
+  };
+  place.replaceChildren();
+  charts.set(place, new uPlot(options, [times, ...Object.values(lines)], place));
+}
+
+const places = document.querySelectorAll("[data-chart]");
+places.forEach((place) => { drawChart(place); resized.observe(place); });
+// Its colours are those of the theme.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => places.forEach(drawChart));

@@ -1,0 +1,101 @@
+"use strict";
+// Histories as charts: samples, their median, the band of their noise, changes, and the outcome of each below.
+
+const COLOURS = { pass: "--pass", fail: "--fail", error: "--error", board: "--board", unfinished: "--unfinished", quiet: "--quiet" };
+const HEIGHT = 280;
+const STRIP = 10;
+
+function inUnit(value, unit) {
+  if (value === null || value === undefined) return "-";
+  const [steps, names] = unit === "ns" ? [1000, ["ns", "us", "ms", "s"]] : unit === "B" ? [1000, ["B", "kB", "MB", "GB"]] : [0, [unit]];
+  let number = value, at = 0;
+  while (steps && Math.abs(number) >= steps && at < names.length - 1) { number /= steps; at += 1; }
+  return `${Number(number.toPrecision(4))} ${names[at]}`.trim();
+}
+
+function drawHistory(place) {
+  const data = JSON.parse(place.dataset.history);
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const grid = { stroke: colour("--line"), width: 1 };
+  const clock = (time) => new Date(time * 1000).toISOString();
+  const isTime = data.labels.length === 0;
+  const shownX = (x) => (x === null || x === undefined ? "-" : isTime ? `${clock(x).slice(0, 16).replace("T", " ")} UTC` : data.labels[x] ?? "");
+  const tick = (x, step) => (isTime ? (step >= 86400 ? clock(x).slice(0, 10) : clock(x).slice(11, 16)) : (Number.isInteger(x) && data.labels[x]) || "");
+  const value = (_, number) => inUnit(number, data.unit);
+  const dots = (stroke, fill) => ({ paths: () => null, points: { show: true, size: 6, stroke, fill }, value, stroke });
+  // Points are in order; one alone stands in the middle.
+  const first = data.x[0] ?? 0, last = data.x[data.x.length - 1] ?? 0;
+  const beside = last > first ? (last - first) * 0.02 : 1;
+  const ends = [first - beside, last + beside];
+  // No share is above 100 %: left alone, an axis of nothing else goes to 200.
+  const share = (_, least) => [Math.max(0, Math.floor((least ?? 0) - Math.max(1, (100 - (least ?? 0)) / 10))), 100];
+  const options = {
+    cursor: { drag: { x: false, y: false } },
+    width: place.clientWidth,
+    height: HEIGHT,
+    padding: [8, 8, STRIP + 8, 0],
+    scales: { x: { time: false, range: () => ends }, ...(data.unit === "%" && { y: { range: share } }) },
+    axes: [
+      { stroke: colour("--text"), grid, space: 90, incrs: isTime ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500], values: (_, ticks, axis, space, step) => ticks.map((x) => tick(x, step)) },
+      { stroke: colour("--text"), grid, size: 80, values: (_, ticks) => ticks.map((number) => inUnit(number, data.unit)) },
+    ],
+    series: [
+      { label: "at", value: (_, x) => shownX(x) },
+      { label: "sample", ...dots(colour("--link"), colour("--link")) },
+      { label: "not judged", ...dots(colour("--quiet"), colour("--ground")) },
+      { label: "median", stroke: colour("--text"), width: 2, points: { show: false }, spanGaps: true, paths: uPlot.paths.stepped({ align: 1 }), value },
+      { label: "noise from", stroke: "transparent", points: { show: false }, spanGaps: true, paths: uPlot.paths.stepped({ align: 1 }), value },
+      { label: "to", stroke: "transparent", points: { show: false }, spanGaps: true, paths: uPlot.paths.stepped({ align: 1 }), value },
+    ],
+    bands: [{ series: [5, 4], fill: `${colour("--link")}26` }],
+    hooks: { draw: [(chart) => drawMarks(chart, data, colour)] },
+  };
+  const chart = new uPlot(options, [data.x, data.values, data.others, data.median, data.low, data.high], place);
+  new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: HEIGHT })).observe(place);
+}
+
+// Changes as dashed lines, remarks as triangles, outcomes as a strip below the axis.
+function drawMarks(chart, data, colour) {
+  const { ctx, bbox } = chart;
+  const scale = devicePixelRatio;
+  const at = (index) => chart.valToPos(data.x[index], "x", true);
+  ctx.save();
+  ctx.lineWidth = 2 * scale;
+  ctx.setLineDash([5 * scale, 4 * scale]);
+  for (const step of data.steps) {
+    ctx.strokeStyle = colour(step.worse ? "--fail" : "--pass");
+    ctx.beginPath();
+    ctx.moveTo(at(step.at), bbox.top);
+    ctx.lineTo(at(step.at), bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.setLineDash([]);
+  ctx.fillStyle = colour("--text");
+  for (const index of data.remarks) {
+    const x = at(index), size = 6 * scale;
+    ctx.beginPath();
+    ctx.moveTo(x - size, bbox.top);
+    ctx.lineTo(x + size, bbox.top);
+    ctx.lineTo(x, bbox.top + 1.5 * size);
+    ctx.fill();
+  }
+  const wide = Math.max(2 * scale, Math.min(8 * scale, bbox.width / Math.max(data.x.length, 1) - scale));
+  const top = ctx.canvas.height - STRIP * scale;
+  data.kinds.forEach((kind, index) => {
+    const tall = kind === "pass" ? 5 : STRIP;
+    ctx.fillStyle = colour(COLOURS[kind] ?? "--quiet");
+    ctx.fillRect(at(index) - wide / 2, top + (STRIP - tall) * scale, wide, tall * scale);
+  });
+  ctx.restore();
+}
+
+function drawAll() {
+  for (const place of document.querySelectorAll("[data-history]")) {
+    place.replaceChildren();
+    drawHistory(place);
+  }
+}
+
+drawAll();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);

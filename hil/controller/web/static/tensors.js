@@ -1,0 +1,154 @@
+"use strict";
+// The maps of a tensor's page: what a cell holds, a closer look at it, and sliders beside the numbers of a tolerance.
+
+(() => {
+  let asked = "";
+  let pointed = null;
+  let looked = "";  // the figure that the reader looks at closer, until it is there anew
+
+  const at = (plot) => [Number(plot.dataset.row ?? 0), Number(plot.dataset.column ?? 0)];
+
+  function tell(plot, row, column) {
+    row = Math.max(0, Math.min(Number(plot.dataset.rows) - 1, row));
+    column = Math.max(0, Math.min(Number(plot.dataset.columns) - 1, column));
+    for (const one of document.querySelectorAll("#view .map .plot")) {
+      const cursor = one.querySelector(".cursor");
+      const same = one.dataset.rows === plot.dataset.rows && one.dataset.columns === plot.dataset.columns;
+      cursor.setAttribute("visibility", same ? "visible" : "hidden");
+      if (!same) continue;
+      [one.dataset.row, one.dataset.column] = [row, column];
+      cursor.setAttribute("x", column * Number(cursor.getAttribute("width")));
+      cursor.setAttribute("y", row * Number(cursor.getAttribute("height")));
+    }
+    fetchCell(plot, row, column);
+  }
+
+  // One question at a time: whoever moves fast is told the last cell.
+  async function fetchCell(plot, row, column) {
+    const url = `/api/tensors/cell?${plot.dataset.query}&row=${row}&column=${column}`;
+    pointed = url;
+    if (asked) return;
+    while (pointed !== asked) {
+      asked = pointed;
+      let found;
+      try {
+        found = await hil.data(asked);
+      } catch (error) {
+        found = { text: error.message, near: "" };
+      }
+      const told = document.getElementById("cell");
+      if (told && pointed === asked) {
+        told.textContent = found.text;
+        told.dataset.near = found.near;
+        told.dataset.of = asked;
+      }
+    }
+    asked = "";
+  }
+
+  async function closer(plot) {
+    if (hil.saved) return;
+    const [row, column] = at(plot);
+    let found;
+    try {
+      found = await hil.data(`/api/tensors/cell?${plot.dataset.query}&row=${row}&column=${column}`);
+    } catch {
+      return;  // fetchCell says why
+    }
+    if (!found.near || !plot.isConnected) return;
+    looked = plot.closest("figure").id;
+    htmx.ajax("GET", found.near, { source: plot, target: "#view", swap: "outerHTML" });
+  }
+
+  // Whoever looked closer goes on in the same map, at the element that is marked; a map of much comes after the others.
+  function goOn() {
+    const plot = looked && document.querySelector(`#${looked} .plot`);
+    if (!plot) return;
+    looked = "";
+    if (document.activeElement !== document.body) return;
+    const mark = plot.querySelector(".mark"), cell = plot.querySelector(".cursor");
+    if (mark) {
+      for (const [place, centre, size] of [["row", "cy", "height"], ["column", "cx", "width"]])
+        plot.dataset[place] = Math.floor(Number(mark.getAttribute(centre)) / Number(cell.getAttribute(size)));
+    }
+    plot.focus();
+  }
+
+  function cellUnder(plot, event) {
+    const box = plot.querySelector("img").getBoundingClientRect();
+    const row = Math.floor(((event.clientY - box.top) / box.height) * Number(plot.dataset.rows));
+    const column = Math.floor(((event.clientX - box.left) / box.width) * Number(plot.dataset.columns));
+    return [row, column];
+  }
+
+  const plotOf = (event) => event.target.closest?.(".map .plot");
+
+  document.addEventListener("pointermove", (event) => {
+    const plot = plotOf(event);
+    if (!plot) return;
+    const [row, column] = cellUnder(plot, event);
+    if (String(row) !== plot.dataset.row || String(column) !== plot.dataset.column) tell(plot, row, column);
+  });
+
+  document.addEventListener("click", (event) => {
+    const plot = plotOf(event);
+    if (!plot) return;
+    tell(plot, ...cellUnder(plot, event));
+    closer(plot);
+  });
+
+  document.addEventListener("focusin", (event) => {
+    const plot = plotOf(event);
+    if (plot && event.target === plot && plot.matches(":focus-visible")) tell(plot, ...at(plot));
+  });
+
+  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+  // Before the keys of tables, which would take the arrows.
+  document.addEventListener("keydown", (event) => {
+    const plot = plotOf(event);
+    if (!plot || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Enter") closer(plot);
+    else if (steps[event.key]) {
+      const [row, column] = at(plot);
+      const by = event.shiftKey ? 10 : 1;
+      tell(plot, row + by * steps[event.key][0], column + by * steps[event.key][1]);
+    } else return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }, true);
+
+  // A slider goes by decades; the field beside it has the number, and is what is sent.
+  function ready() {
+    const form = document.getElementById("slice");
+    if (!form || form.classList.contains("scripted") || hil.saved) return;
+    form.classList.add("scripted");
+    for (const slider of form.querySelectorAll("[data-for]")) {
+      const field = form.elements[slider.dataset.for];
+      const given = field.value || document.querySelector(`#tolerance [data-${field.name}]`)?.dataset[field.name];
+      if (Number(given) > 0) slider.value = Math.log10(Number(given));
+    }
+  }
+
+  // Another slice begins whole; before the form is sent.
+  document.addEventListener("change", (event) => {
+    if (!event.target.matches?.("#slice #rows, #slice #columns")) return;
+    for (const name of ["top", "left", "height", "width"]) event.target.form.elements[name].value = "";
+  }, true);
+  document.addEventListener("htmx:configRequest", (event) => {
+    const given = event.detail.parameters;
+    for (const name of Object.keys(given)) if (given[name] === "") delete given[name];
+  });
+
+  document.addEventListener("input", (event) => {
+    const slider = event.target.closest?.("#slice [data-for]");
+    if (slider) slider.form.elements[slider.dataset.for].value = Number((10 ** Number(slider.value)).toPrecision(3));
+  });
+
+  ready();
+  document.addEventListener("htmx:afterSettle", () => {
+    ready();
+    goOn();
+  });
+  // What cannot be shown says why on a page of its own.
+  document.addEventListener("htmx:responseError", (event) => location.assign(event.detail.pathInfo.finalRequestPath));
+})();

@@ -1,0 +1,121 @@
+"""The history of a suite: of each of its sessions how much passed and how long its cases took."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hil.controller.analysis.bench.stats import DEFAULT_EFFECT
+from hil.controller.analysis.steps import Level, find_steps, levels
+from hil.controller.web.index import SEPARATOR
+from hil.controller.web.sessions import Session, sessions_where
+from hil.controller.workloads.suites.reports.results import kind_of
+
+MOST_SESSIONS = 1000
+# A step of the passing share below this is not told, in percent.
+_LEAST_RATE = 0.5
+
+
+def list_suites(database: sqlite3.Connection, most: int) -> list[sqlite3.Row]:
+    """The suites that were run, each flow and each set of boards by itself, the latest first."""
+    return database.execute(
+        "select suite, flow, boards, count(*) as count, max(created) as last from sessions where suite != ''"
+        " group by suite, flow, boards order by last desc limit ?",
+        (most,),
+    ).fetchall()
+
+
+@dataclass(frozen=True)
+class SuiteSample:
+    """A session of a suite."""
+
+    session: Session
+    passed: int
+    judged: int  # all cases but those that need nothing (skipped, expected to fail)
+    device_ns: float | None  # the sum over its cases; None where another number of cases was timed than usual
+
+    @property
+    def rate(self) -> float | None:
+        """The passing share, in percent."""
+        return 100 * self.passed / self.judged if self.judged else None
+
+
+@dataclass(frozen=True)
+class SuiteHistory:
+    """The sessions of a suite, in the order of time."""
+
+    samples: Sequence[SuiteSample]
+    total: int  # of how many they are the newest
+    usual_cases: int  # how many cases a session timed, mostly
+    rate: Judged
+    device: Judged
+
+    @property
+    def places(self) -> list[str]:
+        """The folders that its models are of: several folders may have the suite's name."""
+        return sorted({one.session.place for one in self.samples} - {""})
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A series of numbers with its levels."""
+
+    values: Sequence[float | None]
+    judged: Sequence[int]  # the indices of what is no None
+    levels: Sequence[Level]  # over the judged ones
+    steps: Sequence[int]  # indices of values at which a level begins
+
+
+def read_suite(
+    database: sqlite3.Connection, suite: str, flow: str = "", board: str = "", runtime: str = "", place: str = ""
+) -> SuiteHistory:
+    """The history of a suite, of a flow, board, runtime and folder or of any."""
+    parts, values = ["suite = ?", "cases > 0"], list[Any]([suite])
+    if flow:
+        parts.append("flow = ?")
+        values.append(flow)
+    if place:
+        parts.append("place = ?")
+        values.append(place)
+    for column, name in (("boards", board), ("runtimes", runtime)):
+        if name:
+            parts.append(f"instr({column}, ?)")
+            values.append(f"{SEPARATOR}{name}{SEPARATOR}")
+    where = " and ".join(parts)
+    total = int(database.execute(f"select count(*) from sessions where {where}", values).fetchone()[0])
+    found = sessions_where(database, f"{where} order by created desc, key desc limit ?", (*values, MOST_SESSIONS))
+    return suite_history(list(reversed(found)), total)
+
+
+def suite_history(sessions: Sequence[Session], total: int) -> SuiteHistory:
+    """The history that sessions make, in the order of time."""
+    counted = Counter(one.device_cases for one in sessions if one.device_ns)
+    usual = counted.most_common(1)[0][0] if counted else 0
+    samples = []
+    for one in sessions:
+        kinds = Counter[str]()
+        for outcome, count in one.outcomes.items():
+            kinds[kind_of(outcome)] += count
+        time = one.device_ns if one.device_ns and one.device_cases == usual else None
+        samples.append(SuiteSample(one, kinds["pass"], kinds.total() - kinds["quiet"], time))
+    return SuiteHistory(
+        samples,
+        total,
+        usual,
+        judge_values([one.rate for one in samples], least=_LEAST_RATE),
+        judge_values([one.device_ns for one in samples], least=DEFAULT_EFFECT, relative=True),
+    )
+
+
+def judge_values(values: Sequence[float | None], *, least: float, relative: bool = False) -> Judged:
+    """The levels of numbers; ``least`` is a factor less 1 where they change by factors."""
+    judged = [index for index, value in enumerate(values) if value is not None and (value > 0 or not relative)]
+    numbers = np.array([values[index] for index in judged], np.float64)
+    cuts = find_steps(np.log(numbers), least=math.log1p(least)) if relative else find_steps(numbers, least=least)
+    return Judged(values, judged, levels(numbers, cuts), [judged[cut] for cut in cuts])

@@ -1,0 +1,227 @@
+"""The rows of a bisection, a study, a bench and a matrix in columns of their own, ready to be drawn."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from hil.controller.web.entries import real, text, whole
+from hil.controller.web.numbers import spent
+from hil.controller.web.readers.analyses import WHOLES, row_name
+from hil.controller.web.readers.fields import mapping, mappings
+from hil.controller.web.readers.matrices import targets_of
+from hil.controller.web.readers.runs import side_name
+from hil.controller.web.sessions import Session
+from hil.controller.workloads.matrix.report import ABSENT, NOT_RUN
+from hil.controller.workloads.matrix.report import Cell as MatrixCell
+from hil.controller.workloads.matrix.report import Row as MatrixRow
+
+# A table on one page; of a longer one the rest is said to be left out. A matrix is put together of so many results.
+ROWS, _RESULTS = 500, 50_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: a text or a number as text, an outcome, or both; perhaps a link to a case."""
+
+    text: str = ""
+    outcome: str = ""
+    case: str = ""  # the case that it leads to
+    session: str = ""  # the query that names another session than the table's own, which that case is of
+    value: float | None = None  # the number that the text rounds
+    unit: str = ""  # of the value, where the column's name does not say it
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table."""
+
+    label: str
+    columns: Sequence[tuple[str, bool]]  # name, and whether it holds numbers
+    rows: Sequence[Sequence[Cell]]
+    left_out: int = 0  # rows that are not shown
+
+
+def bisect_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
+    """A bisection's layers: isolated, and cumulative, within the whole model."""
+    rows: list[Sequence[Cell]] = []
+    for layer in mappings(document.get("layers")):
+        name = text(layer.get("name"))
+        head = [Cell(text(layer.get("depth"))), Cell(name, case=name), Cell(text(layer.get("op")))]
+        alone, within = mapping(layer.get("isolated")), mapping(layer.get("cumulative"))
+        reason = text(alone.get("reason")) or text(within.get("reason"))
+        rows.append([*head, *_finding(alone), *_finding(within), Cell(reason)])
+    for name in WHOLES:
+        if found := mapping(document.get(name)):
+            called = {"whole": "the model as it is", "exposed": "with intermediates as outputs"}[name]
+            empty = [Cell()] * 3
+            rows.append(
+                [Cell(), Cell(called, case=name), Cell(), *empty, *_finding(found), Cell(text(found.get("reason")))]
+            )
+    columns = [("Depth", True), ("Layer", False), ("Operator", False)]
+    for way in ("isolated", "cumulative"):
+        columns += [(f"Outcome {way}", False), (f"Max abs {way}", True), (f"SQNR {way}, dB", True)]
+    return _table("Layers", [*columns, ("Reason", False)], rows, most)
+
+
+def _finding(found: Mapping[str, Any]) -> list[Cell]:
+    return [Cell(outcome=text(found.get("outcome"))), _number(found.get("max_abs")), _number(found.get("sqnr_db"))]
+
+
+def study_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
+    """A study's rows: an experiment through a compiler, stage by stage."""
+    found = mappings(document.get("rows"))
+    names = list(dict.fromkeys(text(one.get("name")) for row in found for one in mappings(row.get("stages"))))[:32]
+    rows: list[Sequence[Cell]] = []
+    for row in found:
+        stages = {text(one.get("name")): one for one in mappings(row.get("stages"))}
+        worst = mapping(row.get("worst"))
+        far = _number(worst.get("max_abs")).text
+        where = f"{far} in {text(worst.get('of'))}, step {text(worst.get('step'))}" if far else ""
+        rows.append(
+            [
+                Cell(text(row.get("experiment")), case=row_name(row)),
+                Cell(text(row.get("way"))),
+                Cell(outcome=text(row.get("outcome"))),
+                *(_stage(mapping(stages.get(name))) for name in names),
+                Cell(text(row.get("steps"))),
+                Cell(where),
+                Cell(text(row.get("message"))),
+            ]
+        )
+    columns = [("Experiment", False), ("Compiler", False), ("Outcome", False), *((name, True) for name in names)]
+    return _table("Rows", [*columns, ("Steps", True), ("Largest difference", False), ("Message", False)], rows, most)
+
+
+def _stage(stage: Mapping[str, Any]) -> Cell:
+    took, outcome = real(stage.get("seconds")), text(stage.get("outcome"))
+    if outcome in ("", "pass"):
+        return Cell(spent(took), value=took, unit="s" if took is not None else "")
+    return Cell(" ".join(filter(None, (outcome, spent(took)))))
+
+
+def bench_table(document: Mapping[str, Any], most: int = ROWS) -> Table:
+    """A bench's sides, with how sure their times are."""
+    rows: list[Sequence[Cell]] = []
+    taken: set[str] = set()
+    for side in mappings(document.get("sides")):
+        name = side_name(side, taken)
+        taken.add(name)
+        times = mapping(side.get("times"))
+        median = mapping(times.get("median"))
+        low, high = (_time(median.get(end)).text for end in ("low", "high"))
+        drift = mapping(times.get("drift"))
+        rows.append(
+            [
+                Cell(text(side.get("label"))),
+                Cell(name, case=name),
+                Cell(outcome=text(side.get("outcome"))),
+                _time(times.get("p50_ns")),
+                Cell(f"{low} to {high}" if low and high else ""),
+                *(_time(times.get(key)) for key in ("p90_ns", "p99_ns", "min_ns")),
+                Cell(text(whole(times.get("iterations")))),
+                _number(side.get("iterations_per_s")),
+                Cell("drifts" if drift.get("marked") is True else ""),
+            ]
+        )
+    columns = [("Side", False), ("Model", False), ("Outcome", False), ("Median", True), ("Its interval", True)]
+    columns += [("p90", True), ("p99", True), ("Least", True), ("Iterations", True), ("A second", True), ("", False)]
+    return _table("Sides", columns, rows, most)
+
+
+def matrix_table(
+    database: sqlite3.Connection, document: Mapping[str, Any], children: Sequence[Session], most: int = ROWS
+) -> Table:
+    """A matrix: a case a row, a target a column; rows that differ or fail are first."""
+    by_name = {one.id.rpartition("/")[2]: one for one in children}
+    errors = {text(one.get("name")): mapping(one.get("error")) for one in mappings(document.get("targets"))}
+    names = targets_of(document)
+    known, further = matrix_rows(database, names, by_name, errors)
+    rows = sorted(known, key=lambda row: (not row.differs, not row.fails))
+    drawn: list[Sequence[Cell]] = []
+    for row in rows:
+        cells = [Cell(row.id), Cell("differs" if row.differs else "")]
+        for name, found in zip(names, row.cells, strict=True):
+            where = by_name.get(name)
+            has_case = where is not None and found.word not in (NOT_RUN, ABSENT)
+            link = (row.id, where.link) if where is not None and has_case else ("", "")
+            cells.append(Cell(found.message, found.word, *link))
+        drawn.append(cells)
+    columns = [("Case", False), ("", False), *((name, False) for name in names)]
+    return _table("Cases on targets", columns, drawn, most, further)
+
+
+def matrix_rows(
+    database: sqlite3.Connection,
+    names: Sequence[str],
+    children: Mapping[str, Session],
+    errors: Mapping[str, Mapping[str, Any]],
+) -> tuple[list[MatrixRow], int]:
+    """A matrix' rows as its report has them, out of the index; of at most :data:`_RESULTS` results.
+
+    Returns:
+        The rows, and of how many further cases there are results.
+    """
+    called = {child.key: name for name, child in children.items()}
+    of_targets = "session in (select value from json_each(:targets))"
+    values = {"targets": json.dumps([*called]), "most": _RESULTS // max(len(children), 1)}
+    query = (
+        f"with chosen as materialized (select name, min(number) as first from cases where {of_targets}"
+        " group by name order by first, name limit :most)"
+        " select n.word, o.word, m.word, device_p50_ns, session from chosen cross join cases using (name)"
+        " join words n on n.key = cases.name join words o on o.key = cases.outcome"
+        f" join words m on m.key = cases.message where {of_targets} order by first, cases.name"
+    )
+    found: dict[str, dict[str, MatrixCell]] = {}
+    for case, outcome, message, device_ns, key in database.execute(query, values):
+        told = message or spent(None if device_ns is None else device_ns / 1e9)
+        found.setdefault(case, {})[called[key]] = MatrixCell(outcome or NOT_RUN, None, told)
+    every = database.execute(f"select count(distinct name) from cases where {of_targets}", values).fetchone()[0]
+    rows = []
+    for case, cells in found.items():
+        filled = []
+        for name in names:
+            error = errors.get(name) or {}
+            absent = NOT_RUN if name not in children or not children[name].finished else ABSENT
+            other = MatrixCell(text(error.get("outcome")) or absent, None, text(error.get("message")))
+            filled.append(cells.get(name, other))
+        rows.append(MatrixRow(case, "", "", "", tuple(filled)))
+    return rows, every - len(rows)
+
+
+def case_link(cell: Cell, session: str) -> str:
+    """The address of the case that a cell leads to; ``session`` is the query that names the table's own session."""
+    return f"/case?{cell.session or session}&{urlencode({'case': cell.case})}"
+
+
+def _number(value: Any) -> Cell:
+    number = real(value)
+    return Cell("" if number is None else f"{number:.3g}", value=number)
+
+
+def _time(value: Any) -> Cell:
+    found = real(value)
+    return Cell(spent(None if found is None else found / 1e9), value=found, unit="ns" if found is not None else "")
+
+
+def _table(
+    label: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[Cell]], most: int, further: int = 0
+) -> Table:
+    return Table(label, columns, rows[:most], max(len(rows) - most, 0) + further)
+
+
+def plain_rows(table: Table) -> tuple[list[str], list[list[Any]]]:
+    """A table for a spreadsheet: its head, and numbers as they were stored."""
+    head = []
+    for place, (name, _) in enumerate(table.columns):
+        unit = next((row[place].unit for row in table.rows if row[place].unit), "")
+        head.append(f"{name} ({unit})" if unit else name)
+    return head, [[_plain(cell) for cell in row] for row in table.rows]
+
+
+def _plain(cell: Cell) -> Any:
+    return " ".join(filter(None, (cell.outcome, cell.text))) if cell.value is None else cell.value

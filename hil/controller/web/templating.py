@@ -1,0 +1,118 @@
+"""Jinja2's environment: everything is escaped, and numbers are written as hil's other reports write them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined
+
+from hil.compare.stats import STATISTICS
+from hil.controller.analysis.profile.show import si
+from hil.controller.farm.timeline import moment
+from hil.controller.farm.turns import turn_text
+from hil.controller.farm.wording import duration, labels_text
+from hil.controller.storage.texts import counted
+from hil.controller.web.entries import gravest_kind, real
+from hil.controller.web.names import said
+from hil.controller.web.numbers import spent
+from hil.controller.web.tables import case_link
+from hil.core.text import visible
+
+# How many digits a statistic is shown to: 0.9998 is not 1.
+_DIGITS = {one.key: one.digits for one in STATISTICS}
+
+
+class _Environment(Environment):
+    """Jinja's, in which a record that lacks a key has None there: it may be of an earlier release, or anybody's."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        found = super().getattr(obj, attribute)
+        return None if isinstance(obj, dict) and isinstance(found, Undefined) else found
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        found = super().getitem(obj, argument)
+        return None if isinstance(obj, dict) and isinstance(found, Undefined) else found
+
+
+def environment() -> Environment:
+    """The templates of ``templates/``; a value that a template asks for and nobody gave is an error.
+
+    One that was read stays as it was: where hil is updated under a server that runs, a new template asks for what the
+    old code does not give.
+    """
+    made = _Environment(
+        loader=PackageLoader("hil.controller.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {
+        "visible": _visible,
+        "said": lambda name: said(str(name)),
+        "kind": lambda outcome: gravest_kind([outcome], finished=True),
+        "when": when,
+        "nanoseconds": lambda value: spent(None if value is None else value / 1e9),
+        "moment": lambda text: when(moment(text)),
+        "elapsed": elapsed,
+        "labels": labels_text,
+        "turn": turn_text,
+        "seconds": spent,
+        "number": number,
+        "ratio": ratio,
+        "statistic": lambda value, key="": number(real(value), _DIGITS.get(key, 3)),
+        "bytes": size,
+        "si": lambda value, unit: "" if value is None else si(value, unit),
+        "query": lambda values: urlencode(
+            {key: value for key, value in values.items() if value not in ("", None)}, doseq=True
+        ),
+    }
+    made.globals |= {"counted": counted, "saved": False, "duration": duration, "case_link": case_link}
+    made.globals["parts"] = made.get_template("parts.html").module
+    made.globals["shown"] = made.get_template("farm_parts.html").module
+    return made
+
+
+def _visible(value: Any) -> str:
+    """A text of a record, in which nothing hides: control characters and turns of direction are shown."""
+    return visible(str(value))
+
+
+def when(value: float | None) -> str:
+    """A time in UTC, to the second; "" for none, or for one that no calendar has."""
+    try:
+        return "" if value is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(value))
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def elapsed(begun: str | None, ended: str | None = None) -> str:
+    """How long something at a farm took, or takes until now; "" where it has not begun."""
+    since, until = moment(begun), moment(ended)
+    return "" if since is None else duration((time.time() if until is None else until) - since)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A statistic to so many digits; "" for none."""
+    return "" if value is None else f"{value:.{digits}g}"
+
+
+def ratio(value: float | None) -> str:
+    """How many times as much: to a thousandth near 1, and to three digits where it is far from it; "" for none."""
+    if value is None:
+        return ""
+    return f"{value:.3f}x" if 0.1 <= value < 100 else f"{value:.3g}x"
+
+
+def size(value: int | None) -> str:
+    """Bytes in a unit that people read; "" for none."""
+    if value is None:
+        return ""
+    amount, unit = float(value), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000 or unit == "GB":
+            break
+        amount /= 1000
+    return f"{amount:.3g} {unit}"

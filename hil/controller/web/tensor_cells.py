@@ -1,0 +1,80 @@
+"""What a cell of a tensor's maps holds, told to whoever points at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hil.controller.analysis.tensors.elements import NONFINITE, NONFINITE_ALONE
+from hil.controller.analysis.tensors.maps import Map, edges_of, error_map, nonfinite_map
+from hil.controller.analysis.tensors.planes import Window
+from hil.controller.analysis.tensors.worst import Element, element, exact
+from hil.controller.web.tensor_view import Shown
+from hil.core.text import visible
+from hil.errors import UsageError
+
+
+def told(shown: Shown, row: int, column: int) -> Mapping[str, Any]:
+    """The text for a cell of the figures, and the index of its element.
+
+    Raises:
+        UsageError: there is no such cell, or texts are shown and no map.
+    """
+    if shown.is_text:
+        raise UsageError(f"{shown.subject.name} holds texts, of which there is no map")
+    part = _part(shown.window, row, column)
+    plane, array = shown.plane, shown.arrays[0]
+    first = plane.index_of(part.top, part.left)
+    if first is None:
+        return {"text": "No element: the last row is shorter.", "index": None}
+    many = part.rows * part.columns > 1
+    if shown.pair is None:
+        value = exact(array, first)
+        more = _and_more(part) + _nonfinite(nonfinite_map(array, plane, part), NONFINITE_ALONE) if many else ""
+        return {"text": f"{_at(first)}: {value}{more}", "index": list(first)}
+    if many:
+        worst = shown.worst_element(part)
+        if worst is None:
+            return {"text": f"{_at(first)}: {exact(array, first)}{_and_more(part)}, all equal", "index": list(first)}
+        text = f"The worst of {part.rows} x {part.columns} elements, {text_of(worst, shown)}"
+        errors = error_map(*shown.pair, plane, part, part=shown.query.part)
+        text += _nonfinite(errors, NONFINITE)
+        if any(errors.counts[code] for code in NONFINITE) and errors.ends is not None:
+            text += f"; of the others the worst difference is {errors.ends[1]:.6g}"
+        return {"text": text, "index": list(worst.index)}
+    return {"text": text_of(element(*shown.pair, first, None), shown), "index": list(first)}
+
+
+def text_of(one: Element, shown: Shown) -> str:
+    """An element in words: where it is, both values, how far they are apart."""
+    values = [exact(array, one.index) for array in shown.arrays]
+    names = [side.title for side in shown.subject.sides]
+    apart = "equal" if one.difference == 0 else f"difference {one.difference:.6g}"
+    ulp = f", {one.ulp} ULP" if one.ulp else ""
+    return f"{_at(one.index)}: {visible(names[0])} {values[0]}, {visible(names[1])} {values[1]}, {apart}{ulp}"
+
+
+def _part(window: Window, row: int, column: int) -> Window:
+    rows, columns = edges_of(window)
+    if row + 1 >= rows.size or column + 1 >= columns.size:
+        raise UsageError(f"there is no cell {row}, {column}")
+    return Window(
+        window.top + int(rows[row]),
+        window.left + int(columns[column]),
+        window.top + int(rows[row + 1]),
+        window.left + int(columns[column + 1]),
+    )
+
+
+def _and_more(part: Window) -> str:
+    return f", the first of {part.rows} x {part.columns} elements"
+
+
+def _nonfinite(map: Map, words: Mapping[int, str]) -> str:
+    return "".join(
+        f"; {map.counts[code]} of {map.elements} are {text}" for code, text in words.items() if map.counts[code]
+    )
+
+
+def _at(index: tuple[int, ...]) -> str:
+    return visible(str(list(index))) if index else "The only element"

@@ -1,0 +1,69 @@
+"""Histograms and the scatter of a tensor's page as shapes: where each bar stands and what it says."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hil.controller.analysis.tensors.overview import Bin, Overview
+from hil.controller.analysis.tensors.pictures import scatter_png
+from hil.controller.web.templating import number
+
+WIDTH, HEIGHT = 480, 140
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A rectangle, in pixels from the upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    series: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Bars whose height grows with the number's logarithm: one element of millions is seen."""
+
+    bars: Sequence[Bar]
+    bins: Sequence[Bin]
+    ends: tuple[str, str]
+    most: int  # of one bar
+
+    @property
+    def filled(self) -> list[Bin]:
+        """The bars in which something is."""
+        return [one for one in self.bins if any(one.counts)]
+
+
+def histogram(bins: Sequence[Bin], names: Sequence[str]) -> Histogram | None:
+    """A histogram of one or two tensors; None where there is no bar."""
+    most = max((count for one in bins for count in one.counts), default=0)
+    if not most:
+        return None
+    step = WIDTH / len(bins)
+    bars = []
+    for place, one in enumerate(bins):
+        for series, count in enumerate(one.counts):
+            if not count:
+                continue
+            height = HEIGHT * (1 + math.log10(count)) / (1 + math.log10(most))
+            width = step / len(one.counts)
+            text = f"{number(one.low)} to {number(one.high)}: {count}"
+            text = f"{names[series]}, {text}" if len(one.counts) > 1 else text
+            bars.append(
+                Bar(place * step + series * width, HEIGHT - height, max(width - 0.5, 0.5), height, series, text)
+            )
+    return Histogram(bars, bins, (number(bins[0].low), number(bins[-1].high)), most)
+
+
+def scatter_picture(found: Overview) -> str:
+    """The address of a picture of the board's values (upwards) against the reference's; "" where there is none."""
+    if found.scatter is None or not found.scatter.any():
+        return ""
+    return "data:image/png;base64," + base64.b64encode(scatter_png(found.scatter)).decode()

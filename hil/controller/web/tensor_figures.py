@@ -1,0 +1,209 @@
+"""Maps of tensors as figures of a page: a picture, what its colours mean, and a sentence that says it without them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hil.controller.analysis.tensors.elements import NONFINITE, NONFINITE_ALONE, SAME
+from hil.controller.analysis.tensors.maps import MOST_CELLS, Map, edges_of
+from hil.controller.analysis.tensors.pictures import (
+    COLOURS,
+    EQUAL_COLOUR,
+    STEPS,
+    Scale,
+    is_mixed,
+    paint,
+    paint_codes,
+    png,
+)
+from hil.controller.analysis.tensors.planes import Plane
+from hil.controller.web.templating import number
+
+# What has few rows is drawn at least so high, and what has few columns so wide, in pixels.
+_LEAST_HEIGHT, _LEAST_WIDTH = 48, 160
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture of cells."""
+
+    name: str  # of its element in the page
+    title: str
+    picture: str  # an address with the data in it
+    rows: int  # of cells
+    columns: int
+    alt: str
+    ends: tuple[str, str] | None = None  # what the first and the last colour of the scale mean
+    bar: str = ""  # the scale as a picture
+    legend: Sequence[tuple[str, str]] = ()  # (colour, what it means)
+    worst: tuple[int, int] | None = None  # the cell of the worst element
+    note: str = ""  # what the colours alone do not say
+    window: tuple[int, int, int, int] = field(default=(0, 0, 0, 0))  # top, left, rows and columns of elements
+
+    @property
+    def pixels(self) -> int:
+        """How many pixels a side of a cell has, where the figure is not stretched."""
+        return max(1, MOST_CELLS // max(self.rows, self.columns))
+
+    @property
+    def width(self) -> int:
+        """Of the picture, in pixels: a whole number for each cell."""
+        return self.columns * max(self.pixels, _LEAST_WIDTH // self.columns)
+
+    @property
+    def height(self) -> int:
+        """Of the picture, in pixels: a whole number for each cell."""
+        return self.rows * max(self.pixels, _LEAST_HEIGHT // self.rows)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes."""
+        return len(self.picture) + len(self.bar) + len(self.alt) + 2000
+
+    def middle(self, cell: tuple[int, int]) -> tuple[float, float]:
+        """Where the middle of a cell is in the picture, in pixels from the left and from the top."""
+        row, column = cell
+        return (column + 0.5) * self.width / self.columns, (row + 0.5) * self.height / self.rows
+
+
+def value_figure(name: str, title: str, what: str, map: Map, scale: Scale | None, *, pool: str, alone: bool) -> Figure:
+    """A figure of one tensor's values.
+
+    Args:
+        what: the tensor's type, for the sentence.
+        scale: of all figures that are beside each other.
+        alone: whether it has no reference beside it.
+    """
+    ends = map.ends
+    numbers = f"from {number(ends[0])} to {number(ends[1])}" if ends else "no finite value"
+    pooled = _pooled(map, {"mean": "the mean", "min": "the smallest", "max": "the largest"}[pool])
+    codes = _codes(map, NONFINITE_ALONE)
+    alt = ". ".join(filter(None, [f"{title}, {what}: {_place(map)}, {numbers}", pooled, codes])) + "."
+    return _figure(name, title, map, scale, "viridis", alt, legend=_legend(map, NONFINITE_ALONE))
+
+
+def difference_figure(name: str, title: str, map: Map, scale: Scale | None, worst: str) -> Figure:
+    """A figure of errors, whose brightest cells are the worst.
+
+    Args:
+        worst: what the worst element is, for the sentence; "" where none differs.
+    """
+    differ = int(np.count_nonzero((map.numbers > 0) | (map.codes > SAME)))
+    cells = int(np.count_nonzero(map.filled))
+    found = f"{differ} of {cells} cells differ; {worst}" if differ else "no element differs"
+    if any(map.counts[SAME + 1 :]) and map.ends is not None:
+        found += f"; of what is finite in both the worst is {number(map.ends[1])}"
+    alt = ". ".join(filter(None, [f"{title}: {_place(map)}. {found}", _pooled(map, "the largest"), _codes(map)])) + "."
+    legend = [(f"#{EQUAL_COLOUR}", "equal"), *_legend(map)]
+    figure = _figure(name, title, map, scale, "inferno", alt, legend=legend)
+    at = worst_cell(map) if differ else None
+    return Figure(**{**vars(figure), "worst": at})
+
+
+def nonfinite_figure(name: str, title: str, map: Map, *, alone: bool) -> Figure:
+    """A figure of where NaN and infinities are."""
+    words = NONFINITE_ALONE if alone else NONFINITE
+    codes = _codes(map, words) or "every element is finite"
+    alt = f"{title}: {_place(map)}. {codes}."
+    legend = [(f"#{EQUAL_COLOUR}", "finite"), *_legend(map, words)]
+    picture = _address(png(paint_codes(map), "viridis"))
+    return Figure(
+        name,
+        title,
+        picture,
+        *_cells(map),
+        alt,
+        legend=legend,
+        worst=_gravest(map),
+        note=_note(map, SAME),
+        window=_window(map),
+    )
+
+
+def worst_cell(map: Map) -> tuple[int, int]:
+    """The cell with the gravest NaN or infinity or, where there is none, the largest number."""
+    codes = np.where(map.codes > SAME, map.codes, 0)
+    ranked = codes if codes.any() else np.nan_to_num(map.numbers, nan=-1.0)
+    row, column = np.unravel_index(int(ranked.argmax()), ranked.shape)
+    return int(row), int(column)
+
+
+def cell_of(map_window: tuple[int, int, int, int], plane: Plane, index: Sequence[int]) -> tuple[int, int] | None:
+    """The cell of a figure that an element is in; None where it is not drawn."""
+    place = plane.place_of(index)
+    top, left, rows, columns = map_window
+    if place is None or not (0 <= place[0] - top < rows and 0 <= place[1] - left < columns):
+        return None
+    edges = edges_of(plane.clipped(top, left, rows, columns))
+    found = (
+        int(np.searchsorted(edge, at, "right")) - 1
+        for edge, at in zip(edges, (place[0] - top, place[1] - left), strict=True)
+    )
+    return next(found), next(found)
+
+
+def _gravest(map: Map) -> tuple[int, int] | None:
+    row, column = divmod(int(map.codes.argmax()), map.codes.shape[1])
+    return (row, column) if map.codes[row, column] else None
+
+
+def _figure(
+    name: str,
+    title: str,
+    map: Map,
+    scale: Scale | None,
+    colours: str,
+    alt: str,
+    *,
+    legend: Sequence[tuple[str, str]],
+) -> Figure:
+    ends = None if scale is None else (number(scale.low), number(scale.high))
+    bar = "" if scale is None else _address(png(np.arange(STEPS, dtype=np.uint8)[np.newaxis], colours))
+    picture = _address(png(paint(map, scale), colours))
+    return Figure(name, title, picture, *_cells(map), alt, ends, bar, legend, note=_note(map), window=_window(map))
+
+
+def _cells(map: Map) -> tuple[int, int]:
+    return map.numbers.shape[0], map.numbers.shape[1]
+
+
+def _window(map: Map) -> tuple[int, int, int, int]:
+    return map.window.top, map.window.left, map.window.rows, map.window.columns
+
+
+def _legend(map: Map, words: Mapping[int, str] = NONFINITE) -> list[tuple[str, str]]:
+    return [(f"#{COLOURS[code]}", f"{text}: {_share(map, code)}") for code, text in words.items() if map.counts[code]]
+
+
+def _codes(map: Map, words: Mapping[int, str] = NONFINITE) -> str:
+    return "; ".join(f"{_share(map, code)} are {text}" for code, text in words.items() if map.counts[code])
+
+
+def _share(map: Map, code: int) -> str:
+    count, total = map.counts[code], map.elements
+    share = 100 * count / total
+    # A share that rounds to none or to all would say what is not so.
+    told = f" ({share:.3g} %)" if count == total or 0.01 <= share < 99.95 else ""
+    return f"{count} of {total} elements{told}"
+
+
+def _note(map: Map, least: int = SAME + 1) -> str:
+    return "Where cells have more than one of these, their colours alternate." if is_mixed(map, least) else ""
+
+
+def _place(map: Map) -> str:
+    window = map.window
+    return f"rows {window.top} to {window.bottom - 1} and columns {window.left} to {window.right - 1}"
+
+
+def _pooled(map: Map, how: str) -> str:
+    rows, columns = map.cell
+    return f"A cell is {how} of up to {rows} x {columns} elements" if rows * columns > 1 else ""
+
+
+def _address(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()

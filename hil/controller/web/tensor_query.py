@@ -1,0 +1,141 @@
+"""What the address of a tensor's page asks for: which tensor, which slice of it, and how it is drawn and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request
+
+from hil.compare.tolerance import check_tolerance
+from hil.controller.analysis.tensors.elements import PARTS
+from hil.controller.analysis.tensors.maps import POOLS
+from hil.controller.analysis.tensors.planes import Plane, Window, plane_of
+from hil.controller.analysis.tensors.worst import ORDERS
+from hil.controller.web.site import asked, number_of
+from hil.core.npy import MAX_DIMS
+from hil.errors import UsageError
+
+_CHOICES = {"part": PARTS, "pool": POOLS, "by": tuple(ORDERS)}
+# A window around an element that somebody wants to see has so many rows and columns.
+CLOSE = 33
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The address' values; "" and 0 are what the page chooses."""
+
+    id: str = ""
+    root: int = 0
+    case: str = ""
+    kind: str = ""
+    output: str = ""  # the tensor's name
+    beside: str = ""  # the reference, where that is not the one that decides
+    rows: str = ""  # an axis' number; "" with no columns is all elements in reading order
+    columns: str = ""
+    # top, left, height, width: the part of the plane that is drawn.
+    top: int = 0
+    left: int = 0
+    height: int = 0
+    width: int = 0
+    part: str = ""
+    pool: str = ""
+    by: str = ""
+    rtol: str = ""
+    atol: str = ""
+    dtype: str = ""  # what raw bytes of a file are
+    mark: str = ""  # the index of the element that is marked
+
+
+@dataclass(frozen=True)
+class TensorQuery(_Values):
+    """All that the address of a tensor's page asks for."""
+
+    index: tuple[int, ...] = ()  # of each axis: i0, i1, ...
+
+    def query(self, **other: Any) -> str:
+        """It as an address' query, with some values replaced; what is not asked for is left out."""
+        one = replace(self, **other)
+        values = {field.name: getattr(one, field.name) for field in fields(one) if field.name != "index"}
+        values |= {f"i{axis}": place for axis, place in enumerate(one.index)}
+        return urlencode({name: value for name, value in values.items() if value})
+
+    @property
+    def tolerance(self) -> tuple[float | None, float | None]:
+        """What of a tolerance is given. Raises UsageError: it is no number, or none that hil takes."""
+        found = [_real(name, getattr(self, name)) for name in ("rtol", "atol")]
+        check_tolerance(*found)
+        return found[0], found[1]
+
+    def marked(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+        """The index that is marked; None where none is, or where a tensor has no such place."""
+        parts = self.mark.split(",") if self.mark else []
+        if not all(part.isdecimal() and len(part) < 19 for part in parts) or not self.mark:
+            return () if self.mark == "." and not shape else None
+        found = tuple(map(int, parts))
+        inside = len(found) == len(shape) and all(at < dim for at, dim in zip(found, shape, strict=True))
+        return found if inside else None
+
+    def plane(self, shape: Sequence[int]) -> Plane:
+        """The plane that is asked for of a tensor. Raises UsageError: it has no such axis or place."""
+        try:
+            rows, columns = (_axis(name, getattr(self, name)) for name in ("rows", "columns"))
+            if columns is None and rows is not None:
+                columns = next((axis for axis in reversed(range(len(shape))) if axis != rows), None)
+                if columns is None:
+                    rows, columns = None, rows
+            return plane_of(shape, None if rows == columns else rows, columns, self.index)
+        except ValueError as error:
+            raise UsageError(f"this slice is not there: {error}", hint="choose other axes or places") from error
+
+    def window(self, plane: Plane) -> Window:
+        """The part of a plane that is drawn."""
+        return plane.clipped(self.top, self.left, self.height, self.width)
+
+    def around(self, plane: Plane, index: Sequence[int]) -> str:
+        """The query for a close look at one element, which need not be in the plane that is drawn now."""
+        place = replace(plane, index=tuple(index)).place_of(index) or (0, 0)
+        close = plane.clipped(place[0] - CLOSE // 2, place[1] - CLOSE // 2, CLOSE, CLOSE)
+        return self.query(
+            index=() if plane.in_reading_order else tuple(index),
+            mark=",".join(map(str, index)) or ".",
+            top=close.top,
+            left=close.left,
+            height=close.rows,
+            width=close.columns,
+        )
+
+
+def query_of(request: Request) -> TensorQuery:
+    """What a request asks for. Raises UsageError: a value is none that the page knows."""
+    given = request.query_params
+    count = max((int(name[1:]) + 1 for name in given if _is_index(name)), default=0)
+    index = tuple(number_of(request, f"i{axis}") for axis in range(count))
+    found = asked(request, _Values)
+    for name, choices in _CHOICES.items():
+        if (value := getattr(found, name)) and value not in choices:
+            raise UsageError(f"{name} is {value[:40]!r}", hint=f"one of {', '.join(choices)}")
+    return TensorQuery(**vars(found), index=index)
+
+
+def _is_index(name: str) -> bool:
+    return name[:1] == "i" and name[1:].isdecimal() and len(name) < 4 and int(name[1:]) < MAX_DIMS
+
+
+def _axis(name: str, given: str) -> int | None:
+    if not given:
+        return None
+    if not (given.isdecimal() and len(given) < 3):
+        raise ValueError(f"{name} is {given[:40]!r}, which is no axis")
+    return int(given)
+
+
+def _real(name: str, given: str) -> float | None:
+    if not given.strip():
+        return None
+    try:
+        return float(given)
+    except ValueError as error:
+        raise UsageError(f"{name} is {given[:40]!r}: a tolerance is a number of 0 or more") from error

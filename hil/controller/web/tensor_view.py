@@ -1,0 +1,295 @@
+"""What a tensor's page shows, part by part: quick parts at once, those of large tensors when the page asks for them.
+
+A request holds pieces of the tensors and maps of a bounded size (:data:`MOST_BYTES`), and never a whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from hil.compare.values import CHUNK, common_kind
+from hil.controller.analysis.tensors.elements import has_ulps
+from hil.controller.analysis.tensors.judging import Judgement, judge_recorded, judge_within
+from hil.controller.analysis.tensors.maps import error_map, nonfinite_map, scratch_bytes, ulp_map, value_map
+from hil.controller.analysis.tensors.overview import Overview, overview
+from hil.controller.analysis.tensors.pictures import error_scale, value_scale
+from hil.controller.analysis.tensors.planes import Plane, Window
+from hil.controller.analysis.tensors.texts import TextRow, text_rows
+from hil.controller.analysis.tensors.worst import Element, element, worst_elements, worst_in
+from hil.controller.web.cached import Results
+from hil.controller.web.tensor_figures import (
+    Figure,
+    cell_of,
+    difference_figure,
+    nonfinite_figure,
+    value_figure,
+    worst_cell,
+)
+from hil.controller.web.tensor_query import TensorQuery
+from hil.controller.web.tensors import Subject, open_tensor, recorded_tolerance, stamp_of
+from hil.core.file_tensor import FileTensor
+from hil.core.results import Tolerance
+from hil.core.tensors import dtype_name, type_text
+from hil.errors import UsageError
+
+T = TypeVar("T")
+
+# Parts of more elements are asked for by the page when it is there.
+AT_ONCE = 1 << 20
+# One picture is made at a time, and one of the results for which all elements are looked at several times, for which no
+# picture waits; what was made is kept in so many bytes.
+_MAKERS = 2
+_KEPT_BYTES = 64 << 20
+RESULTS = Results(_KEPT_BYTES, 1)
+# What all requests together take beyond what is kept.
+MOST_BYTES = _KEPT_BYTES + _MAKERS * scratch_bytes(16)
+_WORST = 50
+# Of texts so much is read at a time.
+_TEXT_BYTES = 16 << 20
+_PICTURES = ("values", "errors", "ulps")
+# A file that changes while it is opened is opened so often.
+_TRIES = 10
+# Texts are shown so many at a time.
+TEXTS = 200
+
+
+@dataclass
+class Shown:
+    """A tensor's page, made of one or two open tensors."""
+
+    query: TensorQuery
+    subject: Subject
+    arrays: Sequence[FileTensor]
+    now: str = ""  # the part that is asked for, however long it takes
+    # What tells that the files are those that were opened: another file may be in their place at any time, and what is
+    # kept of these must not be taken for its.
+    stamps: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, query: TensorQuery, subject: Subject, now: str = "") -> Shown:
+        """Open what is to be shown. Raises UsageError: a file cannot be read, or the slice is not there."""
+        for _ in range(_TRIES):
+            stamps = _stamps(subject)
+            arrays = [open_tensor(side, query.dtype) for side in subject.sides]
+            if stamps == _stamps(subject):
+                return cls(query, subject, arrays, now, stamps)
+        raise UsageError(f"{subject.name} is being written", hint="reload the page when that is over")
+
+    @cached_property
+    def types(self) -> list[str]:
+        """Shape and dtype of each."""
+        return [type_text(dtype_name(one.dtype), one.shape) for one in self.arrays]
+
+    @property
+    def pair(self) -> tuple[FileTensor, FileTensor] | None:
+        """Both tensors, where they can be compared element by element."""
+        if len(self.arrays) < 2 or self.apart:
+            return None
+        return self.arrays[0], self.arrays[1]
+
+    @property
+    def apart(self) -> str:
+        """Why two tensors are each drawn alone; "" where they are not."""
+        if len(self.arrays) < 2:
+            return ""
+        a, b = self.arrays
+        if a.shape != b.shape:
+            return f"the shapes differ: {self.types[0]} beside {self.types[1]}"
+        if not common_kind(dtype_name(a.dtype), dtype_name(b.dtype)):
+            return f"no dtype holds the values of both: {self.types[0]} beside {self.types[1]}"
+        return ""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds strings, of which a table is shown and no map."""
+        return any(dtype_name(one.dtype) == "string" for one in self.arrays)
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether a part of the numbers can be chosen."""
+        return any(one.dtype.kind == "c" for one in self.arrays)
+
+    @property
+    def has_ulps(self) -> bool:
+        """Whether values can be counted between the two."""
+        return self.pair is not None and has_ulps(self.pair[0].dtype, self.pair[1].dtype)
+
+    @property
+    def size(self) -> int:
+        """How many elements the larger tensor has."""
+        return max(one.size for one in self.arrays)
+
+    @cached_property
+    def plane(self) -> Plane:
+        """The slice of the first tensor."""
+        return self.query.plane(self.arrays[0].shape)
+
+    @cached_property
+    def window(self) -> Window:
+        """The part of it that is drawn."""
+        return self.query.window(self.plane)
+
+    def places(self) -> list[tuple[Plane, Window]]:
+        """What is drawn of each tensor; of one of another shape what fits of that, or all."""
+        found = [(self.plane, self.window)]
+        for one in self.arrays[1:]:
+            if one.shape == self.arrays[0].shape:
+                found.append(found[0])
+                continue
+            whole = TensorQuery().plane(one.shape)
+            found.append((whole, whole.whole))
+        return found
+
+    def _drawn(self) -> list[tuple[int, tuple[Plane, Window]]]:
+        """The places of those tensors that have elements: of two of different shapes one may have none."""
+        return [(at, place) for at, place in enumerate(self.places()) if place[0].elements]
+
+    def later(self, part: str) -> bool:
+        """Whether a part is left for the page to ask for."""
+        drawn = self.window.rows * self.window.columns
+        elements = drawn if part in _PICTURES else self.size
+        return elements > AT_ONCE and self.now not in (part, "all") and self._key(part) not in RESULTS
+
+    def values(self) -> list[Figure]:
+        """The maps of both tensors' values, or of the only one's."""
+        return self._kept("values", self._values, _bytes_of)
+
+    def _values(self) -> list[Figure]:
+        pool = self.query.pool or "mean"
+        found = {
+            at: value_map(self.arrays[at], plane, window, pool=pool, part=self.query.part)
+            for at, (plane, window) in self._drawn()
+        }
+        shared = None if self.apart else value_scale(list(found.values()))
+        alone = len(self.arrays) < 2
+        return [
+            value_figure(
+                f"value-{at}",
+                self.subject.sides[at].title,
+                self.types[at],
+                one,
+                shared or value_scale([one]),
+                pool=pool,
+                alone=alone,
+            )
+            for at, one in found.items()
+        ]
+
+    def errors(self) -> list[Figure]:
+        """The map of differences and that of NaN and infinities."""
+        return self._kept("errors", self._errors, _bytes_of)
+
+    def _errors(self) -> list[Figure]:
+        if self.pair is None:
+            return [
+                nonfinite_figure(
+                    f"nonfinite-{at}",
+                    f"NaN and infinities, {self.subject.sides[at].title}",
+                    nonfinite_map(self.arrays[at], *place),
+                    alone=True,
+                )
+                for at, place in self._drawn()
+            ]
+        found = error_map(*self.pair, self.plane, self.window, part=self.query.part)
+        worst = self._worst_of(found.part_of(*worst_cell(found)), "abs")
+        text = "" if worst is None else f"the worst is {worst.difference:.6g} at {list(worst.index)}"
+        return [
+            difference_figure("difference", "Difference", found, error_scale(found), text),
+            nonfinite_figure("nonfinite", "NaN and infinities", found, alone=False),
+        ]
+
+    def ulps(self) -> list[Figure]:
+        """The map of how many representable values lie between the two."""
+        return self._kept("ulps", self._ulps, _bytes_of)
+
+    def _ulps(self) -> list[Figure]:
+        assert self.pair is not None
+        found = ulp_map(*self.pair, self.plane, self.window)
+        worst = self._worst_of(found.part_of(*worst_cell(found)), "ulp")
+        text = "" if worst is None else f"the worst is {worst.ulp} ULP at {list(worst.index)}"
+        return [difference_figure("ulp", "ULP", found, error_scale(found), text)]
+
+    def judgement(self) -> Judgement:
+        """What hil says within the tolerance that is asked for, or within the record's."""
+        return self._kept("numbers", self._judgement, lambda _: 10_000)
+
+    def _judgement(self) -> Judgement:
+        assert self.pair is not None
+        if self.is_text and max(one.dtype.itemsize for one in self.pair) * min(self.size, CHUNK) > _TEXT_BYTES:
+            return Judgement(None, "the texts are too long to be compared here: hil compare does", None)
+        rtol, atol = self.query.tolerance
+        if rtol is None and atol is None:
+            return judge_recorded(self.subject.name, *self.pair, *recorded_tolerance(self.subject.recorded))
+        return judge_within(self.subject.name, *self.pair, rtol=rtol, atol=atol)
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        """The tolerance of the judgement; None is exact."""
+        comparison = self.judgement().comparison
+        return None if comparison is None else comparison.tolerance
+
+    def worst(self) -> list[Element]:
+        """The worst elements of the whole tensors."""
+        assert self.pair is not None
+        a, b = self.pair
+        # Known before: what is made in a turn must not wait for another turn.
+        tolerance, by = self.tolerance, self.query.by or "excess"
+        return self._kept(
+            "worst", lambda: worst_elements(a, b, tolerance, by=by, most=_WORST), lambda found: 2000 * len(found)
+        )
+
+    def texts(self) -> list[TextRow]:
+        """The texts from a place on, in reading order."""
+        return text_rows(self.arrays if self.pair else self.arrays[:1], self.query.top, TEXTS)
+
+    def charts(self) -> Overview:
+        """All elements, counted."""
+        return self._kept("charts", self._charts, lambda _: 400_000)
+
+    def _charts(self) -> Overview:
+        return overview(*(self.pair or self.arrays[:1]), part=self.query.part)
+
+    def mark_in(self, figure: Figure) -> tuple[float, float] | None:
+        """Where in a figure the element is that the address marks, or else the worst; None where it is not drawn."""
+        marked = self.query.marked(self.arrays[0].shape)
+        cell = figure.worst if marked is None else cell_of(figure.window, self.plane, marked)
+        return None if cell is None else figure.middle(cell)
+
+    def worst_element(self, part: Window) -> Element | None:
+        """The worst element of a small part of the plane; None where all are equal."""
+        return self._worst_of(part, "abs")
+
+    def _worst_of(self, part: Window, by: str) -> Element | None:
+        assert self.pair is not None
+        index = worst_in(*self.pair, self.plane, part, by)
+        return None if index is None else element(*self.pair, index, None)
+
+    def _kept(self, part: str, make: Callable[[], T], size: Callable[[T], int]) -> T:
+        def made() -> tuple[T, int]:
+            found = make()
+            return found, size(found)
+
+        return RESULTS.get(self._key(part), made, slow=part not in _PICTURES)
+
+    def _key(self, part: str) -> tuple[Any, ...]:
+        stamps = self.stamps
+        dtypes = tuple(dtype_name(one.dtype) for one in self.arrays)
+        query = self.query
+        if part in _PICTURES:
+            return (part, stamps, dtypes, self.plane, self.window, query.part, query.pool if part == "values" else "")
+        if part == "charts":
+            return (part, stamps, dtypes, query.part)
+        recorded = recorded_tolerance(self.subject.recorded)
+        order = query.by if part == "worst" else ""
+        return (part, stamps, dtypes, self.subject.name, query.rtol, query.atol, recorded, order)
+
+
+def _stamps(subject: Subject) -> tuple[Any, ...]:
+    return tuple(stamp_of(side.path) for side in subject.sides)
+
+
+def _bytes_of(figures: Sequence[Figure]) -> int:
+    return sum(one.bytes for one in figures)

@@ -1,0 +1,210 @@
+"""The graph page in a real Chromium: what is drawn, beside what the stored record says."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support.browser import NAMES, Page, find_browser
+from support.layer_models import residual_cnn
+from support.waiting import eventually
+from support.web import serving, write_record
+
+BROWSER = find_browser()
+pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser on PATH: {', '.join(NAMES)}")
+
+# The page's colours, from right to wrong, and the errors of a bisection of residual_cnn.
+STOPS = ((0xEE, 0xF3, 0xC7), (0xF6, 0xB3, 0x52), (0xD1, 0x49, 0x5B), (0x6A, 0x1B, 0x4D))
+ERRORS = {"stem": 1e-6, "stem_relu": 0.0, "block/conv1": 3e-5, "block/relu1": 1e-4, "block/add": 1e-2, "head": 2e-3}
+WRONG = ("block/add", "head")
+
+
+def layer(name, error, wrong):
+    output = {"name": f"{name} out", "passed": not wrong, "max_abs": error, "sqnr_db": 80.0, "reason": "off"}
+    found = {"outcome": "FAIL" if wrong else "PASS", "reason": "off" if wrong else "", "outputs": [output]}
+    return {"name": f"L_{name}", "op": "?", "nodes": [name], "depth": 0, "isolated": found, "cumulative": None}
+
+
+def bisection(root, name, errors, wrong=WRONG, model="net.onnx"):
+    layers = [layer(node, error, node in wrong) for node, error in errors.items()]
+    write_record(
+        root / name / "bisect.json", {"schema": 1, "model": model, "board": f"board of {name}", "layers": layers}
+    )
+
+
+def large(path, count):
+    """A chain whose every fifth node adds what came five before."""
+    names = ["x", *(f"t{number}" for number in range(count))]
+    nodes = [
+        helper.make_node("Add", [names[at], names[at - 4]], [names[at + 1]], f"n{at}")
+        if at % 5 == 4
+        else helper.make_node("Relu", [names[at]], [names[at + 1]], f"n{at}")
+        for at in range(count)
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", names[-1])]
+    graph = helper.make_graph(nodes, "large", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stored")
+    onnx.save(residual_cnn(), root / "net.onnx")
+    bisection(root, "first", ERRORS)
+    bisection(root, "second", {**ERRORS, "stem": 1.0}, wrong=("stem",))
+    large(root / "large.onnx", 5000)
+    bisection(root, "large", {f"n{at}": 1e-6 * at for at in range(5000)}, wrong=("n4000",), model="large.onnx")
+    with serving(root) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page():
+    with Page(str(BROWSER)) as page:
+        yield page
+
+
+@pytest.fixture(autouse=True)
+def nothing_went_wrong(page):
+    page.resize(1280, 900)
+    yield
+    assert page.troubles == []
+
+
+def opened(page, address, query):
+    page.open(f"{address}/graph?{query}")
+    page.wait("document.getElementById('graph').dataset.drawn === 'yes'")
+
+
+def place_of(page, name, pane=0):
+    """Where a node is drawn: x and y in its canvas, and the scale."""
+    return page.run(f"document.getElementById('graph').nodeAt({pane}, {json.dumps(name)})")
+
+
+def colour_of(page, name, pane=0):
+    """What is drawn at the left edge of a node, where nothing is written."""
+    x, y, scale = place_of(page, name, pane)
+    x -= 70 * scale
+    return page.run(
+        f"[...document.querySelectorAll('canvas')[{pane}].getContext('2d')"
+        f".getImageData({x} * devicePixelRatio, {y} * devicePixelRatio, 1, 1).data].slice(0, 3)"
+    )
+
+
+def expected(error, errors):
+    """The colour of an error among all of a page's, by its logarithm; recomputed here."""
+    positive = [one for one in errors if one > 0]
+    low, high = math.log(min(positive)), math.log(max(positive))
+    level = (math.log(error) - low) / (high - low) * 3 if error > 0 else 0.0
+    first = min(int(level), 2)
+    return [round(a + (b - a) * (level - first)) for a, b in zip(STOPS[first], STOPS[first + 1], strict=True)]
+
+
+def close(found, wanted):
+    return all(abs(a - b) <= 2 for a, b in zip(found, wanted, strict=True))
+
+
+def key(page, name):
+    for kind in ("keyDown", "keyUp"):
+        page.call(
+            "Input.dispatchKeyEvent", type=kind, key=name, text=name if kind == "keyDown" and len(name) == 1 else ""
+        )
+
+
+def mouse(page, kind, x, y, pane=0):
+    box = page.run(f"(box => [box.x, box.y])(document.querySelectorAll('canvas')[{pane}].getBoundingClientRect())")
+    page.call("Input.dispatchMouseEvent", type=kind, x=box[0] + x, y=box[1] + y, button="left", buttons=1, clickCount=1)
+
+
+def test_each_nodes_colour_is_that_of_its_error_in_the_record(page, address):
+    opened(page, address, "id=first")
+    for name, error in ERRORS.items():
+        eventually(lambda name=name, error=error: close(colour_of(page, name), expected(error, ERRORS.values())), name)
+    # No layer tells of this node: it has the page's ground.
+    assert colour_of(page, "flatten") == [255, 255, 255]
+    swatches = page.run(
+        "Object.fromEntries([...document.querySelectorAll('#nodes tbody tr')].map(row => [row.dataset.name,"
+        " getComputedStyle(row.querySelector('.swatch')).backgroundColor]))"
+    )
+    for name, error in ERRORS.items():
+        found = [int(part) for part in swatches[name].removeprefix("rgb(").removesuffix(")").split(",")]
+        assert close(found, expected(error, ERRORS.values()))
+
+
+def test_a_click_tells_of_a_node_and_leads_to_its_case_and_tensors(page, address):
+    opened(page, address, "id=first")
+    x, y, _ = place_of(page, "block/add")
+    page.run("document.querySelector('canvas').scrollIntoView()")
+    mouse(page, "mousePressed", x, y)
+    mouse(page, "mouseReleased", x, y)
+    page.wait("document.querySelector('#node h2')?.textContent === 'block/add'")
+    told = page.texts("#node")[0]
+    assert "0.01" in told and "FAIL" in told and "off" in told
+    links = page.run("[...document.querySelectorAll('#node a')].map(one => one.getAttribute('href'))")
+    assert "/case?id=first&case=L_block%2Fadd" in links
+    assert "/tensors?id=first&case=L_block%2Fadd&output=block%2Fadd+out" in links
+    assert "node=block%2Fadd" in page.run("location.search")
+
+
+def test_keys_go_to_the_next_node_that_fails(page, address):
+    opened(page, address, "id=first")
+    chosen = []
+    for name in ("n", "n", "n", "p"):
+        key(page, name)
+        chosen.append(page.run("document.getElementById('graph-status').textContent.split(':')[0]"))
+    # Of the model's own nodes in its file's order; after the last comes the first.
+    assert chosen == ["block/add", "head", "block/add", "head"]
+
+
+def test_a_node_is_found_by_a_part_of_its_name(page, address):
+    opened(page, address, "id=first")
+    page.click("#find-node")
+    page.type("relu")
+    page.press("Enter")
+    assert page.texts("#graph-status")[0].startswith("stem_relu: Relu")
+    page.press("Enter")
+    assert page.texts("#graph-status")[0].startswith("block/relu1: Relu")
+
+
+def test_two_graphs_are_moved_zoomed_and_chosen_in_step(page, address):
+    opened(page, address, "id=first&id2=0:second")
+    both = [*ERRORS.values(), 1.0]
+    eventually(lambda: close(colour_of(page, "stem", 1), expected(1.0, both)), "the second board's colour")
+    assert close(colour_of(page, "stem", 0), expected(1e-6, both))
+    page.click("button[data-do=in]")
+    eventually(lambda: place_of(page, "stem") == place_of(page, "stem", 1), "one place after zooming")
+    before = place_of(page, "stem")
+    page.run("document.querySelector('canvas').scrollIntoView()")
+    mouse(page, "mousePressed", 30, 30)
+    mouse(page, "mouseMoved", 80, 110)
+    mouse(page, "mouseReleased", 80, 110)
+    eventually(lambda: place_of(page, "stem")[:2] == pytest.approx([before[0] + 50, before[1] + 80]), "moved")
+    assert place_of(page, "stem") == pytest.approx(place_of(page, "stem", 1))
+    key(page, "n")
+    page.wait("document.querySelectorAll('#node .sides > div').length === 2")
+    assert [text.partition("\n")[0] for text in page.texts("#node .sides > div")] == [
+        "net.onnx · ONNX · board of first · first",
+        "net.onnx · ONNX · board of second · second",
+    ]
+
+
+def test_a_large_graph_is_drawn_and_its_nodes_are_listed_a_page_at_a_time(page, address):
+    opened(page, address, "id=large")
+    assert page.texts("#nodes tbody a.node")[0] == "n4000"
+    assert len(page.texts("#nodes tbody tr")) == 100
+    key(page, "n")
+    eventually(lambda: close(colour_of(page, "n4000"), expected(4e-3, [1e-6 * at for at in range(5000)])), "its colour")
+    assert page.run("document.getElementById('graph-status').textContent").startswith("n4000")
+    # Nothing was laid out in the browser.
+    assert not any("graph-worker" in one for one in page.requests[-8:])
+
+
+def test_a_narrow_window_does_not_scroll_sideways(page, address):
+    page.resize(390, 800)
+    opened(page, address, "id=first&id2=0:second&node=stem")
+    assert page.run("document.documentElement.scrollWidth") <= 390
+    tops = page.run("[...document.querySelectorAll('canvas')].map(one => one.getBoundingClientRect().top)")
+    assert tops[1] > tops[0] + 200

@@ -1,0 +1,115 @@
+"""Every page of `hil web` over what hil itself stored: for whom it can be used, and on which screens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from support.browser import NAMES, Page, find_browser
+from support.fake_farm_client import busy_farm
+from support.web import serving
+
+BROWSER = find_browser()
+pytestmark = [
+    pytest.mark.skipif(not BROWSER, reason=f"no browser on PATH: {', '.join(NAMES)}"),
+    pytest.mark.timeout(600),
+]
+ROOT = Path(__file__).parents[2]
+AXE = (ROOT / "tests" / "support" / "axe" / "axe.min.js").read_text()
+DIGITS = str(ROOT / "examples" / "digits" / "digits_cnn.onnx")
+TOKEN = "of-whoever-started-it"
+PAGES = {
+    "sessions": "/",
+    "session of a suite": "/session?" + urlencode({"id": "suite"}),
+    "session of a run": "/session?" + urlencode({"id": "bisect"}),
+    "case": "/case?" + urlencode({"id": "wrong", "case": "digits_cnn"}),
+    "compare": "/compare?" + urlencode({"a": "suite", "b": "later"}),
+    "history of a case": "/history?" + urlencode({"case": "digits_cnn_full_model"}),
+    "regressions": "/history/regressions",
+    "tensors": "/tensors?" + urlencode({"id": "wrong", "case": "digits_cnn", "output": "logits"}),
+    "graph": "/graph?" + urlencode({"id": "bisect"}),
+    "traces": "/traces",
+    "boards of a farm": "/boards",
+    "board of a farm": "/board?name=pi",
+    "queue of a farm": "/queue",
+    "job that runs": "/job?name=1",
+    "jobs that wait": "/job?name=2",
+    "job that ended": "/job?name=3",
+    # What Perfetto's page says of itself may come when it is left already: the next one is a noisy one too.
+    "trace": "/trace?" + urlencode({"id": "profiled", "case": "digits_cnn"}),
+    "what cannot be shown": "/session?id=nothing",
+}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A server over a run that went wrong, one with a profile, a bisection and two runs of a suite; and a farm."""
+    root = tmp_path_factory.mktemp("stored")
+    (root / "nets").mkdir()
+    (root / "nets" / "digits_cnn.onnx").write_bytes(Path(DIGITS).read_bytes())
+    commands = {
+        "run": ["run", DIGITS, "--runtime-hw-type", "sim-f16", "--out", "runs"],
+        "profile": ["run", DIGITS, "--profile", "profile", "--out", "profiled-runs"],
+        "bisect": ["bisect", DIGITS, "--runtime-hw-type", "sim-f16", "--out", "bisect"],
+        "suite": ["suite", "run", "nets", "--flow", "iree", "--runtime-hw-type", "sim", "--out", "suite"],
+        "later": ["suite", "run", "nets", "--flow", "iree", "--runtime-hw-type", "sim-f16", "--out", "later"],
+    }
+    for name, command in commands.items():
+        done = subprocess.run(
+            [sys.executable, "-m", "hil.controller.cli.main", *command],
+            cwd=root,
+            env={**os.environ, "HIL_CACHE_DIR": str(root.parent / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode in (0, 1), (name, done.stdout, done.stderr)
+    for folder, name in (("runs", "wrong"), ("profiled-runs", "profiled")):
+        next((root / folder).glob("*/run.json")).parent.rename(root / name)
+    with busy_farm().link() as farm, serving(root, token=TOKEN, farm=farm) as found:
+        yield found
+
+
+# Perfetto's own page asks for what its policy does not let it have; and what cannot be shown is told with a 404.
+NOISY = ("trace", "what cannot be shown")
+SERIOUS = ("serious", "critical")
+OUTSIDE = """[...document.querySelectorAll('main *, header *')].filter(one => !one.closest('.scroll')
+    && one.getBoundingClientRect().right > innerWidth + 1).slice(0, 3).map(one => one.outerHTML.slice(0, 150))"""
+
+
+@pytest.mark.parametrize(
+    "screens",
+    [
+        pytest.param([(1280, False), (390, True)], id="wide and light, narrow and dark"),
+        pytest.param([(1280, True), (390, False)], id="wide and dark, narrow and light", marks=pytest.mark.slow),
+    ],
+)
+def test_no_page_has_a_serious_barrier_and_none_needs_sideways_scrolling(address, screens):
+    # Several screens a test: what the server shows takes longer to make than to look at.
+    found = {}
+    for width, dark in screens:
+        with Page(BROWSER, width=width, dark=dark) as page:
+            # Who may change something sees the most.
+            page.open(f"{address}/?token={TOKEN}")
+            for name, path in PAGES.items():
+                page.open(address + path)
+                page.run(AXE + "; true")
+                told = json.loads(page.run("axe.run(document, {iframes: false}).then(JSON.stringify)"))
+                barriers = {
+                    one["id"]: [node["html"][:150] for node in one["nodes"][:3]]
+                    for one in told["violations"]
+                    if one["impact"] in SERIOUS
+                }
+                if page.run("document.documentElement.scrollWidth > innerWidth"):
+                    barriers["it is wider than the window"] = page.run(OUTSIDE)
+                if page.troubles and name not in NOISY:
+                    barriers["its console"] = page.troubles[:]
+                page.troubles.clear()
+                if barriers:
+                    found[f"{name}, {width} px, {'dark' if dark else 'light'}"] = barriers
+    assert not found, json.dumps(found, indent=1)

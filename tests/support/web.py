@@ -1,0 +1,111 @@
+"""Stored sessions that no board ran, and `hil web` over them in this process."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import anyio
+from starlette.responses import FileResponse
+from starlette.testclient import TestClient
+
+from hil.controller.web.app import create_app
+from hil.controller.web.farm_link import FarmLink
+from hil.controller.web.index import Writer
+from hil.controller.web.indexer import Indexer
+from hil.controller.web.security import Access
+from support.waiting import eventually
+
+# The name that requests of a TestClient are for; hil web answers to loopback's names only, where it has no token.
+ADDRESS = "http://127.0.0.1:8790"
+
+
+def write_run(root: Path, name: str, cases: Sequence[Mapping[str, Any]] = (), **record: Any) -> Path:
+    """A stored run of `hil run` with these cases, of each what is given; returns its folder."""
+    folder = root / name
+    whole = {
+        **{"schema": 1, "id": name, "created": 1.7e9, "request": {"models": []}, "board": {"name": "sim"}},
+        **{"cases": [{"name": "model", "outcome": "PASS", **one} for one in cases]},
+        **{"outcome": "PASS", "exit_code": 0, "finished": True},
+        **record,
+    }
+    write_record(folder / "run.json", whole)
+    return folder
+
+
+def write_suite(root: Path, name: str, cases: Sequence[Mapping[str, Any]] = (), **head: Any) -> Path:
+    """A stored run of a suite with these cases, of each what is given; returns its folder."""
+    folder = root / name
+    whole = {
+        **{"schema": 1, "id": name, "suite": "models", "flow": "iree", "runtime": "iree", "boards": ["sim"]},
+        **{"versions": {"iree-base-compiler": "3.13.0"}, "started": 1.7e9, "finished": 1.7e9 + 60, "exit_code": 0},
+        **{"ids": [one.get("id", "case") for one in cases]},
+        **head,
+    }
+    write_record(folder / "suite.json", whole)
+    lines = [
+        {"id": "case", "model": "model", "flow": "iree", "runtime": "iree", "outcome": "PASS", "board": "sim", **one}
+        for one in cases
+    ]
+    (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return folder
+
+
+def write_record(path: Path, document: Any) -> None:
+    """A record of a session, in its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
+@contextmanager
+def asking(
+    *roots: Path, token: str = "", host: str = "127.0.0.1", farm: FarmLink | None = None
+) -> Iterator[TestClient]:
+    """A client of the application over folders of runs that are indexed; what its routes raise is raised."""
+    with tempfile.TemporaryDirectory() as folder, Writer(Path(folder) / "index.sqlite") as writer:
+        folders = [root.resolve() for root in roots]
+        indexer = Indexer(writer, folders)
+        indexer.look()
+        access = Access(host, token, farm.visitors() if farm else None)
+        app = create_app(folders, Path(folder) / "index.sqlite", indexer.progress, access, farm)
+        with TestClient(app, base_url=ADDRESS) as client:
+            yield client
+
+
+@asynccontextmanager
+async def _opened(response: FileResponse) -> AsyncIterator[anyio.AsyncFile[bytes]]:
+    """The file of an answer. Starlette leaves it open, with a warning, where the browser leaves as it is opened."""
+    with anyio.CancelScope(shield=True):
+        file = await anyio.open_file(response.path, mode="rb")
+    try:
+        yield file
+    finally:
+        with anyio.CancelScope(shield=True):
+            await file.aclose()
+
+
+@contextmanager
+def serving(*roots: Path, token: str = "", farm: FarmLink | None = None, port: int = 0) -> Iterator[str]:
+    """A server on a port of loopback, 0 is a free one, with its indexer, in threads of this process; its address."""
+    from hil.controller.web.server import listener, server_of
+
+    with tempfile.TemporaryDirectory() as folder, Writer(Path(folder) / "index.sqlite") as writer:
+        folders = [root.resolve() for root in roots]
+        whole = mock.patch.object(FileResponse, "_open_file", _opened)
+        with Indexer(writer, folders) as indexer, listener("127.0.0.1", port) as bound, whole:
+            access = Access("127.0.0.1", token, farm.visitors() if farm else None)
+            server = server_of(create_app(folders, Path(folder) / "index.sqlite", indexer.progress, access, farm))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+            thread.start()
+            try:
+                eventually(lambda: server.started and indexer.progress.first_done)
+                yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+                thread.join()

@@ -1,0 +1,39 @@
+"""A stored run with tensors that no board computed, and hil's verdict of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hil.compare.verdict import compare
+from hil.controller.pipeline.record import verdict_record
+from hil.core.npy import save_npy
+from hil.core.results import RunResult
+from hil.core.tensors import dtype_name
+from hil.core.text import jsonable
+from support.web import write_run
+
+
+def write_tensors(
+    root: Path, outputs: dict[str, Any], references: dict[str, Any], inputs: Any = None, name: str = "run"
+) -> Path:
+    """A stored run with one case, ``model``, that has these tensors and hil's verdict of them."""
+    kinds = {"inputs": inputs or {}, "outputs": outputs, "reference-0": references}
+    entries: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for kind, tensors in kinds.items():
+        (root / name / "model" / kind).mkdir(parents=True)
+        for number, (title, array) in enumerate(tensors.items()):
+            file = f"model/{kind}/{number}.npy"
+            save_npy(root / name / file, array)
+            entries[kind].append(
+                {"name": title, "dtype": dtype_name(array.dtype), "shape": [*array.shape], "file": file}
+            )
+    verdict = compare(RunResult("board", outputs), RunResult("a reference", references))
+    case = {
+        "outcome": verdict.outcome.value,
+        "inputs": entries["inputs"],
+        "outputs": entries["outputs"],
+        "references": [{"source": "a reference", "outputs": entries["reference-0"]}],
+        "verdicts": [verdict_record(verdict)],
+    }
+    return write_run(root, name, [jsonable(case)])

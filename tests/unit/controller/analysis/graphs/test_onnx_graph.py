@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from support.layer_models import FLOAT, model_of, node, residual_cnn, weights
+
+from hil.controller.analysis.graphs import onnx_graph
+from hil.controller.analysis.graphs.colours import Scale
+from hil.controller.analysis.graphs.imported import read_imported
+from hil.controller.analysis.graphs.model_graph import ModelGraph
+from hil.controller.analysis.graphs.node_data import node_data
+from hil.controller.analysis.graphs.onnx_graph import named_layers, read_onnx
+from hil.controller.analysis.graphs.values import NodeValue
+from hil.errors import ImportFailed
+
+
+def saved(model, folder):
+    path = folder / "net.onnx"
+    onnx.save(model, path)
+    return str(path)
+
+
+def graph_of(model, folder):
+    document = json.loads(json.dumps(read_onnx(saved(model, folder), {})))
+    return ModelGraph.from_json(document)
+
+
+def test_nodes_are_joined_by_the_tensors_that_they_make_and_take(tmp_path):
+    graph = graph_of(residual_cnn(), tmp_path)
+    named = [(graph.nodes[first].name, graph.nodes[last].name) for first, last in graph.edges]
+    assert ("input image", "stem") in named
+    assert {("block/conv2", "block/add"), ("stem_relu", "block/add"), ("stem_relu", "block/conv1")} <= set(named)
+    assert graph.nodes[0].kind == "input" and graph.nodes[-1].kind == "output"
+    assert graph.shapes["image"] == "1x3x16x16 float32" or graph.shapes["image"].endswith("float32")
+
+
+def test_a_model_read_and_written_as_json_is_the_same(tmp_path):
+    graph = graph_of(residual_cnn(), tmp_path)
+    assert ModelGraph.from_json(json.loads(json.dumps(graph.as_json()))).nodes == graph.nodes
+
+
+def test_unnamed_nodes_get_hils_names_and_the_ids_of_model_explorer(tmp_path):
+    model = model_of(
+        [node("Relu", ["x"], ["a"]), node("Relu", ["a"], ["b"], "mine"), node("Relu", ["b"], ["y"])],
+        [("x", FLOAT, [2])],
+        [("y", FLOAT, [2])],
+    )
+    graph = graph_of(model, tmp_path)
+    values = {one.name: NodeValue(max_abs=1.0) for one in graph.nodes if one.kind == "node"}
+    data = node_data(values, "max_abs", graph)
+    assert list(values) == ["Relu_0", "mine", "Relu_2"]
+    assert list(data["net"]["results"]) == ["<node_0>", "mine", "<node_2>"]
+
+
+def test_constants_are_left_out_and_a_subgraphs_nodes_are_within_its_holder(tmp_path):
+    value = helper.make_tensor("v", FLOAT, [1], [1.0])
+    branch = [
+        helper.make_graph([node("Relu", ["x"], [name], f"inner_{name}")], name, [], [out])
+        for name, out in [(name, helper.make_tensor_value_info(name, FLOAT, [1])) for name in ("p", "q")]
+    ]
+    model = model_of(
+        [
+            node("Constant", [], ["k"], "k", value=value),
+            node("If", ["c"], ["z"], "choice", then_branch=branch[0], else_branch=branch[1]),
+            node("Add", ["z", "k"], ["y"], "sum"),
+        ],
+        [("c", TensorProto.BOOL, []), ("x", FLOAT, [1])],
+        [("y", FLOAT, [1])],
+    )
+    graph = graph_of(model, tmp_path)
+    assert [one.name for one in graph.nodes if one.kind == "node"] == ["choice", "sum"]
+    assert graph.notes
+    holders = graph.holders()
+    assert graph.nodes[holders["inner_p"]].name == graph.nodes[holders["choice"]].name == "choice"
+    # A value of outside that a branch takes joins them too.
+    assert ("input x", "choice") in {(graph.nodes[a].name, graph.nodes[b].name) for a, b in graph.edges}
+
+
+def test_layers_have_the_names_that_a_suite_calls_them_by(tmp_path):
+    path = saved(residual_cnn(), tmp_path)
+    assert dict(named_layers(path, {}, "node"))["Conv_stem"] == ["stem"]
+    assert dict(named_layers(path, {}, "fused"))["Conv+BatchNormalization+Relu_stem"] == [
+        "stem",
+        "stem_norm",
+        "stem_relu",
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"\x0a\xff\xff\xff\xff", b"no model" * 100])
+def test_what_is_no_model_is_refused(tmp_path, content):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ImportFailed):
+        read_onnx(str(path), {})
+
+
+def test_a_model_too_large_to_be_drawn_is_told(tmp_path, monkeypatch):
+    path = saved(residual_cnn(), tmp_path)
+    monkeypatch.setattr(onnx_graph, "MOST_NODES", 3)
+    with pytest.raises(ImportFailed, match="at most 3 are drawn"):
+        read_onnx(path, {})
+    monkeypatch.setattr(onnx_graph, "MOST_BYTES", 3)
+    with pytest.raises(ImportFailed, match="MiB: at most"):
+        read_onnx(path, {})
+
+
+def test_external_data_is_named_and_not_read(tmp_path):
+    model = model_of(
+        [node("MatMul", ["x", "w"], ["y"], "m")], [("x", FLOAT, [4])], [("y", FLOAT, [4])], {"w": weights(4, 4)}
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="net.data", size_threshold=0)
+    (tmp_path / "net.data").unlink()
+    assert read_onnx(str(path), {})["external"] == ["net.data"]
+
+
+def test_the_imported_programs_nodes_bear_the_models_names(tmp_path):
+    pytest.importorskip("iree.compiler")
+    path = saved(residual_cnn(), tmp_path)
+    graph = ModelGraph.from_json(read_imported("", path, {}))
+    found = {one.name: one.op for one in graph.nodes}
+    assert found["stem"] == "onnx.Conv" and found["block/add"] == "onnx.Add"
+    assert len(graph.edges) >= len(graph.nodes) - 1
+    bad = tmp_path / "bad.mlir"
+    bad.write_text("no mlir")
+    with pytest.raises(ImportFailed):
+        read_imported(str(bad), "", {})
+
+
+def test_node_data_is_json_whatever_the_values_are():
+    values = {"a": NodeValue("FAIL", max_abs=float("inf")), "b": NodeValue("PASS", max_abs=1.0), "c": NodeValue("PASS")}
+    data = node_data(values, "max_abs")
+    json.dumps(data, allow_nan=False)
+    scale = Scale.of("max_abs", values.values())
+    assert data["results"]["b"] == {"value": 1.0, "bgColor": scale.colour(values["b"]), "textColor": "#ffffff"}
+    assert data["results"]["a"]["value"] == "inf"
+    assert "c" not in data["results"]
+    assert {one["value"] for one in node_data(values, "outcome")["results"].values()} == {"PASS", "FAIL"}

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from hil.controller.analysis.graphs.colours import STOPS, Scale, between, text_on
+from hil.controller.analysis.graphs.dispatches import dispatch_graph, of_operations, timed_operations
+from hil.controller.analysis.graphs.model_graph import GraphNode, ModelGraph, edges_of
+from hil.controller.analysis.graphs.values import (
+    LayerValue,
+    NodeValue,
+    bisect_layers,
+    merged,
+    of_layers,
+    of_outputs,
+    of_placement,
+    of_totals,
+    suite_layers,
+)
+from hil.core.timeline import OpRow
+
+
+def finding(outcome="PASS", *outputs, **more):
+    return {"outcome": outcome, "outputs": list(outputs), **more}
+
+
+def output(name="y", max_abs=0.0, sqnr_db="inf", **more):
+    return {"name": name, "max_abs": max_abs, "sqnr_db": sqnr_db, **more}
+
+
+def row(op, start, duration, *nodes, kind="compute", iteration=0):
+    return OpRow("r", iteration, "sim", "iree", op, kind, nodes, tuple("T" for _ in nodes), start, duration)
+
+
+def test_a_bisections_layer_tells_of_each_of_its_nodes():
+    document = {
+        "layers": [
+            {"name": "L", "nodes": ["a", "b"], "isolated": finding("FAIL", output(max_abs=2.0, sqnr_db=3.0))},
+            {"name": "M", "nodes": ["c"], "isolated": None, "cumulative": finding()},
+        ]
+    }
+    found = of_layers(bisect_layers(document, "isolated"))
+    assert found.keys() == {"a", "b"}
+    assert found["a"] == NodeValue("FAIL", "", 2.0, 3.0, layer="L", case="L", outputs=("y",), together=2)
+    assert of_layers(bisect_layers(document, "cumulative")).keys() == {"c"}
+
+
+def test_of_several_outputs_the_worst_counts_and_a_nan_is_the_worst():
+    document = finding("FAIL", output("y", 1.0, 20.0), output("z", 0.5, 10.0))
+    (layer,) = bisect_layers({"layers": [{"name": "L", "nodes": ["a"], "isolated": document}]}, "isolated")
+    assert (layer.value.max_abs, layer.value.sqnr_db) == (1.0, 10.0)
+    document["outputs"].append(output("n", "nan", None, nonfinite=3))
+    (layer,) = bisect_layers({"layers": [{"name": "L", "nodes": ["a"], "isolated": document}]}, "isolated")
+    assert (layer.value.max_abs, layer.value.sqnr_db) == (math.inf, -math.inf)
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"layers": 3}, {"layers": [None, {"nodes": 3, "isolated": {"outputs": [1, {"max_abs": []}]}}]}]
+)
+def test_a_damaged_record_tells_nothing(document):
+    assert of_layers(bisect_layers(document, "isolated")) == {}
+
+
+def test_a_suites_layers_are_found_by_their_names():
+    records = [
+        {"id": "net_full_model", "layer": ""},
+        {"id": "net_layer_A", "layer": "A", "outcome": "FAIL", "message": "off", "device_p50_ns": 5.0},
+        {"id": "net_layer_B", "layer": "B"},
+    ]
+    layers, missing = suite_layers(records, {"A": ["a"]})
+    assert missing == ["B"]
+    assert of_layers(layers)["a"] == NodeValue("FAIL", "off", time_ns=5.0, layer="A", case="net_layer_A", together=1)
+
+
+@pytest.mark.parametrize("time", ["nan", "inf", -1, None, [], "x", 10**400])
+def test_a_time_that_is_none_is_left_out(time):
+    layers, _ = suite_layers([{"id": "a", "layer": "A", "device_p50_ns": time}], {"A": ["a"]})
+    assert layers[0].value.time_ns is None
+
+
+def test_of_a_node_that_two_layers_copy_the_gravest_counts():
+    right, wrong = NodeValue("PASS", max_abs=9.0), NodeValue("FAIL", max_abs=1.0)
+    found = of_layers([LayerValue(["a"], right), LayerValue(["a", "b"], wrong), LayerValue(["a"], right)])
+    assert found["a"] == replace(wrong, together=2)
+
+
+def test_the_models_outputs_are_nodes_of_their_own():
+    found = of_outputs([{"name": "y", "passed": False, "max_abs": 1.0, "reason": "far"}], "net")
+    assert found == {"output y": NodeValue("FAIL", "far", 1.0, case="net", outputs=("y",))}
+
+
+def test_a_nodes_time_is_the_median_iterations_of_all_that_computes_it():
+    rows = [
+        row("execute", 0, 100, kind="runtime"),
+        *(row("pad", 1, 5, "a"), row("conv", 10, 50, "a", "b"), row("pool", 70, 7, "c")),
+        *(row("pad", 201, 7, "a", iteration=1), row("conv", 210, 60, "a", "b", iteration=1)),
+        row("pool", 270, 9, "c", iteration=1),
+    ]
+    operations = timed_operations(rows)
+    assert [one.name for one in operations] == ["pad", "conv", "pool"]
+    found = of_totals(operations)
+    assert found["a"] == NodeValue(time_ns=6 + 55, ops=("pad", "conv"), timed_with=2)
+    assert found["c"] == NodeValue(time_ns=8, ops=("pool",), timed_with=1)
+
+
+def test_operations_are_joined_as_their_nodes_are_also_through_nodes_that_none_computes():
+    nodes = [
+        GraphNode("a", "Conv", outputs=("t",)),
+        GraphNode("b", "Relu", inputs=("t",), outputs=("u",)),
+        GraphNode("shape", "Reshape", inputs=("u",), outputs=("v",)),
+        GraphNode("c", "Gemm", inputs=("v",), outputs=("w",)),
+    ]
+    model = ModelGraph("onnx", "net", nodes, edges_of(nodes))
+    rows = [row("pad", 0, 5, "a"), row("conv", 10, 50, "a", "b"), row("gemm", 70, 7, "c")]
+    operations = timed_operations(rows)
+    graph = dispatch_graph(operations, "net", model)
+    assert graph.edges == [(0, 1), (1, 2)]
+    values = of_operations(graph, operations, {"b": NodeValue("FAIL", max_abs=3.0), "a": NodeValue("PASS")})
+    assert (values["conv"].outcome, values["conv"].time_ns) == ("FAIL", 50)
+    alone = dispatch_graph(operations, "net", None)
+    assert alone.edges == [] and "not known" in alone.notes[0], "no edge is drawn that nobody knows"
+
+
+def test_an_operation_that_is_called_for_several_parts_of_the_model_is_as_many():
+    rows = [row("mm", 10 * at, 5 + at, name, iteration=at // 2) for at, name in enumerate("abab")]
+    operations = timed_operations(rows)
+    assert [(one.name, one.onnx_nodes) for one in operations] == [("mm", ("a",)), ("mm #2", ("b",))]
+    assert [one.run_ns for one in operations] == [6, 7]
+    assert of_totals(operations)["b"].ops == ("mm #2",)
+
+
+def test_placement_says_where_each_node_ran():
+    parts = [{"device": "npu", "names": ["a"]}, {"device": "cpu", "names": ["b"], "elsewhere": True}, 3]
+    found = of_placement(parts)
+    assert {name: value.placement for name, value in found.items()} == {"a": "npu", "b": "cpu (elsewhere)"}
+    assert of_placement([{"device": "npu", "names": []}], ["a"]) == {"a": NodeValue(placement="npu")}
+    both = merged({"a": NodeValue("PASS")}, found, {"a": NodeValue("FAIL", time_ns=1.0)})
+    assert both["a"] == NodeValue("PASS", placement="npu", time_ns=1.0)
+
+
+def test_errors_are_coloured_by_their_logarithm_and_what_is_right_by_the_first_colour():
+    values = [NodeValue(max_abs=value) for value in (0.0, 1e-6, 1e-4, 1e-2, math.inf)]
+    scale = Scale.of("max_abs", values)
+    assert [scale.level(value.max_abs or 0.0) for value in values] == pytest.approx([0, 0, 0.5, 1, 1])
+    assert scale.colour(values[0]) == STOPS[0]
+    assert scale.colour(values[-1]) == STOPS[-1]
+    assert scale.colour(NodeValue()) == scale.colour(None) == ""
+    assert [text for _, text in scale.legend()] == ["0", "0.0001", "0.01"]
+
+
+def test_sqnr_is_worst_where_it_is_lowest():
+    values = [NodeValue(sqnr_db=value) for value in (math.inf, 100.0, 20.0, -math.inf)]
+    scale = Scale.of("sqnr_db", values)
+    assert [scale.level(value.sqnr_db or 0.0) for value in values] == [0, pytest.approx(1 / 3), 1, 1]
+    assert [text for _, text in scale.legend()] == ["140 dB and more", "80 dB", "20 dB"]
+
+
+def test_a_good_sqnr_is_never_drawn_as_a_bad_one():
+    """Not even where it is the only one, or the worst of all."""
+    for values in ([133.0], [133.0, math.inf], [133.0, 150.0], [59.0, 133.0, math.inf]):
+        scale = Scale.of("sqnr_db", [NodeValue(sqnr_db=value) for value in values])
+        assert scale.level(133.0) < 0.1, values
+        assert scale.level(math.inf) == scale.level(150.0) == 0
+
+
+def test_times_are_coloured_from_zero():
+    scale = Scale.of("time_ns", [NodeValue(time_ns=50.0), NodeValue(time_ns=100.0)])
+    assert scale.level(50.0) == 0.5
+
+
+@pytest.mark.parametrize("metric", ["max_abs", "sqnr_db", "time_ns", "outcome", "placement"])
+@pytest.mark.parametrize("value", [0.0, 1.0, math.inf, -math.inf, 5e-324, 1.7e308])
+def test_a_single_value_of_any_size_has_a_colour(metric, value):
+    one = NodeValue("FAIL", max_abs=value, sqnr_db=value, time_ns=value, placement="cpu")
+    scale = Scale.of(metric, [one])
+    assert len(scale.colour(one)) == 7
+    assert scale.legend()
+
+
+def test_outcomes_and_devices_have_colours_of_their_own():
+    scale = Scale.of("outcome", [])
+    colours = {word: scale.colour(NodeValue(word)) for word in ("PASS", "FAIL", "COMPILE_ERROR", "SKIP")}
+    assert len(set(colours.values())) == 4
+    devices = Scale.of("placement", [NodeValue(placement="a"), NodeValue(placement="b")])
+    assert devices.colour(NodeValue(placement="a")) != devices.colour(NodeValue(placement="b"))
+
+
+def test_what_is_written_on_a_colour_can_be_read():
+    def light(colour):
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for step in range(101):
+        colour = between(step / 100)
+        first, second = sorted([light(colour), light(text_on(colour))])
+        assert (second + 0.05) / (first + 0.05) >= 4.5, colour

@@ -1,0 +1,105 @@
+"""`hil profile export` and `hil layers --node-data`: files for Model Explorer."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+from click.testing import CliRunner
+from support.layer_models import FLOAT, model_of, node, residual_cnn
+from support.made_profiles import profile, row
+
+from hil.controller.analysis.profile.store import write_profile
+from hil.controller.cli.layers import layers
+from hil.controller.cli.profile import export
+from hil.errors import HilError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def called(command, *words):
+    return CliRunner().invoke(command, [*map(str, words)], standalone_mode=False, catch_exceptions=False)
+
+
+def results(path, graph=""):
+    found = json.loads(path.read_text())
+    found = found[graph] if graph else found
+    return {name: one["value"] for name, one in found["results"].items()}
+
+
+def saved(model, path):
+    onnx.save(model, path)
+    return path
+
+
+def test_a_profiles_times_by_node(tmp_path):
+    rows = [row("a", 0, 30), row("b", 40, 10), row("fused", 60, 50, onnx_nodes=("a", "c"))]
+    write_profile(profile(rows), tmp_path / "times")
+    out = tmp_path / "times.json"
+    assert "3 nodes" in called(export, tmp_path / "times", "--node-data", out).output
+    assert results(out) == {"a": 80.0, "b": 10.0, "c": 50.0}
+
+
+def test_nodes_without_a_name_have_the_ids_of_model_explorers_adapter(tmp_path):
+    model = model_of([node("Relu", ["x"], ["a"]), node("Relu", ["a"], ["y"])], [("x", FLOAT, [2])], [("y", FLOAT, [2])])
+    write_profile(profile([row("Relu_1", 0, 30)]), tmp_path / "times")
+    out = tmp_path / "times.json"
+    called(export, tmp_path / "times", "--node-data", out, "--model", saved(model, tmp_path / "net.onnx"))
+    assert results(out, "net") == {"<node_1>": 30.0}
+
+
+def test_a_bisections_errors_by_node(tmp_path):
+    output = {"name": "c1", "max_abs": 0.5, "sqnr_db": "inf"}
+    layer = {"name": "Conv_stem", "nodes": ["stem"], "isolated": {"outcome": "FAIL", "outputs": [output]}}
+    folder = tmp_path / "bisected"
+    folder.mkdir()
+    (folder / "bisect.json").write_text(json.dumps({"layers": [layer]}))
+    model, out = saved(residual_cnn(), tmp_path / "net.onnx"), tmp_path / "errors.json"
+    called(layers, model, "--values", folder, "--node-data", out)
+    assert results(out, "net") == {"stem": 0.5}
+    called(layers, model, "--values", folder, "--node-data", out, "--by", "sqnr")
+    assert results(out, "net") == {"stem": "inf"}
+    called(layers, model, "--values", folder, "--node-data", out, "--by", "outcome")
+    assert results(out, "net") == {"stem": "FAIL"}
+    with pytest.raises(UsageError, match="nothing is known of any node's time"):
+        called(layers, model, "--values", folder, "--node-data", out, "--by", "time")
+
+
+def test_a_suites_layers_by_node(tmp_path):
+    folder = tmp_path / "suite"
+    folder.mkdir()
+    (folder / "suite.json").write_text(json.dumps({"schema": 1, "ids": ["a", "b"]}))
+    usual = {"suite": "s", "flow": "iree", "runtime": "iree", "outcome": "PASS", "ended": "PASS", "model": "net"}
+    cases = [
+        {**usual, "id": "a", "layer": "Conv_stem", "outputs": [{"name": "c1", "max_abs": 0.25}]},
+        {**usual, "id": "b", "layer": "Gone", "outputs": []},
+        {**usual, "id": "c", "layer": "Relu_stem_relu", "outputs": [{"name": "r1", "max_abs": 9.0}], "model": "other"},
+    ]
+    (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in cases))
+    model, out = saved(residual_cnn(), tmp_path / "net.onnx"), tmp_path / "errors.json"
+    printed = called(layers, model, "--values", folder, "--node-data", out).output
+    assert results(out, "net") == {"stem": 0.25}
+    assert "1 of its layers are not net's, such as Gone" in printed
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"layers": 3}', '{"layers": [null]}'])
+def test_a_folder_that_tells_nothing_is_refused(tmp_path, content):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    if content is not None:
+        (folder / "bisect.json").write_text(content)
+    model = saved(residual_cnn(), tmp_path / "net.onnx")
+    with pytest.raises(HilError):
+        called(layers, model, "--values", folder, "--node-data", tmp_path / "out.json")
+
+
+def test_one_option_needs_the_other(tmp_path):
+    model = saved(residual_cnn(), tmp_path / "net.onnx")
+    with pytest.raises(UsageError, match="go together"):
+        called(layers, model, "--node-data", tmp_path / "out.json")
+    with pytest.raises(UsageError, match="go together"):
+        called(layers, model, "--values", tmp_path)

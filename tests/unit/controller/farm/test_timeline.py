@@ -1,0 +1,62 @@
+"""How a farm did over time."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from hil.controller.farm.timeline import Stay, Waits, board_use, moment, queue_times, stays
+
+
+def at(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+
+
+def event(what: str, seconds: float, lease: int | None = None, job: str = "", board: str = "", reason: str = "") -> Any:
+    return {"id": 0, "at": at(seconds), "what": what, "board": board, "job": job, "lease": lease, "reason": reason}
+
+
+def job(queued: float, begun: float | None) -> Any:
+    return {"queued_at": at(queued), "started_at": at(begun)}
+
+
+def test_a_time_of_the_farms() -> None:
+    assert moment("1970-01-01T01:00:10.500000+01:00") == 10.5
+    assert moment(None) is None
+
+
+def test_who_had_which_board() -> None:
+    events = [
+        event("lease.ended", 1, 4, "1", "pi", "done"),
+        event("board.suspect", 2, board="pi"),
+        event("job.granted", 10, 5, "2", "pi"),
+        event("lease.started", 12, 5, "2", "pi"),
+        event("job.granted", 13, 6, "3", "nano"),
+        event("lease.ended", 20, 5, "2", "pi", "the board was lost"),
+        event("lease.late_report", 21, 5, "2", "pi"),
+    ]
+    assert stays(events) == [
+        Stay(4, "1", "pi", None, 1.0, "done"),
+        Stay(5, "2", "pi", 10.0, 20.0, "the board was lost"),
+        Stay(6, "3", "nano", 13.0, None),
+    ]
+
+
+def test_the_use_of_boards() -> None:
+    had = [
+        Stay(1, "1", "pi", None, 5.0),
+        Stay(2, "2", "pi", 15.0, 35.0),
+        Stay(3, "3", "nano", 38.0, None),
+        Stay(4, "4", "gone", 0.0, 40.0),
+        Stay(5, "5", "pi", 100.0, 200.0),
+    ]
+    used = board_use(had, ["pi", "nano", "idle"], 0.0, 40.0, 4)
+    assert used == {"pi": [0.5, 0.5, 1.0, 0.5], "nano": [0, 0, 0, pytest.approx(0.2)], "idle": [0, 0, 0, 0]}
+
+
+def test_how_long_jobs_waited() -> None:
+    jobs = [job(0, 1), job(0, 3), job(0, 9), job(8, 15), job(5, None), job(0, 50)]
+    assert queue_times(jobs, 0.0, 20.0, 2) == [Waits(0.0, 3, 3.0, 9.0), Waits(10.0, 1, 7.0, 7.0)]
+    assert queue_times([], 0.0, 20.0, 1) == [Waits(0.0)]

@@ -1,0 +1,114 @@
+"""Where records come from: labels, and the source tree that one stands in."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hil.controller.cli.main import cli
+from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.repeat import run_command
+from hil.controller.storage.origin import coming_from, origin_of, origin_of_request, origin_text
+from hil.controller.storage.runs import RunStore
+from hil.controller.workloads.matrix.job import Matrix
+from hil.controller.workloads.matrix.targets import Target
+from hil.controller.workloads.suites.request import Request, Settings
+from hil.controller.workloads.suites.store import SuiteRun
+from hil.controller.workloads.traces.trace import Trace
+
+
+def git(folder: Path, *words: str) -> str:
+    whose = ("-c", "user.name=a", "-c", "user.email=a@b")
+    return subprocess.run(
+        ["git", *whose, *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("HIL_LABELS", "GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "spare/ä")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "one")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_record_has_the_branch_and_commit_of_the_tree_and_the_labels_of_its_user(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIL_LABELS", "nightly, ,b")
+    commit = git(tree, "rev-parse", "HEAD")
+    wanted = {"labels": ["b", "a", "nightly"], "branch": "spare/ä", "commit": commit}
+    assert origin_of(["b", " a ", "", "b"]) == wanted
+    assert RunStore(tree / "runs").create("x", {"labels": ["b", "a"]}).record["origin"] == wanted
+    assert origin_of_request({"settings": {"labels": ["b", "a"]}}) == wanted
+    assert origin_text(wanted) == f"b, a, nightly, spare/ä {commit[:9]}"
+
+
+def test_of_a_commit_that_is_checked_out_alone_the_branch_is_what_the_builds_machine_says(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(tree, "checkout", "-q", "--detach")
+    assert origin_of()["branch"] == ""
+    for name in ("CI_COMMIT_BRANCH", "GITHUB_REF_NAME", "GITHUB_HEAD_REF"):
+        monkeypatch.setenv(name, name.lower())
+        assert origin_of()["branch"] == name.lower()
+
+
+def test_without_a_tree_a_commit_or_git_nothing_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = {"labels": [], "branch": "", "commit": ""}
+    empty = tree / "empty"
+    empty.mkdir()
+    git(empty, "init", "-q")
+    monkeypatch.chdir(empty)
+    assert origin_of() == nothing
+    monkeypatch.chdir(tree.parent)
+    assert origin_of() == nothing
+    monkeypatch.chdir(tree)
+    monkeypatch.setenv("PATH", str(empty))
+    assert origin_of() == nothing
+    assert origin_text(nothing) == origin_text(None) == origin_text(["x"]) == ""
+
+
+def test_what_a_host_runs_comes_from_who_submitted_it(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIL_LABELS", "host")
+    with coming_from({"labels": ["a", 3, ["x"]], "branch": "main", "commit": None}):
+        assert origin_of(["b"]) == {"labels": ["a"], "branch": "main", "commit": ""}
+    with coming_from({}):
+        assert origin_of(["b"]) == {"labels": [], "branch": "", "commit": ""}
+
+
+def test_every_kind_of_record_says_it(tree: Path) -> None:
+    wanted = origin_of(["a"])
+    request = Request("models", settings=Settings(labels=("a",)))
+    assert SuiteRun.create(tree / "s", {"request": request.to_json(), "ids": []}).head["origin"] == wanted
+    targets = [Target("x", {}), Target("y", {})]
+    assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head["origin"] == wanted
+    folder = Trace("Module", "tf", "t").save(tree / "t")
+    assert Trace.load(folder).origin == origin_of()
+    # A trace that is stored anew comes from where it came from.
+    git(tree, "checkout", "-q", "--orphan", "other")
+    assert Trace.load(Trace.load(folder).save(tree / "u")).origin["branch"] == "spare/ä"
+
+
+def test_a_label_changes_nothing_of_what_a_case_comes_to(tree: Path) -> None:
+    one, other = (Request("models", settings=Settings(labels=labels)) for labels in ((), ("a",)))
+    assert one.command("case") == other.command("case")
+    assert run_command(Job((Path("m.onnx"),))) == run_command(Job((Path("m.onnx"),), labels=("a",)))
+
+
+def test_the_list_and_the_run_show_it(tree: Path) -> None:
+    run = RunStore(tree / "runs").create("m", {"labels": ["nightly"]})
+    run.record |= {"outcome": "PASS", "finished": True, "exit_code": 0}
+    run.save()
+    commit = git(tree, "rev-parse", "HEAD")[:9]
+    for words in (["list"], ["show", "latest"]):
+        found = CliRunner().invoke(cli, ["runs", *words, "--out", str(tree / "runs")])
+        assert f"nightly, spare/ä {commit}" in found.output, found

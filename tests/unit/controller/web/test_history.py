@@ -1,0 +1,266 @@
+import json
+import math
+import random
+
+import pytest
+from support.web import asking, write_run, write_suite
+
+from hil.controller.analysis.steps import find_steps
+from hil.controller.web.charts import case_chart
+from hil.controller.web.index import Reader, Writer
+from hil.controller.web.indexer import Indexer
+from hil.controller.web.regressions import RegressionFilter, list_regressions, since_of
+from hil.controller.web.remarks import NAME, annotate, correct, read_annotations
+from hil.controller.web.series import MEASURES, HistoryFilter, identities, judge, read_series
+from hil.controller.web.suite_history import read_suite
+from hil.errors import UsageError
+
+DAY = 86400.0
+SLOW, BROKEN = 14, 17
+
+
+def nightly(root, count=22, *, name="night", board="sim", since=1.7e9):
+    """Sessions of a suite of three cases: from one of them on the first is 8 % slower, the second fails."""
+    rolled = random.Random(11)
+    for number in range(count):
+        cases = []
+        for case in ("slow", "broken", "steady"):
+            time = 1e5 * rolled.gauss(1, 0.008) * (1.08 if case == "slow" and number >= SLOW else 1.0)
+            outcome = "FAIL" if case == "broken" and number >= BROKEN else "PASS"
+            one = {"id": case, "outcome": outcome, "ended": outcome, "board": board, "iterations": 20}
+            cases.append(
+                {**one, "device_p50_ns": time, "device_p90_ns": time * 1.01, "message": "off" * (outcome != "PASS")}
+            )
+        origin = {"commit": f"{number:040x}", "branch": "main"}
+        write_suite(root, f"{name}-{number:02d}", cases, started=since + number * DAY, boards=[board], origin=origin)
+
+
+@pytest.fixture
+def database(tmp_path):
+    runs = tmp_path / "runs"
+    nightly(runs)
+    nightly(runs, 3, name="other", board="rpi5")
+    with Writer(tmp_path / "index.sqlite") as writer:
+        indexer = Indexer(writer, [runs])
+        indexer.look()
+        indexer.look()
+    with Reader(tmp_path / "index.sqlite").reading() as found:
+        yield found
+
+
+def test_a_history_is_of_one_board(database):
+    found = identities(database, HistoryFilter(case="slow"))
+    assert [(one["board"], count) for one, count in found] == [("sim", 22), ("rpi5", 3)]
+    series = read_series(database, "slow", found[1][0], MEASURES["device"])
+    assert [one.id for one in series.points] == ["other-00", "other-01", "other-02"]
+
+
+def test_the_change_stands_where_it_was_made(database, tmp_path):
+    identity = identities(database, HistoryFilter(case="slow", board="sim"))[0][0]
+    series = read_series(database, "slow", identity, MEASURES["device"])
+    (step,) = series.steps
+    assert (step.index, step.worse, series.flips) == (SLOW, True, [])
+    assert step.ratio == pytest.approx(1.08, abs=0.01)
+    stored = [
+        json.loads((tmp_path / "runs" / f"night-{n:02d}" / "results.jsonl").read_text().splitlines()[0])
+        for n in range(22)
+    ]
+    assert [one.value for one in series.points] == [one["device_p50_ns"] for one in stored]
+    assert find_steps([math.log(one["device_p50_ns"]) for one in stored], least=math.log1p(0.03)) == [SLOW]
+
+
+def test_places_of_an_axis_are_whole_commits(database):
+    identity = identities(database, HistoryFilter(case="slow", board="sim"))[0][0]
+    series = read_series(database, "slow", identity, MEASURES["device"])
+    # Their first letters are all the same.
+    chart = case_chart(series, MEASURES["device"], HistoryFilter(case="slow", x="commit"), {3: ["remark"]})
+    assert chart["x"] == [float(one) for one in range(22)] and len(chart["labels"]) == 22
+    assert (chart["remarks"], chart["steps"]) == ([3], [{"at": SLOW, "worse": True}])
+    assert chart["values"] == [one.value for one in series.points]
+    backwards = [*series.points[11:], *series.points[:11]]
+    chart = case_chart(judge({}, backwards, 22, MEASURES["device"]), MEASURES["device"], HistoryFilter(), {})
+    assert chart["x"] == sorted(one.created for one in backwards)
+    assert chart["values"] == [one.value for one in series.points]
+
+
+def test_a_case_that_fails_flips_once(database):
+    identity = identities(database, HistoryFilter(case="broken", board="sim"))[0][0]
+    series = read_series(database, "broken", identity, MEASURES["device"])
+    assert (series.flips, series.steps) == ([BROKEN], [])
+
+
+def test_what_regressed_is_a_list(database):
+    befores, afters = range(SLOW - 5, SLOW), range(SLOW, SLOW + 5)
+    found = list_regressions(database, RegressionFilter(since="2020-01-01")).found
+    assert [(one.case, one.what, one.over, one.compare) for one in found] == [
+        ("broken", "broke", False, "a=night-16&b=night-17"),
+        ("slow", "slower", False, "&".join([*(f"a=night-{n:02}" for n in befores), *(f"b=night-{n}" for n in afters)])),
+    ]
+    assert list_regressions(database, RegressionFilter(since="2020-01-01", what="broke")).total == 1
+    assert list_regressions(database, RegressionFilter()).total == 0
+    assert since_of("1970-01-02") == DAY
+    with pytest.raises(UsageError, match="no day"):
+        since_of("yesterday")
+
+
+def test_a_wild_session_beside_a_change_is_not_blamed(tmp_path):
+    """Its comparison is of sessions enough for an interval, and without the wild one."""
+    times = [20.15, 20.2, 20.25, 24.24, 21.75, 21.8, 21.74, 21.75]
+    for number, time in enumerate(times):
+        one = {"iterations": 20, "device_p50_ns": time * 1e6, "device_p90_ns": time * 1e6}
+        write_suite(tmp_path, f"s{number}", [one], started=1.7e9 + number)
+    with asking(tmp_path) as client:
+        compare = "/compare?a=s0&amp;a=s1&amp;a=s2&amp;b=s4&amp;b=s5&amp;b=s6&amp;b=s7"
+        for page in ("/history/regressions?since=2020-01-01", "/history?case=case"):
+            assert f'{compare}">compare 3 sessions before with 4 since' in client.get(page).text
+        assert "by the interval" in client.get("/compare.csv?" + compare.partition("?")[2].replace("&amp;", "&")).text
+
+
+def test_what_is_mended_is_over_and_what_is_deleted_is_forgotten(tmp_path):
+    runs = tmp_path / "runs"
+    for number, outcome in enumerate(["PASS", "FAIL", "SKIP", "PASS"]):
+        write_suite(runs, f"s{number}", [{"outcome": outcome}], started=1.7e9 + number)
+    with Writer(tmp_path / "index.sqlite") as writer:
+        indexer = Indexer(writer, [runs])
+        indexer.look()
+        reader = Reader(tmp_path / "index.sqlite")
+        with reader.reading() as database:
+            (one,) = list_regressions(database, RegressionFilter(since="2020-01-01")).found
+            assert (one.over, one.compare) == (True, "a=s0&b=s1")
+        (runs / "s1" / "suite.json").unlink()
+        (runs / "s1" / "results.jsonl").unlink()
+        indexer.look()
+        indexer.look()
+        with reader.reading() as database:
+            assert not list_regressions(database, RegressionFilter(since="2020-01-01")).found
+
+
+def test_a_suite_has_a_rate_and_a_time(database):
+    found = read_suite(database, "models", "iree", "sim")
+    assert [one.passed for one in found.samples] == [3] * BROKEN + [2] * (22 - BROKEN)
+    assert found.rate.steps == [BROKEN]
+    assert found.usual_cases == 3 and all(one.device_ns for one in found.samples)
+
+
+def test_times_of_one_iteration_are_not_judged(tmp_path):
+    runs = tmp_path / "runs"
+    for number in range(12):
+        write_suite(
+            runs,
+            f"s{number:02d}",
+            [{"device_p50_ns": 1e5 * (1 + number), "iterations": 1}],
+            started=1.7e9 + number,
+        )
+    with asking(runs) as client:
+        assert "Nothing to judge" in client.get("/history?case=case").text
+
+
+def test_pages_of_histories_open(tmp_path):
+    runs = tmp_path / "runs"
+    nightly(runs)
+    write_run(runs, "r", [{"name": "<b>&", "device": {"p50_ns": "nan", "iterations": 9}}])
+    with asking(runs) as client:
+        for query in (
+            "",
+            "q=slo",
+            "case=slow",
+            "case=slow&x=commit",
+            "case=slow&x=session&what=abs",
+            "case=slow&x=hil",
+        ):
+            assert client.get(f"/history?{query}").status_code == 200, query
+        for query in ("suite=models&flow=iree&board=sim&page=7", "case=%3Cb%3E%26", "case=slow&x=hil&page=9"):
+            answer = client.get(f"/history?{query}")
+            assert answer.status_code == 200 and "<b>&" not in answer.text, query
+        for query in ("case=none", "case=slow&what=none", "suite=none", "case=slow&board=none", "page=x"):
+            assert client.get(f"/history?{query}").status_code == 404, query
+        assert client.get("/history/regressions?since=none").status_code == 404
+        page = client.get("/history/regressions?since=2020-01-01").text
+        assert "newly failing" in page and "a=night-13&amp;b=night-14" in page
+        assert "/history?case=slow" in client.get("/case?id=night-01&case=slow").text
+
+
+def test_remarks_need_the_token_and_outlive_the_index(tmp_path):
+    runs = tmp_path / "runs"
+    nightly(runs, 2)
+    form = {"session": "night-01", "case": "slow", "text": "new <fan>", "suite": "models", "place": "/nets"}
+    with asking(runs, token="secret") as client:
+        assert client.post("/history/annotate", data=form).status_code == 403
+        assert "Write" not in client.get("/history?case=slow").text
+        client.headers["authorization"] = "Bearer secret"
+        answer = client.post("/history/annotate", data=form, follow_redirects=False)
+        back = "/history?case=slow&suite=models&place=%2Fnets"
+        assert (answer.status_code, answer.headers["location"]) == (303, back)
+        assert "new &lt;fan&gt;" in client.get("/history?case=slow").text
+        assert "new &lt;fan&gt;" not in client.get("/history?case=steady").text
+        for wrong in ({"text": " "}, {"text": "x" * 501}, {"session": "none"}, {"root": "7"}):
+            assert client.post("/history/annotate", data={**form, **wrong}).status_code == 404, wrong
+    with asking(runs) as client:
+        assert "new &lt;fan&gt;" in client.get("/history?case=slow").text
+
+
+def test_a_remark_is_corrected_and_taken_back_by_who_may(tmp_path):
+    runs = tmp_path / "runs"
+    nightly(runs, 2)
+    annotate(runs, "night-01", "slow", "the fan")
+    annotate(runs, "night-01", "", "new kernel")
+    first, second = read_annotations([runs])
+    form = {"session": "night-01", "case": "slow", "corrects": first.id, "text": "the <pump>"}
+    with asking(runs, token="secret") as client:
+
+        def page() -> str:
+            return client.get("/history?case=slow").text
+
+        assert client.post("/history/annotate", data=form).status_code == 403
+        client.headers["authorization"] = "Bearer secret"
+        assert page().count("Take back") == 2 and f'value="{first.id}"' in page()
+        away = {"origin": "http://elsewhere.example"}
+        assert client.post("/history/annotate", data=form, headers=away).status_code == 403
+        assert client.post("/history/annotate", data=form, follow_redirects=False).status_code == 303
+        assert "the &lt;pump&gt;" in page() and "the fan" not in page() and "new kernel" in page()
+        for wrong in ({"text": " "}, {"text": "x" * 501}, {"corrects": "0" * 16}):
+            assert client.post("/history/annotate", data={**form, **wrong}).status_code == 404, wrong
+        assert client.post("/history/annotate", data={**form, "remove": "1"}).status_code == 200
+        assert "pump" not in page() and "new kernel" in page()
+        assert client.post("/history/annotate", data=form).status_code == 404  # it is not there any more
+    with asking(runs) as client:
+        assert "Take back" not in client.get("/history?case=slow").text
+    assert read_annotations([runs]) == [second]
+    assert "the fan" in (runs / NAME).read_text() and "pump" in (runs / NAME).read_text()
+
+
+def test_a_remark_keeps_its_name_and_place_however_often_it_is_corrected(tmp_path):
+    annotate(tmp_path, "s", "case", "a")
+    (one,) = read_annotations([tmp_path])
+    for told in ("b", "c"):
+        correct(tmp_path, one.id, told)
+    (now,) = read_annotations([tmp_path])
+    assert (now.id, now.session, now.case, now.text, now.created) == (one.id, "s", "case", "c", one.created)
+    assert now.corrected and one.corrected is None
+
+
+def test_damaged_remarks_are_passed_over(tmp_path):
+    annotate(tmp_path, "s", "", "good")
+    with (tmp_path / NAME).open("a") as file:
+        file.write('{"text": 1e999}\n[]\nnonsense\n{"text": ["x"]}\n')
+    assert next(one.text for one in read_annotations([tmp_path, tmp_path / "gone"])) == "good"
+
+
+def test_remarks_are_never_written_elsewhere(tmp_path):
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / NAME).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="link to elsewhere"):
+        annotate(tmp_path / "root", "s", "", "remark")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_suites_of_one_name_in_two_folders_are_told_apart(tmp_path):
+    for number, place in enumerate(["/a/nets", "/b/nets", "/a/nets"]):
+        write_suite(tmp_path, f"s{number}", [{}], suite="nets", started=1.7e9 + number, place=place)
+    with asking(tmp_path) as client:
+        assert "Compare with the previous, of 2023-11-14 22:13:20" in client.get("/session?id=s2").text
+        assert "the suite&#39;s folder: /a/nets before, /b/nets after" in client.get("/compare?a=s0&b=s1").text
+        page = client.get("/history?suite=nets").text
+        assert "3 sessions" in page and "in 2 folders" in page
+        page = client.get("/history?suite=nets&place=/a/nets").text
+        assert "2 sessions" in page and "id=s1" not in page

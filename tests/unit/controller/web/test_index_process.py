@@ -1,0 +1,54 @@
+"""The index is kept by a process of its own, which comes back when it is killed and ends with the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.waiting import eventually
+from support.web import write_suite
+
+from hil.controller.web.index import Reader
+from hil.controller.web.index_process import IndexProcess
+from hil.controller.web.sessions import SessionFilter, list_sessions
+from hil.errors import StorageError
+
+
+def ids(index: Path) -> list[str]:
+    with Reader(index).reading() as database:
+        return sorted(one.id for one in list_sessions(database, SessionFilter()).sessions)
+
+
+def test_it_indexes_tells_how_far_it_is_and_ends(tmp_path: Path) -> None:
+    index = tmp_path / "index" / "one.sqlite"
+    write_suite(tmp_path / "runs", "first", [{"id": "a"}, {"id": "b"}])
+    with IndexProcess(index, [tmp_path / "runs"]) as process:
+        progress, number = process.progress, process.pid
+        eventually(lambda: progress.first_done)
+        assert (progress.sessions, progress.read, progress.cases) == (1, 1, 2)
+        assert ids(index) == ["first"]
+        seen = progress.generation
+        write_suite(tmp_path / "runs", "second", [{"id": "a"}])
+        eventually(lambda: ids(index) == ["first", "second"] and progress.generation > seen)
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+def test_a_killed_one_is_started_again(tmp_path: Path) -> None:
+    index = tmp_path / "index.sqlite"
+    (tmp_path / "runs").mkdir()
+    with IndexProcess(index, [tmp_path / "runs"]) as process:
+        eventually(lambda: process.progress.first_done)
+        killed = process.pid
+        os.kill(killed, signal.SIGKILL)
+        write_suite(tmp_path / "runs", "late", [{"id": "a"}])
+        eventually(lambda: ids(index) == ["late"])
+        assert process.pid != killed
+
+
+def test_where_there_is_no_place_for_the_index_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file"), IndexProcess(tmp_path / "file" / "index.sqlite", [tmp_path]):
+        pass

@@ -1,0 +1,94 @@
+"""The table of a session's cases: what a filter finds, in which order, and a page of it at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.web import write_suite
+
+from hil.controller.web.index import Reader, Writer
+from hil.controller.web.indexer import Indexer
+from hil.controller.web.sessions import PAGE_ROWS, CaseFilter, CasePage, find_session, list_cases
+
+OUTCOMES = ("PASS", "FAIL", "XFAIL", "SKIP", "RUN_CRASH")
+CASES = [
+    {
+        "id": f"model{number % 3}_layer_{'Conv' if number % 2 else 'Relu'}_{number * 7 % 250}",
+        "op": "Conv" if number % 2 else "Relu",
+        "model": f"model{number % 3}",
+        "outcome": OUTCOMES[number % 5],
+        "message": f"conv reason {number}" if OUTCOMES[number % 5] == "FAIL" else "",
+        "device_p50_ns": None if number % 11 == 0 else 1000 + number * 37 % 101,
+    }
+    for number in range(250)
+]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    folder = tmp_path_factory.mktemp("index")
+    write_suite(folder / "runs", "one", CASES)
+    write_suite(folder / "runs", "other", CASES[:20])
+    with Writer(folder / "index.sqlite") as writer:
+        Indexer(writer, [folder / "runs"]).look()
+    with Reader(folder / "index.sqlite").reading() as found:
+        yield found
+
+
+def listed(database: sqlite3.Connection, **asked: Any) -> CasePage:
+    return list_cases(database, find_session(database, "one"), CaseFilter(**asked))
+
+
+def names(page: CasePage) -> list[str]:
+    return [row["name"] for row in page.cases]
+
+
+@pytest.mark.parametrize(
+    ("asked", "fits"),
+    [
+        ({}, lambda one: True),
+        ({"outcome": "FAIL"}, lambda one: one["outcome"] == "FAIL"),
+        ({"outcome": "failing"}, lambda one: one["outcome"] in ("FAIL", "RUN_CRASH")),
+        ({"op": "Conv", "model": "model1"}, lambda one: one["op"] == "Conv" and one["model"] == "model1"),
+        ({"q": "CONV_1"}, lambda one: "conv_1" in one["id"].lower()),
+        ({"q": "model2 relu", "outcome": "PASS"}, lambda one: _has(one, "model2", "relu") and one["outcome"] == "PASS"),
+        # A reason is no name.
+        ({"q": "reason"}, lambda one: False),
+        ({"outcome": "no such word"}, lambda one: False),
+    ],
+)
+def test_a_filter_finds_its_cases_and_counts_them(database: sqlite3.Connection, asked: Any, fits: Any) -> None:
+    wanted = [one["id"] for one in CASES if fits(one)]
+    first = listed(database, **asked)
+    assert (first.total, first.pages) == (len(wanted), max(1, -(-len(wanted) // PAGE_ROWS)))
+    seen = [name for page in range(first.pages) for name in names(listed(database, **asked, page=page + 1))]
+    assert seen == wanted
+
+
+def _has(one: dict[str, Any], *words: str) -> bool:
+    return all(word in one["id"].lower() for word in words)
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_cases_are_ordered_over_all_pages_and_those_without_a_value_come_last(
+    database: sqlite3.Connection, sign: str
+) -> None:
+    pages = [listed(database, order=f"{sign}time", page=page + 1) for page in range(3)]
+    times = [row["device_p50_ns"] for page in pages for row in page.cases]
+    known = sorted((one["device_p50_ns"] for one in CASES if one["device_p50_ns"]), reverse=bool(sign))
+    assert times == known + [None] * (len(CASES) - len(known))
+    by_name = [name for page in range(3) for name in names(listed(database, order=f"{sign}name", page=page + 1))]
+    assert by_name == sorted((one["id"] for one in CASES), reverse=bool(sign))
+
+
+def test_a_page_beyond_the_last_is_the_last(database: sqlite3.Connection) -> None:
+    beyond = listed(database, page=99)
+    assert (names(beyond), beyond.total) == ([one["id"] for one in CASES[200:]], 250)
+
+
+def test_so_many_rows_as_are_asked_for(database: sqlite3.Connection) -> None:
+    found = list_cases(database, find_session(database, "one"), CaseFilter(page=2), rows=60)
+    assert (names(found), found.pages) == ([one["id"] for one in CASES[60:120]], 5)

@@ -1,0 +1,227 @@
+"""What the index reads of each kind of session, and that no record can stop it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hil.controller.pipeline.options import Job
+from hil.controller.storage.runs import RunStore
+from hil.controller.web.entries import CaseEntry, SessionEntry
+from hil.controller.web.index import Writer
+from hil.controller.web.readers import RECORDS, read_lines, read_session
+from hil.controller.workloads.matrix.job import Matrix
+from hil.controller.workloads.matrix.targets import Target
+from hil.controller.workloads.traces.trace import ModuleCall, Trace
+from hil.core.text import jsonable
+
+PASSED = {"name": "cnn", "outcome": "PASS", "artifact": {"runtime": "iree", "compiler": "iree 3.1", "bytes": 7}}
+
+
+def write(path: Path, document: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path.parent
+
+
+def read(folder: Path, record: str) -> tuple[SessionEntry, list[CaseEntry]]:
+    found = read_session(folder, record, "id")
+    assert found is not None
+    return found
+
+
+def test_a_run_tells_where_it_comes_from_and_how_it_is_done_again(tmp_path: Path) -> None:
+    job = Job((Path("a b.onnx"),), "pi", seed=3, dims={"N": 2}, input_range=(-1.0, 0.5), labels=("x",), recompute=True)
+    run = RunStore(tmp_path).create("a", jsonable(vars(job)))
+    run.record["board"] = {"name": "pi", "hw_type": "rpi", "info": {"runtimes": [{"name": "iree", "version": "3"}]}}
+    run.record["cases"] = [PASSED]
+    run.save()
+    session, (case,) = read(run.folder, "run.json")
+    assert session.labels == ("x",) and not session.finished
+    assert session.command == "hil run 'a b.onnx' --board pi --seed 3 --dim N=2 --input-range=-1:0.5"
+    assert (session.boards, session.compilers, session.versions) == (("pi",), ("iree 3.1",), {"iree": "3"})
+    assert (case.board, case.outcome, case.program_bytes, case.started) == ("pi", "PASS", 7, session.created)
+
+
+def test_a_benchs_sides_are_its_cases_under_the_names_that_other_sessions_have(tmp_path: Path) -> None:
+    verdict = {"outcome": "PASS", "outputs": [{"name": "y", "passed": True, "max_abs": 0.5, "mismatch_share": 0}]}
+    write(tmp_path / "run.json", {"cases": [{**PASSED, "verdicts": [verdict]}], "command": "hil bench cnn.onnx"})
+    side = {"name": "cnn", "outcome": "PASS", "runtime": "iree", "board": "pi", "times": {"p50_ns": 5, "iterations": 9}}
+    write(tmp_path / "bench.json", {"created": 5, "sides": [{**side, "label": "A"}, {**side, "label": "B"}]})
+    session, cases = read(tmp_path, "bench.json")
+    assert [case.name for case in cases] == ["cnn", "cnn B"]
+    assert {(case.model, case.device_p50_ns, case.iterations, case.max_abs) for case in cases} == {("cnn", 5, 9, 0.5)}
+    assert (session.command, session.compilers, session.boards) == ("hil bench cnn.onnx", ("iree 3.1",), ("pi",))
+
+
+def test_a_layer_of_a_bisection_is_wrong_where_it_is_wrong_in_either_way_and_the_whole_is_a_case(
+    tmp_path: Path,
+) -> None:
+    right, wrong = {"outcome": "PASS"}, {"outcome": "FAIL", "reason": "far"}
+    layers = [
+        {"name": "a", "op": "Conv", "isolated": right, "cumulative": right},
+        {"name": "b", "op": "Relu", "isolated": right, "cumulative": wrong},
+        {"name": "c", "op": "Gemm", "isolated": wrong, "cumulative": None},
+    ]
+    path = tmp_path / "bisect.json"
+    session, cases = read(
+        write(path, {"model": "x/m.onnx", "layers": layers, "whole": wrong, "exposed": None}), path.name
+    )
+    assert [(case.name, case.outcome) for case in cases] == [
+        ("a", "PASS"),
+        ("b", "FAIL"),
+        ("c", "FAIL"),
+        ("whole", "FAIL"),
+    ]
+    # A record of before that has no time is placed by its file's.
+    assert (session.title, session.created) == ("m.onnx", path.stat().st_mtime)
+
+
+def test_a_studys_rows_are_cases(tmp_path: Path) -> None:
+    stages = [{"name": "compile", "outcome": "pass", "seconds": 2}, {"name": "run", "outcome": "fail", "seconds": 0.5}]
+    rows = [
+        {
+            "experiment": "fc",
+            "way": "iree",
+            "outcome": "RUN_ERROR",
+            "failed_stage": "run",
+            "message": "m",
+            "stages": stages,
+        },
+        {"experiment": "fc", "way": "tfcompile", "outcome": None, "worst": {"max_abs": "nan", "max_ulp": 4}},
+    ]
+    write(tmp_path / "study.json", {"board": {"name": "pi"}, "finished": False, "rows": rows})
+    session, cases = read(tmp_path, "study.json")
+    assert [(case.name, case.flow, case.outcome, case.host_s, case.compile_s) for case in cases] == [
+        ("fc iree", "iree", "RUN_ERROR", 2.5, 2.0),
+        ("fc tfcompile", "tfcompile", "", None, None),
+    ]
+    assert (session.models, session.boards, session.finished, session.planned) == (("fc",), ("pi",), False, 2)
+
+
+def test_a_trace_of_calls_is_a_session_and_another_tools_trace_is_none(tmp_path: Path) -> None:
+    call = ModuleCall("predict", (np.float32([1]),), (np.float32([2]),))
+    folder = Trace("Module", "tf", "trace", calls=[call, call]).save(tmp_path / "t")
+    session, cases = read(folder, "trace.json")
+    assert (session.kind, session.title) == ("trace", "Module.trace")
+    assert session.created is not None and session.created > 1e9
+    assert [case.name for case in cases] == ["call_0_predict", "call_1_predict"]
+    shutil.rmtree(folder / "call_1")
+    assert [case.outcome for case in read(folder, "trace.json")[1]] == ["", "LOAD_ERROR"]
+    outputs = [{"name": "0", "max_abs": 0.5, "sqnr_db": "nan"}]
+    calls = [{"call": 0, "outcome": "FAIL", "reason": "", "verdict": {"reason": "far", "outputs": outputs}}]
+    write(folder / "comparison.json", {"trace_created": session.created, "outcome": "FAIL", "calls": [*calls, 1, {}]})
+    assert session.command == ""  # no program made it, and nobody says what did
+    program = {"model": "../model.mlir", "function": "", "runtime": "iree", "captured": [], "assigned": []}
+    write(folder / "call_0" / "call.json", {"method": "predict", "program": program})
+    session, (compared, _) = read(folder, "trace.json")
+    assert session.command == f"hil trace run {folder}"
+    assert (session.outcome, compared.outcome, compared.message, compared.max_abs) == ("FAIL", "FAIL", "far", 0.5)
+    for other in ({"calls": calls}, {"calls": calls, "trace_created": 5}, "{"):
+        write(folder / "comparison.json", other)
+        assert [case.outcome for case in read(folder, "trace.json")[1]] == ["", "LOAD_ERROR"]
+    assert read_session(write(tmp_path / "c" / "trace.json", {"traceEvents": []}), "trace.json", "id") is None
+
+
+def test_a_matrix_says_what_its_targets_came_to(tmp_path: Path) -> None:
+    targets = [Target("sim", {}), Target("sim-f16", {})]
+    matrix = Matrix.create(tmp_path / "m", "run", "cnn", {"labels": ["x"]}, targets, "hil run --resume m")
+    session, cases = read(matrix.folder, "matrix.json")
+    assert (session.title, session.labels, session.finished, cases) == ("cnn on sim, sim-f16", ("x",), False, [])
+    matrix.head |= {"finished": True, "outcome": "FAIL"}
+    matrix.save()
+    assert read(matrix.folder, "matrix.json")[0].outcome == "FAIL"
+    # What was put side by side does not say: its targets' own records do.
+    write(tmp_path / "n" / "matrix.json", {"title": "n", "targets": [{"name": "a"}, {"name": "../m"}, {"name": "b"}]})
+    write(tmp_path / "n" / "a" / "suite.json", {"exit_code": 0})
+    write(tmp_path / "n" / "b" / "run.json", {"exit_code": 3})
+    session, _ = read(tmp_path / "n", "matrix.json")
+    assert (session.title, session.outcome, session.exit_code) == ("n on a, b", "RUN_ERROR", 3)
+
+
+def test_a_suites_command_is_the_one_that_runs_all_of_it_again(tmp_path: Path) -> None:
+    request = {"source": "models", "filters": ["*cnn*"], "layers": False, "settings": {"seed": 3, "labels": ["x"]}}
+    head = {"suite": "models", "flow": "iree", "request": request, "command": "hil suite run --resume a"}
+    session, _ = read(write(tmp_path / "suite.json", head), "suite.json")
+    assert session.command == "hil suite run models --flow iree --filter '*cnn*' --no-layers --seed 3"
+    write(tmp_path / "suite.json", {**head, "command": "pytest --hil-out x", "request": {}})
+    assert read(tmp_path, "suite.json")[0].command == "pytest --hil-out x"
+
+
+def test_lines_are_read_from_a_byte_on_and_half_a_line_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.controller.web.readers.suites.MOST_LINE", 64)
+    path = tmp_path / "results.jsonl"
+    lines = [b'{"id": "a"}\n', b"nonsense\n", b'{"id": "' + b"x" * 200 + b'"}\n', b'{"id": "b"}\n', b'{"id": "c"']
+    path.write_bytes(b"".join(lines))
+    found = list(read_lines(path, 0, 0))
+    assert [case and case.name for case, _ in found] == ["a", None, None, "b"]
+    place = found[-1][1]
+    assert path.read_bytes()[place:] == lines[-1]
+    with path.open("ab") as file:
+        file.write(b"}\n")
+    assert [(case and case.name, case and case.place) for case, _ in read_lines(path, place, 4)] == [("c", place)]
+    assert list(read_lines(tmp_path, 0, 0)) == []
+
+
+HOSTILE = st.sampled_from(
+    ["", "\n", "<b>x</b>", "\u202eexe", "\x00\x1b[31m", "\ud800", "x" * 5000, "NaN", "-inf", "../../etc", "é" * 300]
+)
+SCALARS = st.none() | st.booleans() | st.integers(-(10**30), 10**400) | st.floats() | HOSTILE | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(HOSTILE, inner, max_size=3), max_leaves=6
+)
+NAMES = st.sampled_from(
+    "schema id created started finished interrupted origin labels branch commit request settings models "
+    "command board name info runtimes version cases outcome exit_code suite flow runtime boards versions ids "
+    "sides label times p50_ns iterations timings compile_s layers isolated cumulative outputs max_abs "
+    "mismatch_share passed sqnr_db whole rows experiment way stages worst seconds module_name backend calls "
+    "error targets title verdicts artifact compiler bytes device cold_ns provenance path references stage "
+    "reason".split()
+)
+DOCUMENTS = st.recursive(
+    st.dictionaries(NAMES, VALUES, max_size=6),
+    lambda inner: st.dictionaries(NAMES, inner | st.lists(inner, max_size=3), max_size=8),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(document=DOCUMENTS)
+def test_no_record_can_stop_the_index(record: str, document: Any, tmp_path: Path) -> None:
+    write(tmp_path / "s" / record, document)
+    write(tmp_path / "s" / "results.jsonl", json.dumps(document | {"id": "\ud800\n"}) + "\n[1]\n")
+    found = read_session(tmp_path / "s", record, "id")
+    if found is None:
+        return
+    session, cases = found
+    lines = [case for case, _ in read_lines(tmp_path / "s" / "results.jsonl", 0, 0) if case is not None]
+    with Writer(tmp_path / "index.sqlite") as writer:
+        writer.write(0, tmp_path, session, [*cases, *lines], stamp="")
+
+
+@pytest.mark.parametrize("record", RECORDS)
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "NaN", '"x"', "[" * 100_000, '{"a":' * 100_000, "\x00", '{"created": 1e999, "cases": {}}'],
+)
+def test_what_cannot_be_read_is_a_session_that_says_so(record: str, text: str, tmp_path: Path) -> None:
+    found = read_session(write(tmp_path / "s" / record, text), record, "id")
+    assert found is None or found[0].kind == ("damaged" if found[0].error else RECORDS[record])
+
+
+def test_a_record_that_is_too_long_or_no_file_is_not_read(tmp_path: Path) -> None:
+    import os
+
+    with (tmp_path / "run.json").open("wb") as file:
+        file.truncate(1 << 30)
+    assert "allowed" in read(tmp_path, "run.json")[0].error
+    os.mkfifo(tmp_path / "suite.json")
+    assert "a named pipe" in read(tmp_path, "suite.json")[0].error

@@ -1,0 +1,271 @@
+"""Who may ask `hil web` for what, as an attacker would try it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+from support.web import asking, write_run
+
+from hil.controller.cli.web import web
+from hil.controller.web.security import COOKIE, HEADERS, MOST_BODY, Access
+from hil.controller.web.server import listener, reached_at
+from hil.errors import UsageError
+
+TOKEN = "a token of some length"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder, "one", [{"name": "model"}])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(root: Path):
+    """Loopback, with a token for changes."""
+    with asking(root, token=TOKEN) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def everybodys(root: Path):
+    """An address that other machines reach."""
+    with asking(root, token=TOKEN, host="192.0.2.1") as client:
+        yield client
+
+
+def test_every_answer_has_the_headers(ours: TestClient) -> None:
+    answers = [ours.get("/"), ours.get("/nothing"), ours.get("/session?id=none"), ours.get("/static/hil.js")]
+    answers += [ours.post("/"), ours.get("/", headers={"host": "evil.example"}), ours.get("/static/../app.py")]
+    for answer in answers:
+        assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS, answer.url
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "0.0.0.0", "[::2]", "localhost@evil", "[", ""]
+)
+def test_another_name_for_loopback_is_refused(ours: TestClient, host: str) -> None:
+    assert ours.get("/", headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8790", "127.0.0.1:1", "[::1]:8790", "127.9.9.9"])
+def test_loopbacks_own_names_are_answered(ours: TestClient, host: str) -> None:
+    assert ours.get("/", headers={"host": host}).status_code == 200
+
+
+def test_elsewhere_nothing_is_shown_without_the_token(everybodys: TestClient) -> None:
+    for given in ({}, {"authorization": "Bearer "}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
+        for path in ("/", "/session?id=one", "/static/hil.js", "/events", "/log?id=one", "/nothing"):
+            answer = everybodys.get(path, headers=given)
+            assert (answer.status_code, "model" in answer.text) == (401, False)
+    assert everybodys.get("/", headers=BEARER).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"])
+def test_a_program_with_another_token_is_told_so(root: Path, host: str) -> None:
+    with asking(root, token=TOKEN, host=host) as client:
+        answer = client.post("/publish/missing", headers={"authorization": "Bearer wrong"})
+    assert (answer.status_code, answer.text) == (401, "That is not this server's token.")
+
+
+@pytest.mark.parametrize(
+    "host, told",
+    [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("192.0.2.7", "192.0.2.7"), ("::1", "::1")],
+)
+def test_the_address_that_is_told_is_the_one_that_is_listened_on(host: str, told: str) -> None:
+    assert reached_at(host) == told
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_of_all_addresses_one_is_told_that_others_can_open(host: str) -> None:
+    assert reached_at(host) not in ("", "0.0.0.0", "::")
+
+
+def test_an_address_that_cannot_be_listened_on_says_what_can_be_done() -> None:
+    with listener("127.0.0.1", 0) as taken:
+        with pytest.raises(UsageError) as of_port:
+            listener("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(UsageError) as of_host:
+            listener("192.0.2.7", 0)
+    assert "--port" in of_port.value.hint
+    assert "--host" in of_host.value.hint and "--port" not in of_host.value.hint
+
+
+def test_an_empty_token_is_refused(tmp_path: Path) -> None:
+    for given in ("", " "):
+        answer = CliRunner().invoke(web, ["--runs", str(tmp_path), "--token", given])
+        assert answer.exit_code and "token is empty" in f"{answer.output}{answer.exception}"
+
+
+def test_a_server_without_a_token_takes_none(root: Path) -> None:
+    with asking(root) as client:
+        for given in ("", "x"):
+            answer = client.post("/", headers={"authorization": f"Bearer {given}", "cookie": f"{COOKIE}={given}"})
+            assert answer.status_code == 403
+    assert not Access("127.0.0.1").accepts("")
+
+
+def test_the_address_with_the_token_gives_a_cookie_and_goes_on_without_it(everybodys: TestClient) -> None:
+    answer = everybodys.get(f"/session?id=one&token={TOKEN}&q=a%26b", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/session?id=one&q=a%26b")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and TOKEN not in cookie and "Domain" not in cookie
+    everybodys.cookies.clear()
+    kept = {"cookie": cookie.partition(";")[0]}
+    assert everybodys.get("/", headers=kept).status_code == 200
+    assert everybodys.get("/", headers={"cookie": kept["cookie"] + "0"}).status_code == 401
+    assert everybodys.get(f"/?token={TOKEN}x").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example/", "/\\evil.example", "/%2F/evil.example", "/%5Cevil", "/%0d%0aX-Bad:1"]
+)
+def test_the_redirect_never_leaves_the_server(everybodys: TestClient, path: str) -> None:
+    answer = everybodys.get(f"http://127.0.0.1:8790{path}?token={TOKEN}", follow_redirects=False)
+    where = urlsplit(answer.headers["location"])
+    assert (where.scheme, where.netloc, where.path[:2] in ("//", "/\\")) == ("", "", False)
+    assert "x-bad" not in answer.headers
+    everybodys.cookies.clear()
+
+
+def cookie(client: TestClient) -> dict[str, str]:
+    answer = client.get(f"/?token={TOKEN}", follow_redirects=False)
+    client.cookies.clear()
+    return {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+
+
+def test_a_change_needs_the_token_and_our_own_page(ours: TestClient) -> None:
+    own = {"origin": "http://127.0.0.1:8790"}
+    assert ours.post("/", headers=own).status_code == 403
+    assert ours.post("/", headers={**own, **cookie(ours)}).status_code == 405  # let through; nothing is changed there
+    assert ours.post("/", headers=BEARER).status_code == 405
+    for foreign in ("http://evil.example", "null", "", "http://127.0.0.1:8791", "file://", "chrome-extension://x", "["):
+        assert ours.post("/", headers={"origin": foreign, **cookie(ours)}).status_code == 403
+    # A browser that tells no origin is none of ours.
+    assert ours.post("/", headers=cookie(ours)).status_code == 403
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "GETX"])
+def test_other_methods_change_nothing_without_a_token(ours: TestClient, method: str) -> None:
+    assert ours.request(method, "/").status_code == 403
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_sites_page_cannot_take_ours_into_itself(ours: TestClient, site: str) -> None:
+    for mode, kind in (("no-cors", "script"), ("cors", "empty"), ("no-cors", "image"), ("navigate", "iframe")):
+        told = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": kind}
+        assert ours.get("/", headers=told).status_code == 403
+    link = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert ours.get("/", headers=link).status_code == 200
+
+
+def test_a_request_is_read_up_to_a_bound(ours: TestClient) -> None:
+    assert ours.post("/", headers=BEARER, content=b"x" * (MOST_BODY + 1)).status_code == 413
+    for length in ("-1", "1e3", "9" * 30, "\xb2".encode("latin-1"), b"0x10"):
+        assert ours.get("/", headers={"content-length": length}).status_code == 413
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(
+            "&".join("a=1" for _ in range(3000)),
+            "q=" + "a%20" * 5000,
+            'q="',
+            "q=%22%22%22",
+            "q=NEAR(",
+            "q=abc*",
+            "q=a%00bcd",
+        ),
+        *("q=%ED%A0%80%ED%A0%80", "q='%20or%201=1--", "order=created;drop", "order=-", "page=0", "page=999999999"),
+        *(
+            "page=-1",
+            "page=99999999999999999999",
+            "page=%C2%B2",
+            "page=1e9",
+            "page=NaN",
+            "root=4294967296",
+            "=",
+            "%",
+            "&&&",
+        ),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/session", "/case", "/log"])
+def test_no_query_is_a_failure_of_the_servers(ours: TestClient, path: str, query: str) -> None:
+    answer = ours.get(f"{path}?id=one&case=model&{query}")
+    assert answer.status_code < 500 and "Traceback" not in answer.text and "site-packages" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/static/../app.py",
+            "/static/..%2f..%2fapp.py",
+            "/static/%2e%2e/app.py",
+            "/static//etc/passwd",
+            "/static/%00",
+        ),
+        *("/static/" + "a" * 5000, "/static/vendor", "/static", "/" + "%2e%2e/" * 20 + "etc/passwd", "/%ff%fe"),
+    ],
+)
+def test_no_path_leaves_the_static_files(ours: TestClient, path: str) -> None:
+    answer = ours.get(path)
+    assert answer.status_code in (400, 404, 405) and "root:" not in answer.text and "import" not in answer.text
+
+
+def test_a_log_is_one_of_the_sessions_own(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs", "one", [{"name": "model"}])
+    logs = folder / "model" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "own.log").write_text("<script>alert(1)</script>\x1b[31m")
+    (tmp_path / "secret.log").write_text("secret")
+    (logs / "link.log").symlink_to(tmp_path / "secret.log")
+    (folder / "away").symlink_to(tmp_path)
+    __import__("os").mkfifo(logs / "pipe.log")
+    with asking(tmp_path / "runs") as client:
+        good = client.get("/log?id=one&file=model/logs/own.log")
+        assert (good.status_code, good.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+        for file in ("../../secret.log", str(tmp_path / "secret.log"), "model/logs/link.log", "away/secret.log"):
+            answer = client.get("/log", params={"id": "one", "file": file})
+            assert answer.status_code == 404 and "secret\n" not in answer.text
+        for file in (
+            "model/logs/pipe.log",
+            "model/logs",
+            "",
+            "run.json",
+            "x\0.log",
+            "a" * 5000 + ".log",
+            "/dev/zero.log",
+        ):
+            assert client.get("/log", params={"id": "one", "file": file}).status_code == 404
+
+
+def test_a_log_of_any_length_is_shown_from_its_end(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "one")
+    with (folder / "big.log").open("wb") as file:
+        file.truncate(8 << 30)
+        file.seek(0, 2)
+        file.write(b"the end")
+    with asking(tmp_path) as client:
+        answer = client.get("/log?id=one&file=big.log")
+    assert answer.text.endswith("the end") and len(answer.content) < 1 << 20
+
+
+def test_a_failure_of_the_servers_own_shows_nothing_of_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("/home/me/secret")
+
+    monkeypatch.setattr("hil.controller.web.sessions.list_sessions", broken)
+    with asking(root) as client:
+        client = TestClient(client.app, base_url=client.base_url, raise_server_exceptions=False)
+        answer = client.get("/")
+    assert answer.status_code == 500 and "secret" not in answer.text and "RuntimeError" not in answer.text
+    assert answer.headers["content-security-policy"] == HEADERS["content-security-policy"]

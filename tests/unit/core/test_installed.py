@@ -1,0 +1,56 @@
+"""What is installed is what importlib.metadata says it is."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from hil.core import installed
+
+INFO = "Metadata-Version: 2.1\nName: {}\nVersion: {}\nSummary: none\n\nVersion: 9.9\n"
+
+
+def a_package(place: Path, folder: str, name: str, version: str, points: str = "") -> None:
+    (place / folder).mkdir(parents=True)
+    (place / folder / "METADATA").write_text(INFO.format(name, version))
+    (place / folder / "entry_points.txt").write_text(points)
+
+
+def test_every_version_and_every_group_is_told_as_importlib_does():
+    names = sorted({one.metadata["Name"] for one in metadata.distributions()})
+    assert len(names) > 20
+    for name in names:
+        assert installed.version(name) == metadata.version(name)
+    for group in metadata.entry_points().groups | {"hil.runtimes", "no.such"}:
+        assert list(installed.points(group)) == list(metadata.entry_points(group=group))
+
+
+def test_a_name_is_found_however_it_is_written(tmp_path, monkeypatch):
+    a_package(tmp_path, "some_thing-1.2.dist-info", "some.thing", "1.2")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed.version("Some-Thing") == installed.version("some.thing") == "1.2"
+    with pytest.raises(metadata.PackageNotFoundError):
+        installed.version("some")
+
+
+def test_the_first_of_two_counts(tmp_path, monkeypatch):
+    for version in ("1.0", "2.0"):
+        place = tmp_path / version
+        a_package(place, f"twice-{version}.dist-info", "twice", version, f"[twice]\nit = m:v{version[0]}\n")
+        monkeypatch.syspath_prepend(place)
+    assert installed.version("twice") == "2.0"
+    assert [point.value for point in installed.points("twice")] == ["m:v2"]
+
+
+def test_packages_in_an_archive_are_found(tmp_path, monkeypatch):
+    archive = tmp_path / "packages.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("packed-3.0.dist-info/METADATA", INFO.format("packed", "3.0"))
+        made.writestr("packed-3.0.dist-info/entry_points.txt", "[packed]\nit = m:v\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(archive)])
+    assert installed.version("packed") == "3.0"
+    assert [point.value for point in installed.points("packed")] == ["m:v"]

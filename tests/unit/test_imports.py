@@ -1,0 +1,63 @@
+"""What a command imports: its time goes there before all else, so what it does not need stays out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.models import DIGITS
+
+from hil.controller.models.conversions import CONVERSIONS
+from hil.controller.models.importers import _BUILT_IN as IMPORTERS
+from hil.core.named import resolve
+from hil.core.runtimes import RUNTIMES
+
+# What a run of an ONNX model on a simulator, with everything in the cache, has nothing to do with.
+NOT_NEEDED = (
+    "ml_dtypes onnx onnxruntime iree torch tensorflow perfetto matplotlib paramiko cryptography "
+    "rich.progress rich.live "
+    "hil.controller.models.tensorflow hil.controller.models.conversions.torch_program "
+    "hil.controller.models.conversions.tensorflow_program hil.controller.models.importers.onnx "
+    "hil.controller.backends.compilers.tfcompile hil.controller.backends.compilers.executorch "
+    "hil.controller.backends.references.iree_llvm_cpu hil.controller.backends.references.torch_eager "
+    "hil.controller.models.flows hil.controller.models.executorch_backends hil.controller.analysis "
+    "hil.controller.devices.deploy.packages hil.controller.workloads.suites hil.controller.farm hil.controller.web"
+).split()
+
+
+def imported(*words: object, cwd: Path) -> set[str]:
+    """The modules that a command has imported when it ends well."""
+    script = (
+        "import atexit, sys; from hil.controller.cli.main import call\n"
+        "code = call(); print('imported', *sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", script, *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split()[1:])
+
+
+def test_a_run_imports_nothing_that_it_does_not_use(environment, tmp_path, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    run = ("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim", "--json")
+    imported(*run, cwd=tmp_path)  # afterwards the cache has what it takes
+    there = imported(*run, cwd=tmp_path)
+    assert "hil.controller.pipeline.stages" in there
+    assert there.isdisjoint(NOT_NEEDED), sorted(there & set(NOT_NEEDED))
+    assert not any(name.startswith("rich.") for name in there), "rich is for what is printed, and --json is not"
+
+
+def names() -> Iterator[str]:
+    yield from (conversion.convert for conversion in CONVERSIONS.values())
+    yield from (conversion.debug for conversion in CONVERSIONS.values() if conversion.debug)
+    yield from (importer.describe for importer in IMPORTERS.values() if isinstance(importer.describe, str))
+    yield from (info.compile for info in RUNTIMES.values() if info.compile)
+
+
+@pytest.mark.parametrize("name", sorted(set(names())))
+def test_what_is_named_is_there(name: str):
+    assert callable(resolve(name))

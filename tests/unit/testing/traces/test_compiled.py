@@ -1,0 +1,37 @@
+"""A module compiled for one backend gives back what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hil.errors import UsageError
+from hil.testing.traces import compiled
+
+
+@pytest.mark.parametrize("error", [None, UsageError("it exports no such method")])
+def test_the_board_is_given_back_in_the_end_or_where_the_module_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: UsageError | None
+) -> None:
+    did: list[str] = []
+
+    def begin() -> None:
+        did.append("begin")
+        if error is not None:
+            raise error
+
+    runner = SimpleNamespace(begin=begin, close=lambda: did.append("close"))
+    subject: Any = SimpleNamespace(references=(), name="M", methods=("f",), runner=lambda *_: runner)
+    monkeypatch.setattr(compiled, "subject_of", lambda *_: subject)
+    if error is None:
+        with compiled.compile(lambda: None, artifacts_dir=tmp_path) as module:
+            module.reinitialize()
+            assert did == ["begin", "begin"]
+        assert did == ["begin", "begin", "close"]
+    else:
+        with pytest.raises(UsageError, match="no such method"):
+            compiled.compile(lambda: None, artifacts_dir=tmp_path)
+        assert did == ["begin", "close"]
