@@ -98,17 +98,24 @@ def test_what_there_is_not_is_refused(farm: RunningFarm, words: tuple[str, ...],
     assert said in done.err
 
 
-def watching(farm: RunningFarm, *words: str, out: int) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def watching(farm: RunningFarm, *words: str, out: int) -> Iterator[subprocess.Popen[bytes]]:
     command = [*HIL, "farm", "watch", "--every", "0.1", *words]
-    return subprocess.Popen(command, env={**farm.environment, "TERM": "xterm"}, stdout=out, stdin=subprocess.DEVNULL)
+    environment = {**farm.environment, "TERM": "xterm"}
+    process = subprocess.Popen(command, env=environment, stdout=out, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        # Where a test has failed before it ended it: whoever reads what it prints would wait for ever.
+        process.kill()
+        process.wait()
 
 
 def test_watching_in_a_pipe_tells_every_event_and_ends_at_ctrl_c(farm: RunningFarm):
     read, write = os.pipe()
-    process = watching(farm, "--json", out=write)
-    os.close(write)
     events: list[dict[str, Any]] = []
-    with os.fdopen(read, "rb") as pipe:
+    with os.fdopen(read, "rb") as pipe, watching(farm, "--json", out=write) as process:
+        os.close(write)
         reader = threading.Thread(target=lambda: events.extend(map(json.loads, pipe)))
         reader.start()
         farm.eventually(lambda: submit(farm, MODEL, MODEL) and events)
@@ -128,7 +135,6 @@ def test_watching_in_a_terminal_shows_boards_and_jobs_and_gives_it_back_at_ctrl_
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     before = termios.tcgetattr(terminal)
-    process = watching(farm, out=terminal)
     shown = bytearray()
 
     def read() -> None:
@@ -138,10 +144,11 @@ def test_watching_in_a_terminal_shows_boards_and_jobs_and_gives_it_back_at_ctrl_
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    name = submit(farm, MODEL)
-    farm.eventually(lambda: f"\n\x1b[1m{name} " in shown.decode(errors="replace").replace("\r", ""))
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    with watching(farm, out=terminal) as process:
+        name = submit(farm, MODEL)
+        farm.eventually(lambda: f"\n\x1b[1m{name} " in shown.decode(errors="replace").replace("\r", ""))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
     assert termios.tcgetattr(terminal) == before
     os.close(terminal)
     reader.join(10)
