@@ -1,7 +1,8 @@
 """Bare rivals in a process of their own: a gRPC echo of raw bytes, and a TCP socket that takes and gives bytes.
 
-Prints ``{"echo": port, "tcp": port}`` and serves until stdin ends. Over TCP an order is ``<op><uint64 size>``: ``s`` is
-followed by so many bytes, answered with one byte when all lie in memory; ``r`` is answered with so many bytes.
+Prints ``{"echo": address, "tcp": port}`` and serves until stdin ends; the echo is on a Unix socket. Over TCP an order
+is ``<op><uint64 size>``: ``s`` is followed by so many bytes, answered with one byte when all lie in memory; ``r`` is
+answered with so many bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import socket
 import struct
 import sys
+import tempfile
 import threading
 from concurrent import futures
 
@@ -19,15 +21,16 @@ import numpy as np
 ORDER = struct.Struct("<cQ")
 
 
-def echo_server() -> int:
-    """A bidirectional stream that sends every message back as it came."""
+def echo_server(folder: str) -> str:
+    """A bidirectional stream that sends every message back as it came; returns its address."""
     server = grpc.server(futures.ThreadPoolExecutor(4))
     handler = grpc.stream_stream_rpc_method_handler(lambda messages, context: messages)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bare", {"Echo": handler})])
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = f"unix:{folder}/echo"
+    server.add_insecure_port(address)
     server.start()
     globals()["keep"] = server
-    return port
+    return address
 
 
 def receive_into(sock: socket.socket, view: memoryview) -> None:
@@ -69,8 +72,9 @@ def main() -> None:
             threading.Thread(target=serve, args=(sock, buffer), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    print(json.dumps({"echo": echo_server(), "tcp": listener.getsockname()[1]}), flush=True)
-    sys.stdin.read()
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps({"echo": echo_server(folder), "tcp": listener.getsockname()[1]}), flush=True)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -173,10 +173,13 @@ def tvm_peer(notes: list[str]) -> Iterator[Peer | None]:
 
 @contextlib.contextmanager
 def session(module: str = "hil.agent") -> Iterator[tuple[AgentClient, Peer, Path]]:
-    """A client with a session on an agent in another process (loopback TCP), that process, and a scratch folder."""
+    """A client with a session on an agent in another process, that process, and a scratch folder.
+
+    The agent listens on a Unix socket, as simulators' and boards' do.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        command = [sys.executable, "-m", module, "--listen", "127.0.0.1:0", "--store", str(folder / "store")]
+        command = [sys.executable, "-m", module, "--listen", f"unix:{folder}/agent", "--store", str(folder / "store")]
         with peer([*command, "--lifeline"]) as agent:
             client = AgentClient(Target(agent.hello["address"]), "benchmark")
             try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from hil.agent.session import Session, Sessions
+from hil.agent.session import CallContext, Session, Sessions
 from hil.errors import BoardBusy, UsageError
 from hil.protocol import wire
 
@@ -44,11 +44,16 @@ _FREE = {f"/{wire.PACKAGE}.{name}" for name in ("Board/Describe", "Board/Clock",
 # Sizes of one request. What is not listed here has a few short fields.
 SHORT_REQUEST = 1 << 16
 _LARGEST = {
-    "Put": wire.CHUNK + 1024,
+    "Put": wire.DATA_MOST + 1024,
     "Missing": wire.MESSAGE_MAX,
     "Load": wire.MESSAGE_MAX,
     "Invoke": wire.MESSAGE_MAX,
 }
+
+
+def largest_request(method: str) -> int:
+    """How many bytes a request of a method may have."""
+    return _LARGEST.get(method, SHORT_REQUEST)
 
 
 class _Calls:
@@ -57,11 +62,11 @@ class _Calls:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._calls: dict[grpc.ServicerContext, Any] = {}
+        self._calls: dict[CallContext, Any] = {}
         self._inside = 0
 
     @contextlib.contextmanager
-    def entered(self, context: grpc.ServicerContext, *more: Any) -> Iterator[None]:
+    def entered(self, context: CallContext, *more: Any) -> Iterator[None]:
         """Count a call as long as it goes on. Raises BoardBusy: there are too many."""
         self.enter(context, *more)
         try:
@@ -69,11 +74,11 @@ class _Calls:
         finally:
             self.leave(context)
 
-    def enter(self, context: grpc.ServicerContext, *more: Any) -> None:
+    def enter(self, context: CallContext, *more: Any) -> None:
         """Let a call in; raises as :meth:`entered`."""
         raise NotImplementedError
 
-    def leave(self, context: grpc.ServicerContext) -> None:
+    def leave(self, context: CallContext) -> None:
         """A call has ended."""
         with self._lock:
             self._inside -= 1
@@ -103,7 +108,7 @@ class Room(_Calls):
         super().__init__(most)
         self._silence_s = silence_s
 
-    def enter(self, context: grpc.ServicerContext, *more: Any) -> None:
+    def enter(self, context: CallContext, *more: Any) -> None:
         """Let a call in. Raises BoardBusy: too many calls that were ended have not gone yet."""
         with self._lock:
             if self._inside >= 2 * self._most:
@@ -132,7 +137,7 @@ class Room(_Calls):
 class SessionCalls(_Calls):
     """The calls of the session that has the device, and those of sessions that are over: these would wait for ever."""
 
-    def enter(self, context: grpc.ServicerContext, *more: Any) -> None:
+    def enter(self, context: CallContext, *more: Any) -> None:
         """Let a call of a session in. Raises BoardBusy: the session has too many."""
         (session,) = more
         with self._lock:
@@ -153,12 +158,13 @@ class Admission(grpc.ServerInterceptor):
 
     Attributes:
         goodbyes: the streams of sessions that are over, until their owners have read that.
+        silent: the calls that have said nothing yet.
     """
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._calls = SessionCalls(SESSION_CALLS)
-        self._silent = Room(SILENT_CALLS, FIRST_MESSAGE_S)
+        self.silent = Room(SILENT_CALLS, FIRST_MESSAGE_S)
         self._asking = Room(OPEN_CALLS)
         self._talking = Room(OPEN_CALLS, NEXT_MESSAGE_S)
         self._watching = Room(OPEN_CALLS)
@@ -178,15 +184,23 @@ class Admission(grpc.ServerInterceptor):
             partial(self._serve, details.method, handler), response_serializer=handler.response_serializer
         )
 
+    def session_call(self, context: CallContext) -> contextlib.AbstractContextManager[None]:
+        """Count a call of the session as long as it goes on.
+
+        Raises:
+            SessionEnded: its token is not that of the session that has the device.
+            BoardBusy: there are too many.
+        """
+        return self._calls.entered(context, self._sessions.of_call(context))
+
     def _serve(self, method: str, handler: Any, raw: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             requests = _decoded(raw, method, handler.request_deserializer)
             if method.startswith(f"/{wire.PACKAGE}.") and method not in _FREE:
-                session = self._sessions.of_call(context)
-                with self._calls.entered(context, session):
+                with self.session_call(context):
                     yield from _answers(handler, requests, context)
                 return
-            with self._silent.entered(context):
+            with self.silent.entered(context):
                 first = list(itertools.islice(requests, 1))
             stream = handler.request_streaming
             room = self._rooms.get(method, self._talking if stream else self._asking)
@@ -199,7 +213,7 @@ class Admission(grpc.ServerInterceptor):
     def _watch(self) -> None:
         while True:
             time.sleep(_LOOK_S)
-            for room in (self._calls, self._silent, self._talking, self.goodbyes):
+            for room in (self._calls, self.silent, self._talking, self.goodbyes):
                 room.sweep()
 
 
@@ -221,7 +235,7 @@ def _answers(handler: Any, requests: Iterator[Any], context: grpc.ServicerContex
 def _decoded(raw: Iterator[bytes], method: str, decode: Callable[[bytes], Any]) -> Iterator[Any]:
     """The messages that the bytes are. Raises UsageError: they are none, or longer than the method's."""
     name = method.rpartition("/")[2]
-    largest = _LARGEST.get(name, SHORT_REQUEST)
+    largest = largest_request(name)
     for data in raw:
         if len(data) > largest:
             raise UsageError(f"a request of {name} has {len(data)} bytes, and {largest} are the most")

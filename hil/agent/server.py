@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from hil.agent import machine, runtimes
 from hil.agent.admission import THREADS, Admission, Room
+from hil.agent.data_server import DataServer
 from hil.agent.machine import Counters
 from hil.agent.programs import Policy, Programs
 from hil.agent.session import Journal, Session, Sessions
@@ -30,6 +31,7 @@ from hil.core import clock, own_version
 from hil.core.digest import StreamHasher
 from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.protocol import wire
+from hil.protocol.data_connection import data_address
 from hil.protocol.listening import HANDSHAKE, check_listen, listen_on
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -119,6 +121,11 @@ class Agent:
         self.address = listen_on(
             self._server, config.listen, cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
         )
+        self._data: DataServer | None = None
+        if data_path := data_address(self.address):
+            # Where it cannot be, such as on a path that is too long, everything goes over gRPC.
+            with contextlib.suppress(OSError):
+                self._data = DataServer(data_path, admission, servicers)
         self._server.start()
         for service in ("", *names):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -137,6 +144,8 @@ class Agent:
     def stop(self) -> None:
         """Stop serving and end every worker."""
         self._health.enter_graceful_shutdown()
+        if self._data:
+            self._data.close()
         # A call that its client broke off may never be counted as ended by gRPC: do not wait for it for ever.
         self._server.stop(grace=0.2).wait(2.0)
         self._programs.unload_all(SessionEnded("the agent was stopped"))
@@ -390,7 +399,7 @@ class BlobService:
                     upload.finish()
             yield pb.PutReply(digest=start.digest)
 
-    def Get(self, request: pb.GetRequest, context: grpc.ServicerContext) -> Iterator[pb.GetReply | bytes]:
+    def Get(self, request: pb.GetRequest, context: grpc.ServicerContext) -> Iterator[pb.GetReply | memoryview]:
         """Read a blob."""
         session = self._sessions.of_call(context)
         path = self._store.path(request.digest)
@@ -400,7 +409,7 @@ class BlobService:
             file.seek(min(request.offset, size))
             while piece := file.read(wire.CHUNK):
                 self._sessions.require(session)
-                yield from wire.data_messages(memoryview(piece))
+                yield memoryview(piece)
 
 
 class ProgramService:
@@ -414,7 +423,7 @@ class ProgramService:
         """Load a program."""
         return self._programs.load(self._sessions.of_call(context), request)
 
-    def Invoke(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.InvokeReply | bytes]:
+    def Invoke(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.InvokeReply | memoryview]:
         """Run programs, one call after another."""
         session = self._sessions.of_call(context)
         for message in requests:
@@ -437,10 +446,11 @@ class ProgramService:
                 yield pb.InvokeReply(done=done)
                 hashers = [StreamHasher() for _ in streams]
                 for stream, hasher in zip(streams, hashers, strict=True):
-                    for data in wire.data_messages(stream):
+                    for piece in wire.pieces(stream):
                         # What is sent, and not the memory again: a program that still writes there would make it
                         # look as if it had been damaged on its way.
-                        hasher.update(wire.payload_of(data))
+                        data = memoryview(bytes(piece))
+                        hasher.update(data)
                         yield data
                 if streams:
                     yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))

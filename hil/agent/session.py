@@ -13,13 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hil.errors import BoardBusy, BoardError, SessionEnded, UsageError
 from hil.protocol import wire
-
-if TYPE_CHECKING:
-    import grpc
 
 MIN_TTL_S = 0.5
 MAX_TTL_S = 3600.0
@@ -32,6 +29,16 @@ _RESET = "if nobody uses the board, `hil board reset-fence` lets its count begin
 _JOURNAL_BYTES = 8 << 20
 # Of Linux: it goes on while the machine sleeps, and it is the same for every process.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class CallContext(Protocol):
+    """What of a call's context sessions and rooms need: gRPC's has it."""
+
+    def invocation_metadata(self) -> Any:
+        """What its caller says beside its messages."""
+
+    def cancel(self) -> Any:
+        """End the call."""
 
 
 @dataclass
@@ -155,7 +162,7 @@ class Sessions:
             raise SessionEnded("this call carries no token of the session that has the device", hint="open a session")
         return session
 
-    def of_call(self, context: grpc.ServicerContext) -> Session:
+    def of_call(self, context: CallContext) -> Session:
         """The session of a call, by the token in its metadata; raises as :meth:`check`."""
         return self.check(str(dict(context.invocation_metadata()).get(wire.SESSION_KEY, "")))
 

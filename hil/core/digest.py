@@ -27,7 +27,7 @@ _THREADS_FROM = 1 << 20
 _PIECE = 4 << 20
 # So many pieces may wait: more would only be memory. A small piece is done at once: a thread would cost more.
 _DEPTH = 8
-_SMALL = 1 << 18
+SMALL = 1 << 19
 
 
 class Hasher:
@@ -66,7 +66,7 @@ class OrderedExecutor:
         """Call this with bytes after what was given before; raises what earlier work raised."""
         if len(self._pending) >= _DEPTH:
             self._pending.popleft().result()
-        if not self._pending and len(data) <= _SMALL:
+        if not self._pending and len(data) <= SMALL:
             function(data)
         else:
             self._pending.append(self._pool.submit(function, data))
@@ -85,7 +85,7 @@ class OrderedExecutor:
 
 
 class StreamHasher(Hasher):
-    """A hasher for large pieces, which hashes behind its caller; the pieces must stay as they are until the digest."""
+    """A hasher for large pieces, which hashes behind its caller; those above SMALL must stay until the digest."""
 
     def __init__(self, algorithm: str = DEFAULT) -> None:
         super().__init__(algorithm)

@@ -18,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from hil import errors
 from hil.core import tensors
+from hil.core.digest import SMALL
 from hil.core.tensors import Array, TensorSpec
 from hil.protocol import wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
@@ -27,7 +28,9 @@ PACKAGE = "hil.v1"
 SERVICES = ("Board", "Sessions", "Blobs", "Programs")
 SESSION_KEY = "hil-session"
 
-CHUNK = 1 << 20
+# What one `data` message carries, as hil sends it: as much as a core's own cache holds while it is hashed and copied.
+CHUNK = SMALL
+DATA_MOST = 1 << 20
 INLINE_MAX = 1 << 20
 # The largest message: a call's start with its small tensors, or an answer with them.
 MESSAGE_MAX = 4 << 20
@@ -71,18 +74,13 @@ KEPT_ERRORS = wire_errors.KeptErrors()
 
 
 def data_messages(payload: memoryview) -> Iterator[bytes]:
-    """The encoded `data` messages that carry a buffer, at most 1 MiB each."""
-    for offset in range(0, payload.nbytes, CHUNK):
-        piece = payload[offset : offset + CHUNK]
-        yield b"".join((_data_header(piece.nbytes), piece))
+    """The encoded `data` messages that carry a buffer, :data:`CHUNK` bytes each."""
+    return map(encode, pieces(payload))
 
 
-def payload_of(message: bytes) -> memoryview:
-    """What a `data` message carries."""
-    at = 1
-    while message[at] > 0x7F:
-        at += 1
-    return memoryview(message)[at + 1 :]
+def pieces(payload: memoryview) -> Iterator[memoryview]:
+    """A buffer in pieces of :data:`CHUNK` bytes, each of which a `data` message carries."""
+    return (payload[offset : offset + CHUNK] for offset in range(0, payload.nbytes, CHUNK))
 
 
 def _data_header(size: int) -> bytes:
@@ -94,7 +92,10 @@ def _data_header(size: int) -> bytes:
     return bytes(header)
 
 
-def _encode(message: Any) -> bytes:
+def encode(message: Any) -> bytes:
+    """A message's bytes; a memoryview is what a `data` message carries."""
+    if isinstance(message, memoryview):
+        return b"".join((_data_header(message.nbytes), message))
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
@@ -135,7 +136,7 @@ class Stub:
         for service in SERVICES:
             for name, path, streams_in, streams_out, _, decode in _methods(service):
                 make = getattr(channel, kind_of(streams_in, streams_out))
-                setattr(self, name, make(path, request_serializer=_encode, response_deserializer=_refusing(decode)))
+                setattr(self, name, make(path, request_serializer=encode, response_deserializer=_refusing(decode)))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
@@ -148,7 +149,7 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
         make = getattr(grpc, f"{kind_of(streams_in, streams_out)}_rpc_method_handler")
         behaviour = getattr(servicer, name)
         guard = guard_stream if streams_out else _guard
-        table[name] = make(guard(behaviour), request_deserializer=decode, response_serializer=_encode)
+        table[name] = make(guard(behaviour), request_deserializer=decode, response_serializer=encode)
     return grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", table)
 
 
@@ -192,17 +193,23 @@ def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Calla
 
 
 def fail(error: Exception, context: grpc.ServicerContext) -> None:
-    """End a call with an error, as the protocol carries it; what is no error of hil's is the agent's own failure."""
-    if not isinstance(error, errors.HilError):
-        if type(error) is Exception or not context.is_active():  # grpc's own abort, or nobody there to tell
-            raise error
-        import traceback
-
-        detail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        error = errors.BoardLost(f"the agent failed: {type(error).__name__}: {error}", detail=detail)
+    """End a call with an error, as the protocol carries it."""
+    if not isinstance(error, errors.HilError) and (type(error) is Exception or not context.is_active()):
+        raise error  # grpc's own abort, or nobody there to tell
+    error = failure(error)
     sent = wire_errors.to_message(error, KEPT_ERRORS)
     context.set_trailing_metadata(((wire_errors.ERROR_KEY, sent.SerializeToString()),))
     context.abort(_status(error), wire_errors.status_text(error))
+
+
+def failure(error: Exception) -> errors.HilError:
+    """The error that a caller is told: what is no error of hil's is the agent's own failure."""
+    if isinstance(error, errors.HilError):
+        return error
+    import traceback
+
+    detail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return errors.BoardLost(f"the agent failed: {type(error).__name__}: {error}", detail=detail)
 
 
 def _status(error: errors.HilError) -> grpc.StatusCode:

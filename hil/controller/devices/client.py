@@ -20,7 +20,6 @@ from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass, Target
 from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive
-from hil.controller.devices.guard import Guard
 from hil.core import clock, digest, tensors
 from hil.core.digest import StreamHasher
 from hil.core.results import Artifact
@@ -71,41 +70,32 @@ class AgentClient(AgentConnection, BoardClient):
         # Whole chunks go on, or wait until the board's disk has what came before.
         stall_s = STALL_S + sum(sizes.values()) / _SLOWEST_DISK_BYTES_S
 
-        def messages(guard: Guard) -> Iterator[Any]:
-            for name, (path, offset) in blobs.items():
-                yield pb.PutRequest(start=pb.PutStart(digest=name, size=sizes[name], offset=offset))
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    while piece := file.read(wire.CHUNK):
-                        # Counted first: a broken link ends this generator where it yields, sent or not.
-                        self.payload_bytes_sent += len(piece)
-                        for message in wire.data_messages(memoryview(piece)):
-                            guard.within(stall_s)
-                            yield message
-                            self._heard()
-                        if progress:
-                            progress(len(piece))
-            guard.within(stall_s)
-
         with self._seam():
             for name, (_, offset) in blobs.items():
                 answers.check_offset(offset, sizes[name])
-            metadata = self._token()
-            with self._guarded(lambda guard: self._stub.Put(messages(guard), metadata=metadata), stall_s) as put:
-                answers.check_stored(put[1], list(blobs))
+            with self._guarded("Put", stall_s) as (guard, call):
+                for name, (path, offset) in blobs.items():
+                    call.send(pb.PutRequest(start=pb.PutStart(digest=name, size=sizes[name], offset=offset)))
+                    for piece in _pieces(path, offset):
+                        self.payload_bytes_sent += len(piece)
+                        guard.within(stall_s)
+                        call.send(piece)
+                        self._heard()
+                        if progress:
+                            progress(len(piece))
+                call.end()
+                guard.within(stall_s)
+                answers.check_stored(iter(call.receive, None), list(blobs))
 
     def get(self, name: str) -> memoryview:
         """Read a blob from the board and verify it: BoardLost where it is not what the digest says."""
-        request, metadata = pb.GetRequest(digest=name), self._token()
-        with (
-            self._seam(),
-            self._guarded(lambda _: self._stub.Get(request, metadata=metadata), STALL_S) as (guard, replies),
-        ):
-            size = answers.blob_size(next(replies, None))
+        with self._seam(), self._guarded("Get", STALL_S) as (guard, call):
+            call.send(pb.GetRequest(digest=name))
+            size = answers.blob_size(call.receive())
             deadline = time.monotonic() + STALL_S + size / _SLOWEST_LINK_BYTES_S
             view = memoryview(answers.room_for(size).data)
-            found = receive(replies, view, StreamHasher(digest.algorithm_of(name)), guard, deadline, self._heard)
-            if next(replies, None) is not None:
+            found = receive(call, view, StreamHasher(digest.algorithm_of(name)), guard, deadline, self._heard)
+            if call.receive() is not None:
                 raise answers.broken("it sent more data than it announced")
         if found != name:
             raise errors.BoardLost(f"what the board sent is not {name}", board=self.board)
@@ -225,7 +215,7 @@ class AgentClient(AgentConnection, BoardClient):
         with self._seam("run"):
             stream = self._invokes.get(thread)
             if stream is None or stream.broken:
-                stream = self._invokes[thread] = InvokeStream(self._stub, self._token(), self._heard)
+                stream = self._invokes[thread] = InvokeStream(self._begin("Invoke"), self._heard)
             most = answers.most_bytes() if most_bytes is None else most_bytes
             return stream.call(start, streams, into, start.timeout_s + _GRACE_S, names, most)
 
@@ -253,6 +243,15 @@ class AgentClient(AgentConnection, BoardClient):
                     return [*lines, "... and more, which was left out"]
                 lines.append(line.text)
         return lines
+
+
+def _pieces(path: Path, offset: int) -> Iterator[memoryview]:
+    """A file's content from an offset on, in pieces of which each is there until the next is asked for."""
+    room = memoryview(bytearray(wire.CHUNK))
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while count := file.readinto(room):
+            yield room[:count]
 
 
 def _clock_pairs(content: bytes) -> tuple[tuple[int, int], ...]:

@@ -6,13 +6,13 @@ Here gRPC's errors become hil's, once.
 from __future__ import annotations
 
 import contextlib
-import functools
 import getpass
 import os
 import queue
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +24,7 @@ from google.protobuf.json_format import MessageToDict
 from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.board_client import Invocation, Target
+from hil.controller.devices.calls import Call, open_call
 from hil.controller.devices.guard import Guard
 from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.core import clock
@@ -31,6 +32,7 @@ from hil.core.digest import StreamHasher
 from hil.core.results import Part
 from hil.core.tensors import Array
 from hil.protocol import wire, wire_errors
+from hil.protocol.data_connection import data_address
 from hil.protocol.listening import check_tls_files, check_token_way
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -151,15 +153,18 @@ class Hold:
 
 
 class InvokeStream:
-    """The stream that calls go over, one after another."""
+    """The stream that calls of programs go over, one after another.
 
-    def __init__(self, stub: Any, metadata: list[tuple[str, str]], heard: Callable[[], None]) -> None:
+    Args:
+        call: of Invoke.
+        heard: told of each sign of life.
+    """
+
+    def __init__(self, call: Call, heard: Callable[[], None]) -> None:
         self.broken = False
+        self._call = call
         self._heard = heard
-        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._limit_s = STALL_S
-        self._guard = Guard(lambda: self._replies.cancel())
-        self._replies = stub.Invoke(self._messages(), metadata=metadata)
+        self._guard = Guard(call.cancel)
 
     def call(
         self,
@@ -177,19 +182,19 @@ class InvokeStream:
             names: of the program's outputs; None where they are not known.
             most: the most bytes that the outputs may take.
         """
-        self._limit_s = limit_s
         begin = clock.now_ns()
         try:
-            self._guard.within(limit_s if not streams else STALL_S)
-            self._asked.put((pb.InvokeRequest(start=start), streams))
+            self._guard.within(STALL_S if streams else limit_s)
+            self._call.send(pb.InvokeRequest(start=start))
+            if streams:
+                self._send(streams)
+                self._guard.within(limit_s)
             iterations = 0 if start.HasField("profile") else start.iterations
-            done = answers.call_of(next(self._replies), iterations, names, most)
+            done = answers.call_of(self._answer(), iterations, names, most)
             answered = clock.now_ns()
             outputs = self._outputs(done, into)
         except BaseException as error:
             self.close()
-            if isinstance(error, StopIteration):
-                raise errors.BoardLost("the board ended the call without an answer") from error
             if isinstance(error, grpc.RpcError) and self._guard.expired:
                 raise errors.BoardLost("the board did not answer in time") from error
             raise
@@ -215,8 +220,24 @@ class InvokeStream:
         """No more calls."""
         self.broken = True
         self._guard.close()
-        self._asked.put(None)
-        self._replies.cancel()
+        self._call.cancel()
+
+    def _send(self, streams: list[memoryview]) -> None:
+        """Send the inputs' data, and its digests after it."""
+        hashers = [StreamHasher() for _ in streams]
+        for stream, hasher in zip(streams, hashers, strict=True):
+            for piece in wire.pieces(stream):
+                hasher.update(piece)
+                self._guard.within(STALL_S)
+                self._call.send(piece)
+                self._heard()
+        self._call.send(pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers])))
+
+    def _answer(self) -> Any:
+        """The next message, which has to come."""
+        if (message := self._call.receive()) is None:
+            raise errors.BoardLost("the board ended the call without an answer")
+        return message
 
     def _outputs(self, done: pb.InvokeDone, into: Mapping[str, Array]) -> dict[str, Array]:
         outputs: dict[str, Array] = {}
@@ -230,7 +251,7 @@ class InvokeStream:
             outputs[tensor.name] = answers.output_of(tensor, buffer)
         if computed:
             self._guard.within(STALL_S)
-            answers.check_digests(next(self._replies), computed)
+            answers.check_digests(self._answer(), computed)
         return outputs
 
     def _stream(self, tensor: pb.Tensor, given: Array | None, deadline: float) -> tuple[Any, str]:
@@ -239,26 +260,11 @@ class InvokeStream:
         fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
         target = given.reshape(-1).view(np.uint8) if fits and given is not None else answers.room_for(size)
         view = memoryview(target.data)
-        return view, receive(self._replies, view, StreamHasher(), self._guard, deadline, self._heard)
-
-    def _messages(self) -> Iterator[Any]:
-        while (asked := self._asked.get()) is not None:
-            start, streams = asked
-            yield start
-            hashers = [StreamHasher() for _ in streams]
-            for stream, hasher in zip(streams, hashers, strict=True):
-                hasher.update(stream)
-                for message in wire.data_messages(stream):
-                    self._guard.within(STALL_S)
-                    yield message
-                    self._heard()
-            if streams:
-                self._guard.within(self._limit_s)
-                yield pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
+        return view, receive(self._call, view, StreamHasher(), self._guard, deadline, self._heard)
 
 
 def receive(
-    messages: Iterator[Any],
+    call: Call,
     view: memoryview,
     hasher: StreamHasher,
     guard: Guard,
@@ -269,13 +275,10 @@ def receive(
     at = 0
     while at < view.nbytes:
         guard.within(min(STALL_S, deadline - time.monotonic()))
-        if (message := next(messages, None)) is None:
-            raise errors.BoardLost("the board ended the call without an answer")
-        data = answers.data_of(message, view.nbytes - at)
+        count = call.receive_into(view[at:])
         heard()
-        view[at : at + data.nbytes] = data
-        hasher.update(view[at : at + data.nbytes])
-        at += data.nbytes
+        hasher.update(view[at : at + count])
+        at += count
     return hasher.digest()
 
 
@@ -300,6 +303,8 @@ class AgentConnection:
         self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
         self._hold: Hold | None = None
         self._invokes: dict[int, InvokeStream] = {}
+        self._data_path = data_address(target.address)
+        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
         """Who the board is; waits for the connection at most ``timeout`` seconds (BoardUnreachable)."""
@@ -405,11 +410,15 @@ class AgentConnection:
         """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile (BoardBusy)."""
         opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
         with self._seam():
-            # A call that waits for an agent which is heard no more ends with the channel.
-            end = functools.partial(wire.close_channel, self._channel)
-            self._hold = Hold(self._stub, self._metadata, opening, on_wait, end)
+            self._hold = Hold(self._stub, self._metadata, opening, on_wait, self._give_up)
         given: int = self._hold.fence
         return given
+
+    def _give_up(self) -> None:
+        """End what waits for an agent that is heard no more."""
+        for call in list(self._calls):
+            call.cancel()
+        wire.close_channel(self._channel)
 
     def close_session(self) -> None:
         """Give the device back."""
@@ -447,12 +456,18 @@ class AgentConnection:
         except errors.HilError as error:
             raise error.located(stage=stage, board=self.board) from error.__cause__
 
+    def _begin(self, method: str) -> Call:
+        """Begin a call of the session that moves data."""
+        call = open_call(self._stub, method, self._token(), self._data_path)
+        self._calls.add(call)
+        return call
+
     @contextlib.contextmanager
-    def _guarded(self, start: Callable[[Guard], Any], limit_s: float) -> Iterator[tuple[Guard, Any]]:
-        """Start a stream whose other side has to go on within ``limit_s``, and then as the guard is told."""
+    def _guarded(self, method: str, limit_s: float) -> Iterator[tuple[Guard, Call]]:
+        """Begin a call whose other side has to go on within ``limit_s``, and then as the guard is told."""
         guard = Guard()
         guard.within(limit_s)
-        call = start(guard)
+        call = self._begin(method)
         guard.cancel = call.cancel
         try:
             yield guard, call

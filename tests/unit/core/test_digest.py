@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.core import digest
-from hil.core.digest import OrderedExecutor, StreamHasher, digest_of
+from hil.core.digest import SMALL, OrderedExecutor, StreamHasher, digest_of
 
 # Cuts a file and makes it long again, without end.
 CUT = """
@@ -69,7 +69,7 @@ def test_large_files_have_the_digest_of_their_bytes(tmp_path: Path, size: int):
         assert digest.digest_file(tmp_path / "file", algorithm) == whole
 
 
-LARGE = bytes(1 << 19)
+LARGE = bytes(SMALL + 1)
 
 
 @given(st.lists(st.sampled_from([b"", b"a", bytes(1000), LARGE, LARGE[:-1]]), max_size=20))

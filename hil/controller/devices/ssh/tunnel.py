@@ -1,5 +1,7 @@
 """Tunnels: a Unix socket here that leads to one on a board, by OpenSSH's client or through our own connection.
 
+Beside an agent's socket they lead to that of its data connections.
+
 Where the board's sshd forwards no Unix sockets, a helper on the board (``board_relay.py``) carries the connection,
 reached by TCP or by a command's input and output. It lives as long as its command's input stays open: when this process
 ends, so does it.
@@ -30,6 +32,7 @@ from hil.controller.devices.ssh.transport import Transport
 from hil.core.processes import wait_or_kill
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardUnreachable
+from hil.protocol.data_connection import data_address
 
 _OPEN_S = 10.0
 _PIECE = 1 << 20
@@ -237,18 +240,24 @@ class Tunnel:
             folder = opening.enter_context(openssh.private_folder())
             socket = folder / "agent.sock"
             self.address = f"unix:{socket}"
-            self._carrier: ChannelForwarder | _OpenSSH
+            carrier: ChannelForwarder | _OpenSSH
             if far is None:
-                self._carrier = _OpenSSH(shell, folder, socket, remote_socket)
+                carrier = _OpenSSH(shell, folder, socket, remote_socket)
             else:
-                self._carrier = ChannelForwarder(shell.transport, socket, remote_socket, far)
-            self.alive, self.log = self._carrier.alive, self._carrier.log
+                carrier = ChannelForwarder(shell.transport, socket, remote_socket, far)
+            opening.callback(carrier.close)
+            self.alive, self.log = carrier.alive, carrier.log
             self._kept = opening.pop_all()
 
+    def lead_to_data(self, transport: Transport, remote_socket: str) -> None:
+        """Lead to the socket of the agent's data connections as well, through our own connection."""
+        local, remote = (data_address(f"unix:{path}") for path in (self.address.removeprefix("unix:"), remote_socket))
+        forwarder = ChannelForwarder(transport, Path(local), remote, _streamlocal(transport, remote))
+        self._kept.callback(forwarder.close)
+
     def close(self) -> None:
-        """End it, and remove the local socket. Closing it again does nothing."""
-        with self._kept:
-            self._carrier.close()
+        """End it, and remove the local sockets. Closing it again does nothing."""
+        self._kept.close()
 
 
 def open_tunnel(
@@ -278,8 +287,13 @@ def open_tunnel(
                 raise
             last = error.detail.rpartition("\n")[2].strip() or error.message
             say(f"ssh made no tunnel ({last}): going through hil's own connection, which is slower")
-    far = FarSide(lambda: _carried(shell.transport.open_streamlocal(remote_socket, _OPEN_S)))
-    return Tunnel(shell, remote_socket, far)
+    tunnel = Tunnel(shell, remote_socket, _streamlocal(shell.transport, remote_socket))
+    tunnel.lead_to_data(shell.transport, remote_socket)
+    return tunnel
+
+
+def _streamlocal(transport: Transport, remote_socket: str) -> FarSide:
+    return FarSide(lambda: _carried(transport.open_streamlocal(remote_socket, _OPEN_S)))
 
 
 def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink) -> Tunnel:
@@ -326,7 +340,9 @@ class _OpenSSH:
     def __init__(self, shell: Shell, folder: Path, socket: Path, remote_socket: str) -> None:
         # A command, and not -N: sshd sends small pieces at once only on a connection on which one was run. This one
         # ends with its input, which is ours.
-        forward = ["-T", "-L", f"{socket}:{remote_socket}", openssh.BOARD, "exec cat"]
+        data = Path(data_address(f"unix:{socket}"))
+        leads = ["-L", f"{socket}:{remote_socket}", "-L", f"{data}:{data_address(f'unix:{remote_socket}')}"]
+        forward = ["-T", *leads, openssh.BOARD, "exec cat"]
         command = [*openssh.command(shell.hops, folder), *forward]
         self._log = folder / "log"
         with self._log.open("wb") as log:
@@ -339,7 +355,7 @@ class _OpenSSH:
                 start_new_session=True,
             )
         try:
-            self._wait(socket, shell)
+            self._wait((socket, data), shell)
         except BaseException:
             self.close()
             raise
@@ -357,9 +373,9 @@ class _OpenSSH:
             self._process.stdin.close()
         wait_or_kill(self._process, _CLOSE_S, group=True)  # the sh and its ssh
 
-    def _wait(self, socket: Path, shell: Shell) -> None:
+    def _wait(self, sockets: tuple[Path, ...], shell: Shell) -> None:
         deadline = time.monotonic() + _START_S
-        while not socket.exists():
+        while not all(one.exists() for one in sockets):
             if not self.alive() or time.monotonic() > deadline:
                 raise BoardUnreachable(
                     f"ssh made no tunnel to {shell.address}" + ("" if not self.alive() else f" within {_START_S:g} s"),

@@ -215,7 +215,7 @@ def test_a_file_that_was_altered_here_after_it_was_read_is_the_users_doing(lab, 
 
 def test_a_board_that_sends_and_takes_data_is_not_silent(lab, agent, tmp_path):
     """The session's own answers may be behind that data, on a slow link or a busy machine."""
-    agent.pace_s = 0.15
+    agent.pace_s = 0.075
     board, x = lab.open(), np.ones(3 << 20, np.float32)
     with impatient(1.0):
         result, _ = run(board, program(tmp_path / "p.onnx", 12 << 20), x)
