@@ -19,8 +19,8 @@ from hil.protocol import data_connection as frames
 from hil.protocol import wire, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
-# For so long a socket may take to take us on; then the call is made by gRPC, whose own limits tell what is wrong.
-_OPEN_S = 10.0
+# For so long an agent may take to take a call on: one that keeps the connection and says nothing hangs.
+_OPEN_S = 15.0
 _LOOK_S = 0.2
 # A call by gRPC that is sent data keeps so many messages waiting.
 _AHEAD = 2
@@ -78,7 +78,7 @@ class DataCall:
 
     Raises:
         NoDataConnection: nobody takes it on.
-        CallFailed: the agent refuses it.
+        CallFailed: the agent refuses it, or hangs.
     """
 
     def __init__(self, path: str, method: str, token: str) -> None:
@@ -96,6 +96,8 @@ class DataCall:
             begun = self._frames.begin()
             connected.settimeout(None)
         except (OSError, frames.ConnectionBroken) as error:
+            if isinstance(error.__cause__, TimeoutError):
+                raise CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "it did not take the call on") from error
             raise NoDataConnection(str(error)) from error
         if begun is None:
             raise NoDataConnection("the connection was closed at once")
@@ -250,7 +252,7 @@ def open_call(stub: wire.Stub, method: str, metadata: list[tuple[str, str]], pat
         metadata: of gRPC, with the session's token.
 
     Raises:
-        CallFailed: the agent refuses it.
+        CallFailed: the agent refuses it, or hangs.
     """
     if path:
         with contextlib.suppress(NoDataConnection):
