@@ -125,12 +125,12 @@ def main() -> None:
     speed["slower"] = [min(pair) for pair in zip(speed["raw there"], speed["write"], strict=True)]
     rows = []
     for case, name in (("to memory on the board", "there"), ("from the board into an array", "back")):
-        rows.append(common.beside(case, speed[name], "raw TCP", speed[f"raw {name}"], 1, "GB/s", ">= 0.5"))
+        rows.append(common.beside(case, speed[name], "raw TCP", speed[f"raw {name}"], 1, "GB/s", ">= 0.6"))
         if tvm:
             rows.append(common.beside(case, speed[name], "TVM RPC", speed[f"tvm {name}"], 1, "GB/s", ">= 20"))
     slower = "slower of raw TCP and a plain write"
     for case, name in (("put a file (to the board's disk)", "put"), ("get it (from the board's disk)", "get")):
-        rows.append(common.beside(case, speed[name], slower, speed["slower"], 1, "GB/s", ">= 0.8"))
+        rows.append(common.beside(case, speed[name], slower, speed["slower"], 1, "GB/s", ">= 0.9"))
     rows.append(common.Row("payload bytes sent for a blob that the board has", float(max(again)), "bytes", bar="0"))
     notes.append("128 MiB; time on the board between last input byte and first output byte is not counted")
     notes.append(f"TVM RPC is measured with {TVM_SIZE >> 20} MiB; a plain write ends in the page cache, as hil's does")
