@@ -25,8 +25,9 @@ _FORM = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
 # BLAKE3 splits work over threads only above about 128 KiB a thread; below this size one thread is faster.
 _THREADS_FROM = 1 << 20
 _PIECE = 4 << 20
-# So many pieces may wait: more would only be memory. A small piece is done at once: a thread would cost more.
+# So many pieces may wait: more would only be memory.
 _DEPTH = 8
+# So large a piece is done before its caller goes on: a thread would cost more, and the caller may use its memory again.
 SMALL = 1 << 19
 
 
@@ -63,13 +64,17 @@ class OrderedExecutor:
         self._pending: collections.deque[Future[Any]] = collections.deque()
 
     def do(self, function: Callable[[Any], object], data: Any) -> None:
-        """Call this with bytes after what was given before; raises what earlier work raised."""
+        """Call this with bytes after what was given before; raises what earlier work raised.
+
+        Bytes above :data:`SMALL` must stay as they are until that is done.
+        """
+        if len(data) <= SMALL:
+            self.wait()
+            function(data)
+            return
         if len(self._pending) >= _DEPTH:
             self._pending.popleft().result()
-        if not self._pending and len(data) <= SMALL:
-            function(data)
-        else:
-            self._pending.append(self._pool.submit(function, data))
+        self._pending.append(self._pool.submit(function, data))
 
     def wait(self) -> None:
         """Wait until all is done; raises what it raised."""

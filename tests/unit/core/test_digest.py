@@ -89,6 +89,22 @@ def test_work_is_done_in_order_and_all_of_it():
     assert done == [len(LARGE) - number if number % 3 else number for number in range(50)]
 
 
+def test_memory_of_a_small_piece_may_be_used_again_at_once():
+    """Though large pieces came before it, as where an upload goes on."""
+    hasher, executor, room, written = StreamHasher(), OrderedExecutor(), bytearray(SMALL), bytearray()
+    for value in range(20):
+        for work in (hasher.update, lambda data: executor.do(written.extend, data)):
+            work(LARGE)
+        room[:] = bytes([value]) * SMALL
+        hasher.update(room)
+        executor.do(written.extend, room)
+        room[:] = bytes(SMALL)
+    executor.finish()
+    expected = b"".join(LARGE + bytes([value]) * SMALL for value in range(20))
+    assert written == expected
+    assert hasher.digest() == digest_of(expected)
+
+
 def test_the_caller_goes_on_meanwhile_but_not_without_end():
     gate = threading.Event()
     executor = OrderedExecutor()
