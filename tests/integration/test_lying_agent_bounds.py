@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -132,6 +133,27 @@ def _calls(client: AgentClient, folder: Path) -> dict[str, object]:
         "put": lambda: client.put({digest: (folder / "blob", 0)}),
         "invoke": lambda: client.invoke("p", {}, timeout=60),
     }
+
+
+@pytest.mark.parametrize("end", [None, "close"])
+def test_a_call_that_goes_on_ends_with_a_frozen_agent_or_its_connection(end: str | None, tmp_path: Path) -> None:
+    process, address = start_process("hil.agent", f"unix:{tmp_path}/a.sock", tmp_path / "store")
+    client = AgentClient(Target(address), "frozen")
+    try:
+        client.describe()
+        client.open_session("test", on_wait=print)
+        call = client._begin("Put")
+        os.kill(process.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        if end:
+            threading.Timer(0.5, client.close).start()
+        with pytest.raises(grpc.RpcError):
+            call.receive()
+        assert time.monotonic() - start < (5 if end else 15 + 5)
+    finally:
+        client.close()
+        os.kill(process.pid, signal.SIGCONT)
+        stop_process(process)
 
 
 @pytest.mark.parametrize(("call", "listen"), [("put", "unix:{}/a.sock"), ("invoke", "127.0.0.1:0")])

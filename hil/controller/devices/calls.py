@@ -93,17 +93,14 @@ class DataCall:
             connected.settimeout(_OPEN_S)
             connected.connect(path)
             self._frames.send(frames.CALL, pb.DataCall(method=method, session=token).SerializeToString())
-            begun = self._frames.begin()
+            kind, size = self._begin()
+            if kind == frames.END:
+                self._ended(size)
             connected.settimeout(None)
         except (OSError, frames.ConnectionBroken) as error:
             if isinstance(error.__cause__, TimeoutError):
                 raise CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "it did not take the call on") from error
             raise NoDataConnection(str(error)) from error
-        if begun is None:
-            raise NoDataConnection("the connection was closed at once")
-        kind, size = begun
-        if kind == frames.END:
-            self._ended(size)
         if kind != frames.READY or size:
             raise NoDataConnection("it does not speak hil's protocol")
 

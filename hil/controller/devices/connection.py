@@ -304,7 +304,7 @@ class AgentConnection:
         self._hold: Hold | None = None
         self._invokes: dict[int, InvokeStream] = {}
         self._data_path = data_address(target.address)
-        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
 
     def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
         """Who the board is; waits for the connection at most ``timeout`` seconds (BoardUnreachable)."""
@@ -410,12 +410,12 @@ class AgentConnection:
         """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile (BoardBusy)."""
         opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
         with self._seam():
-            self._hold = Hold(self._stub, self._metadata, opening, on_wait, self._give_up)
+            self._hold = Hold(self._stub, self._metadata, opening, on_wait, self._hang_up)
         given: int = self._hold.fence
         return given
 
-    def _give_up(self) -> None:
-        """End what waits for an agent that is heard no more."""
+    def _hang_up(self) -> None:
+        """Disconnect, and end what waits for the agent, which may be heard no more."""
         for call in list(self._calls):
             call.cancel()
         wire.close_channel(self._channel)
@@ -433,7 +433,7 @@ class AgentConnection:
         """End session and connection."""
         self.close_session()
         self._closed = True
-        wire.close_channel(self._channel)
+        self._hang_up()
 
     def _heard(self) -> None:
         """Note a sign of life on another stream than the session's own, whose answers may be behind a lot of data."""
@@ -465,10 +465,9 @@ class AgentConnection:
     @contextlib.contextmanager
     def _guarded(self, method: str, limit_s: float) -> Iterator[tuple[Guard, Call]]:
         """Begin a call whose other side has to go on within ``limit_s``, and then as the guard is told."""
-        guard = Guard()
-        guard.within(limit_s)
         call = self._begin(method)
-        guard.cancel = call.cancel
+        guard = Guard(call.cancel)
+        guard.within(limit_s)
         try:
             yield guard, call
         except grpc.RpcError as error:

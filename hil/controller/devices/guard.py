@@ -13,11 +13,11 @@ class Guard:
     """Ends a call when what is expected of its other side does not come in time.
 
     Seconds are counted as this process sees them pass: one that was itself stopped for a while blames nobody.
-    ``cancel`` is called at most once, in a thread of its own; it may be set later, once there is a call.
+    ``cancel`` is called at most once, in a thread of its own.
     """
 
-    def __init__(self, cancel: Callable[[], object] = lambda: None) -> None:
-        self.cancel = cancel
+    def __init__(self, cancel: Callable[[], object]) -> None:
+        self._cancel = cancel
         self.expired = False  # whether the time ran out
         self._left = self._limit_s = float("inf")
         self._lock = threading.Lock()
@@ -47,5 +47,5 @@ class Guard:
                 self.expired = self._left <= 0
             before = now
             if self.expired:
-                self.cancel()
+                self._cancel()
                 return

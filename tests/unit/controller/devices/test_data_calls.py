@@ -166,7 +166,9 @@ def peer(folder: Path, serve: Callable[[Frames, socket.socket], None]) -> Iterat
     Path(f"{folder}/peer").unlink()
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x02\x01\x00\x00\x00x"])
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x02\x01\x00\x00\x00x", b"\x05\x09\x00\x00\x00cut"]
+)
 def test_who_does_not_take_the_call_on_has_not_begun_it(folder, said):
     def serve(frames: Frames, connected: socket.socket) -> None:
         frames.begin()
