@@ -51,11 +51,6 @@ _LARGEST = {
 }
 
 
-def largest_request(method: str) -> int:
-    """How many bytes a request of a method may have."""
-    return _LARGEST.get(method, SHORT_REQUEST)
-
-
 class _Calls:
     """Calls that go on: of those that were ended some may not have let go of their threads yet."""
 
@@ -219,28 +214,41 @@ class Admission(grpc.ServerInterceptor):
 
 def _answers(handler: Any, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
     """What a handler answers, whichever of the two sides streams."""
-    argument: Any = requests
-    if not handler.request_streaming:
-        argument = next(requests, None)
-        if argument is None:
-            raise UsageError("the call carries no message")
     sides = wire.kind_of(handler.request_streaming, handler.response_streaming)
-    answer = getattr(handler, sides)(argument, context)
+    answer = getattr(handler, sides)(argument_of(requests, handler.request_streaming), context)
     if handler.response_streaming:
         yield from answer
     else:
         yield answer
 
 
+def argument_of(requests: Iterator[Any], are_streamed: bool) -> Any:
+    """What a handler takes: all requests, or the one that there is. Raises UsageError: there is none."""
+    if are_streamed:
+        return requests
+    if (first := next(requests, None)) is None:
+        raise UsageError("the call carries no message")
+    return first
+
+
+def check_size(method: str, size: int) -> None:
+    """Check how many bytes a request has. Raises UsageError: they are more than those of the method's may have."""
+    largest = _LARGEST.get(method, SHORT_REQUEST)
+    if size > largest:
+        raise UsageError(f"a request of {method} has {size} bytes, and {largest} are the most")
+
+
+def decoded(data: bytes, decode: Callable[[bytes], Any]) -> Any:
+    """The message that bytes are. Raises UsageError: they are none."""
+    try:
+        return decode(data)
+    except Exception as error:
+        raise UsageError("the request is no message of this protocol") from error
+
+
 def _decoded(raw: Iterator[bytes], method: str, decode: Callable[[bytes], Any]) -> Iterator[Any]:
     """The messages that the bytes are. Raises UsageError: they are none, or longer than the method's."""
     name = method.rpartition("/")[2]
-    largest = largest_request(name)
     for data in raw:
-        if len(data) > largest:
-            raise UsageError(f"a request of {name} has {len(data)} bytes, and {largest} are the most")
-        try:
-            message = decode(data)
-        except Exception as error:
-            raise UsageError("the request is no message of this protocol") from error
-        yield message
+        check_size(name, len(data))
+        yield decoded(data, decode)

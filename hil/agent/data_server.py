@@ -6,16 +6,12 @@ The handlers, the rooms that bound how many calls go on, and what ends these are
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError, Message
-
-from hil.agent.admission import Admission, largest_request
+from hil.agent.admission import Admission, argument_of, check_size, decoded
 from hil.errors import UsageError
 from hil.protocol import wire, wire_errors
 from hil.protocol.data_connection import (
@@ -29,12 +25,13 @@ from hil.protocol.data_connection import (
     ConnectionBroken,
     Frames,
 )
+from hil.protocol.listening import private_sockets
+from hil.protocol.local_socket import LocalSocket
 from hil.protocol.v1 import agent_pb2 as pb
 
 # What a failed call still sends is read, so much of it and for so long, or its caller might not get to read why.
 _UNREAD_BYTES = 64 << 20
 _UNREAD_S = 2.0
-_BACKLOG = 128
 
 
 class DataCallContext:
@@ -64,31 +61,14 @@ class DataServer:
         self._path = Path(path)
         self._admission = admission
         self._servicers = servicers
-        self._listener = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o077)
-        try:
+        with private_sockets():
             self._path.unlink(missing_ok=True)
-            self._listener.bind(path)
-        except OSError:
-            self._listener.close()
-            raise
-        finally:
-            os.umask(before)
-        self._listener.listen(_BACKLOG)
-        threading.Thread(target=self._accept, daemon=True, name="data").start()
+            self._socket = LocalSocket(self._path, self._serve, "data-call")
 
     def close(self) -> None:
-        """Take on no more calls."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        """Take on no more calls, and end those that go on."""
+        self._socket.close()
         self._path.unlink(missing_ok=True)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connected, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connected,), daemon=True, name="data-call").start()
 
     def _serve(self, connected: socket.socket) -> None:
         frames = Frames(connected)
@@ -109,29 +89,23 @@ class DataServer:
             kind, size = frames.begin() or (END, 0)
             if kind != CALL or size > CALL_MOST:
                 raise UsageError("a data connection begins with a call")
-            called = _decoded(pb.DataCall, frames.content(size))
-        if called.method not in METHODS:
+            called = decoded(frames.content(size), pb.DataCall.FromString)
+        if (method := METHODS.get(called.method)) is None:
             raise UsageError(f"{called.method[:100]!r} is no method of data connections")
-        service, request_type, _ = METHODS[called.method]
-        behaviour = getattr(self._servicers[service], called.method)
+        behaviour = getattr(self._servicers[method.service], called.method)
         context.token = called.session
         with self._admission.session_call(context):
             frames.send(READY)
-            requests: Any = _requests(frames, called.method, request_type)
-            if called.method == "Get":
-                requests = next(requests, None)
-                if not isinstance(requests, pb.GetRequest):
-                    raise UsageError("the call carries no message")
-            for answer in behaviour(requests, context):
+            requests = _requests(frames, called.method)
+            for answer in behaviour(argument_of(requests, method.streams_requests), context):
                 if isinstance(answer, memoryview):
                     frames.send(DATA, answer)
                 else:
                     frames.send(MESSAGE, answer.SerializeToString())
 
 
-def _requests(frames: Frames, method: str, kind_of_message: type[Message]) -> Iterator[Any]:
+def _requests(frames: Frames, method: str) -> Iterator[Any]:
     """What a caller sends: messages, and data as memoryviews, each of which is there until the next is asked for."""
-    largest = largest_request(method)
     room = memoryview(b"")
     while (begun := frames.begin()) is not None and begun[0] != END:
         kind, size = begun
@@ -142,15 +116,7 @@ def _requests(frames: Frames, method: str, kind_of_message: type[Message]) -> It
             frames.content_into(room[:size])
             yield room[:size]
         elif kind == MESSAGE:
-            if size > largest:
-                raise UsageError(f"a request of {method} has {size} bytes, and {largest} are the most")
-            yield _decoded(kind_of_message, frames.content(size))
+            check_size(method, size)
+            yield decoded(frames.content(size), METHODS[method].request.FromString)
         else:
             raise UsageError(f"a frame of the kind {kind}, where there is none such")
-
-
-def _decoded(kind: type[Message], content: bytes) -> Any:
-    try:
-        return kind.FromString(content)
-    except DecodeError as error:
-        raise UsageError("the request is no message of this protocol") from error

@@ -31,7 +31,7 @@ from hil.core import clock, own_version
 from hil.core.digest import StreamHasher
 from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.protocol import wire
-from hil.protocol.data_connection import data_address
+from hil.protocol.data_connection import data_path
 from hil.protocol.listening import HANDSHAKE, check_listen, listen_on
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -122,10 +122,10 @@ class Agent:
             self._server, config.listen, cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
         )
         self._data: DataServer | None = None
-        if data_path := data_address(self.address):
+        if path := data_path(self.address):
             # Where it cannot be, such as on a path that is too long, everything goes over gRPC.
             with contextlib.suppress(OSError):
-                self._data = DataServer(data_path, admission, servicers)
+                self._data = DataServer(path, admission, servicers)
         self._server.start()
         for service in ("", *names):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -144,11 +144,11 @@ class Agent:
     def stop(self) -> None:
         """Stop serving and end every worker."""
         self._health.enter_graceful_shutdown()
-        if self._data:
-            self._data.close()
         # A call that its client broke off may never be counted as ended by gRPC: do not wait for it for ever.
         self._server.stop(grace=0.2).wait(2.0)
         self._programs.unload_all(SessionEnded("the agent was stopped"))
+        if self._data:
+            self._data.close()
         self._supervisor.close()
         self._store_lock.release()
 

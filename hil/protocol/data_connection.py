@@ -1,7 +1,7 @@
 """A data connection: a socket beside the agent's own that carries one call of a method that moves data.
 
 gRPC costs a small call several threads' turns and large data several copies. An agent that listens on a Unix socket
-therefore listens on a second one, :func:`data_address`, for the methods of :data:`METHODS`; the messages are the same.
+therefore listens on a second one, :func:`data_path`, for the methods of :data:`METHODS`; the messages are the same.
 A connection is one call, in frames of a byte (the kind), four (the length, little-endian) and the content:
 
 - the caller sends CALL with a ``DataCall``: the method and the session's token; READY says that the call was taken on;
@@ -19,7 +19,7 @@ import socket
 import struct
 import time
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
@@ -27,12 +27,22 @@ from hil.protocol.v1 import agent_pb2 as pb
 from hil.protocol.wire import CHUNK
 
 CALL, READY, MESSAGE, DATA, END = range(1, 6)
-METHODS: dict[str, tuple[str, type[Message], type[Message]]] = {
-    "Put": ("Blobs", pb.PutRequest, pb.PutReply),
-    "Get": ("Blobs", pb.GetRequest, pb.GetReply),
-    "Invoke": ("Programs", pb.InvokeRequest, pb.InvokeReply),
+
+
+class Method(NamedTuple):
+    """A method that goes over data connections."""
+
+    service: str
+    request: type[Message]
+    reply: type[Message]
+    streams_requests: bool = True
+
+
+METHODS = {
+    "Put": Method("Blobs", pb.PutRequest, pb.PutReply),
+    "Get": Method("Blobs", pb.GetRequest, pb.GetReply, streams_requests=False),
+    "Invoke": Method("Programs", pb.InvokeRequest, pb.InvokeReply),
 }
-"""The methods that go over data connections: of each its service and the messages of either side."""
 CALL_MOST = 1 << 12
 ERROR_MOST = 1 << 16
 
@@ -44,9 +54,9 @@ _CUT = "it ended in the middle of a frame"
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR if hasattr(select, "POLLRDHUP") else select.POLLHUP
 
 
-def data_address(listen: str) -> str:
-    """The path of the data connections' socket of an agent that listens there; "" where it has none."""
-    kind, _, path = listen.partition(":")
+def data_path(address: str) -> str:
+    """The path of the data connections' socket of an agent at an address; "" where it has none."""
+    kind, _, path = address.partition(":")
     return f"{path}.data" if kind == "unix" and path else ""
 
 
@@ -88,16 +98,15 @@ class Frames:
 
     def begin(self) -> tuple[int, int] | None:
         """The next frame's kind and size, once it comes; its content has to be read next. None at the end."""
-        if self._end == self._at:
-            self._at = self._end = 0
-            if not self._fill():
-                return None
-        while self._end - self._at < _HEADER.size:
-            if self._at + _HEADER.size > _READ:
-                self._read[: self._end - self._at] = bytes(self._read[self._at : self._end])
-                self._at, self._end = 0, self._end - self._at
-            if not self._fill():
-                raise ConnectionBroken(_CUT)
+        if (here := self._end - self._at) < _HEADER.size:
+            self._read[:here] = bytes(self._read[self._at : self._end])
+            self._at, self._end = 0, here
+            while self._end < _HEADER.size:
+                if not (count := self._receive(self._read[self._end :])):
+                    if self._end:
+                        raise ConnectionBroken(_CUT)
+                    return None
+                self._end += count
         kind, size = _HEADER.unpack_from(self._read, self._at)
         self._at += _HEADER.size
         return kind, size
@@ -137,7 +146,7 @@ class Frames:
 
     def is_open(self) -> bool:
         """Whether the other side is still there, as far as is known."""
-        return self._socket.fileno() >= 0 and not self._polled(_HUNG_UP)
+        return not self._polled(_HUNG_UP)
 
     def hang_up(self) -> None:
         """Send nothing more; what comes may still be read."""
@@ -153,11 +162,6 @@ class Frames:
         """Give the socket back; nobody may wait in it."""
         self._socket.close()
 
-    def _fill(self) -> int:
-        count = self._receive(self._read[self._end :])
-        self._end += count
-        return count
-
     def _receive(self, view: memoryview) -> int:
         try:
             return self._socket.recv_into(view)
@@ -166,5 +170,8 @@ class Frames:
 
     def _polled(self, events: int, seconds: float = 0.0) -> bool:
         poll = select.poll()
-        poll.register(self._socket, events)
+        try:
+            poll.register(self._socket, events)
+        except ValueError:  # closed, which whoever reads it is told
+            return True
         return bool(poll.poll(seconds * 1000))

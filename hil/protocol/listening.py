@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,16 @@ def refuse_if_taken(listen: str) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def private_sockets() -> Iterator[None]:
+    """Have the Unix sockets that are made meanwhile open to this process's user alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def listen_on(
     server: Any, listen: str, *, cert: Path | None = None, key: Path | None = None, client_ca: Path | None = None
 ) -> str:
@@ -175,21 +186,19 @@ def listen_on(
         refuse_if_served(path)
     else:
         refuse_if_taken(listen)
-    before = os.umask(0o077)
     try:
-        if kind == "unix":
-            Path(path).unlink(missing_ok=True)
-        if kind != "unix" and cert and key:
-            pairs = [(key.read_bytes(), cert.read_bytes())]
-            authority = client_ca.read_bytes() if client_ca else None
-            credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
-            port = server.add_secure_port(listen, credentials)
-        else:
-            port = server.add_insecure_port(listen)
+        with private_sockets():
+            if kind == "unix":
+                Path(path).unlink(missing_ok=True)
+            if kind != "unix" and cert and key:
+                pairs = [(key.read_bytes(), cert.read_bytes())]
+                authority = client_ca.read_bytes() if client_ca else None
+                credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
+                port = server.add_secure_port(listen, credentials)
+            else:
+                port = server.add_insecure_port(listen)
     except (RuntimeError, OSError) as error:
         raise UsageError(f"cannot listen on {listen}: {error}") from error
-    finally:
-        os.umask(before)
     if not port:
         raise UsageError(f"cannot listen on {listen}")
     return listen if kind == "unix" else f"{listen.rpartition(':')[0]}:{port}"

@@ -73,11 +73,6 @@ KEPT_ERRORS = wire_errors.KeptErrors()
 """The long errors of this process's calls, for Logs."""
 
 
-def data_messages(payload: memoryview) -> Iterator[bytes]:
-    """The encoded `data` messages that carry a buffer, :data:`CHUNK` bytes each."""
-    return map(encode, pieces(payload))
-
-
 def pieces(payload: memoryview) -> Iterator[memoryview]:
     """A buffer in pieces of :data:`CHUNK` bytes, each of which a `data` message carries."""
     return (payload[offset : offset + CHUNK] for offset in range(0, payload.nbytes, CHUNK))

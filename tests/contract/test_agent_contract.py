@@ -250,7 +250,7 @@ def test_an_upload_keeps_its_session_alive(connect):
         yield pb.PutRequest(start=pb.PutStart(digest=digest_of(content), size=len(content)))
         for at in range(0, len(content), 4000):
             time.sleep(0.3)
-            yield from wire.data_messages(memoryview(content[at : at + 4000]))
+            yield from wire.pieces(memoryview(content[at : at + 4000]))
 
     assert [reply.digest for reply in owner._stub.Put(messages(), metadata=metadata)] == [digest_of(content)]
     assert "nothing was heard" in list(replies)[-1].over.reason

@@ -99,7 +99,7 @@ def cut_upload(client: AgentClient, number: int, size: int) -> None:
     def messages():
         yield pb.PutRequest(start=pb.PutStart(digest=digest_of(b"%d" % number), size=size + 1))
         for _ in range(size // MIB):
-            yield from wire.data_messages(memoryview(b"x" * MIB))
+            yield from wire.pieces(memoryview(b"x" * MIB))
 
     with pytest.raises(errors.HilError), client._seam():
         replies = client._stub.Put(messages(), metadata=client._token())

@@ -191,7 +191,7 @@ class FakeAgent:
         yield from self._paced(memoryview(self.blobs[request.digest]))
 
     def _paced(self, data: memoryview) -> Iterator[Any]:
-        for message in wire.data_messages(data):
+        for message in wire.pieces(data):
             time.sleep(self.pace_s)
             yield message
 

@@ -83,8 +83,8 @@ class DataCall:
 
     def __init__(self, path: str, method: str, token: str) -> None:
         self._method = method
-        self._reply = frames.METHODS[method][2]
-        self._most = answers.MESSAGE_LIMITS[frames.METHODS[method][0], method]
+        service, _, self._reply, _ = frames.METHODS[method]
+        self._most = answers.MESSAGE_LIMITS[service, method]
         self._came: collections.deque[Any] = collections.deque()
         self._is_over = False
         connected = socket.socket(socket.AF_UNIX)
@@ -191,12 +191,12 @@ class GrpcCall:
 
     Args:
         method: the stub's.
-        sends_one: whether the method takes one message only.
+        streams: whether the method takes more than one message.
     """
 
-    def __init__(self, method: Any, metadata: list[tuple[str, str]], *, sends_one: bool) -> None:
+    def __init__(self, method: Any, metadata: list[tuple[str, str]], *, streams: bool) -> None:
         self._method, self._metadata = method, metadata
-        self._asked: queue.Queue[Any] | None = None if sends_one else queue.Queue(_AHEAD)
+        self._asked: queue.Queue[Any] | None = queue.Queue(_AHEAD) if streams else None
         self._replies: Any = None if self._asked is None else method(iter(self._asked.get, None), metadata=metadata)
 
     def send(self, message: Any) -> None:
@@ -254,4 +254,4 @@ def open_call(stub: wire.Stub, method: str, metadata: list[tuple[str, str]], pat
     if path:
         with contextlib.suppress(NoDataConnection):
             return DataCall(path, method, dict(metadata)[wire.SESSION_KEY])
-    return GrpcCall(getattr(stub, method), metadata, sends_one=method == "Get")
+    return GrpcCall(getattr(stub, method), metadata, streams=frames.METHODS[method].streams_requests)

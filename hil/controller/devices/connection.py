@@ -32,7 +32,7 @@ from hil.core.digest import StreamHasher
 from hil.core.results import Part
 from hil.core.tensors import Array
 from hil.protocol import wire, wire_errors
-from hil.protocol.data_connection import data_address
+from hil.protocol.data_connection import data_path
 from hil.protocol.listening import check_tls_files, check_token_way
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -303,7 +303,7 @@ class AgentConnection:
         self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
         self._hold: Hold | None = None
         self._invokes: dict[int, InvokeStream] = {}
-        self._data_path = data_address(target.address)
+        self._data_path = data_path(target.address)
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
 
     def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:

@@ -18,7 +18,6 @@ import tenacity
 
 from hil import errors
 from hil.controller.devices.interrupts import InterruptibleChannel
-from hil.controller.devices.local_socket import LocalSocket, NotCarried
 from hil.controller.farm.messages import JobResult, Submission
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import FarmStub, json_of, result_message, submission_message
@@ -28,6 +27,7 @@ from hil.core.scratch import new_folder
 from hil.errors import HilError
 from hil.protocol import wire, wire_errors
 from hil.protocol.listening import check_token_way, host_port
+from hil.protocol.local_socket import LocalSocket, NotCarried
 from hil.protocol.v1 import farm_pb2 as pb
 
 T = TypeVar("T")

@@ -25,14 +25,14 @@ from pathlib import Path
 
 import paramiko
 
-from hil.controller.devices.local_socket import LocalSocket, NotCarried
 from hil.controller.devices.ssh import openssh
 from hil.controller.devices.ssh.shell import Shell, TooMuch, begin, own_output
 from hil.controller.devices.ssh.transport import Transport
 from hil.core.processes import wait_or_kill
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardUnreachable
-from hil.protocol.data_connection import data_address
+from hil.protocol.data_connection import data_path
+from hil.protocol.local_socket import LocalSocket, NotCarried
 
 _OPEN_S = 10.0
 _PIECE = 1 << 20
@@ -234,7 +234,7 @@ class Tunnel:
         log: what it had to say so far, such as a socket that is not there.
     """
 
-    def __init__(self, shell: Shell, remote_socket: str, far: FarSide | None) -> None:
+    def __init__(self, shell: Shell, remote_socket: str, far: FarSide | None, data: FarSide | None = None) -> None:
         self._kept = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
             folder = opening.enter_context(openssh.private_folder())
@@ -246,14 +246,13 @@ class Tunnel:
             else:
                 carrier = ChannelForwarder(shell.transport, socket, remote_socket, far)
             opening.callback(carrier.close)
+            if data is not None:
+                way = ChannelForwarder(
+                    shell.transport, Path(data_path(self.address)), data_path(f"unix:{remote_socket}"), data
+                )
+                opening.callback(way.close)
             self.alive, self.log = carrier.alive, carrier.log
             self._kept = opening.pop_all()
-
-    def lead_to_data(self, transport: Transport, remote_socket: str) -> None:
-        """Lead to the socket of the agent's data connections as well, through our own connection."""
-        local, remote = (data_address(f"unix:{path}") for path in (self.address.removeprefix("unix:"), remote_socket))
-        forwarder = ChannelForwarder(transport, Path(local), remote, _streamlocal(transport, remote))
-        self._kept.callback(forwarder.close)
 
     def close(self) -> None:
         """End it, and remove the local sockets. Closing it again does nothing."""
@@ -287,13 +286,11 @@ def open_tunnel(
                 raise
             last = error.detail.rpartition("\n")[2].strip() or error.message
             say(f"ssh made no tunnel ({last}): going through hil's own connection, which is slower")
-    tunnel = Tunnel(shell, remote_socket, _streamlocal(shell.transport, remote_socket))
-    tunnel.lead_to_data(shell.transport, remote_socket)
-    return tunnel
 
+    def far(path: str) -> FarSide:
+        return FarSide(lambda: _carried(shell.transport.open_streamlocal(path, _OPEN_S)))
 
-def _streamlocal(transport: Transport, remote_socket: str) -> FarSide:
-    return FarSide(lambda: _carried(transport.open_streamlocal(remote_socket, _OPEN_S)))
+    return Tunnel(shell, remote_socket, far(remote_socket), far(data_path(f"unix:{remote_socket}")))
 
 
 def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink) -> Tunnel:
@@ -340,8 +337,8 @@ class _OpenSSH:
     def __init__(self, shell: Shell, folder: Path, socket: Path, remote_socket: str) -> None:
         # A command, and not -N: sshd sends small pieces at once only on a connection on which one was run. This one
         # ends with its input, which is ours.
-        data = Path(data_address(f"unix:{socket}"))
-        leads = ["-L", f"{socket}:{remote_socket}", "-L", f"{data}:{data_address(f'unix:{remote_socket}')}"]
+        data = Path(data_path(f"unix:{socket}"))
+        leads = ["-L", f"{socket}:{remote_socket}", "-L", f"{data}:{data_path(f'unix:{remote_socket}')}"]
         forward = ["-T", *leads, openssh.BOARD, "exec cat"]
         command = [*openssh.command(shell.hops, folder), *forward]
         self._log = folder / "log"

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ class Blobs:
         self.got: list[object] = []
         self.fail_after = 1 << 30
 
-    def Put(self, requests, context):  # noqa: N802
+    def put(self, requests, context):
         for message in requests:
             self.got.append(message if isinstance(message, pb.PutRequest) else bytes(message))
             if len(self.got) > self.fail_after:
@@ -41,7 +42,7 @@ class Blobs:
             if isinstance(message, pb.PutRequest):
                 yield pb.PutReply(digest=message.start.digest)
 
-    def Get(self, request, context):  # noqa: N802
+    def get(self, request, context):
         yield pb.GetReply(start=pb.GetStart(size=3))
         yield memoryview(b"abc")
 
@@ -72,7 +73,9 @@ def blobs() -> Blobs:
 
 @pytest.fixture
 def path(folder: Path, sessions: Sessions, blobs: Blobs) -> Iterator[str]:
-    server = DataServer(f"{folder}/agent.data", Admission(sessions), {"Blobs": blobs, "Programs": None})
+    server = DataServer(
+        f"{folder}/agent.data", Admission(sessions), {"Blobs": SimpleNamespace(Put=blobs.put, Get=blobs.get)}
+    )
     with contextlib.closing(server):
         yield f"{folder}/agent.data"
 
@@ -138,11 +141,8 @@ def test_the_socket_is_its_users_alone(path):
 
 
 def test_where_nobody_takes_data_connections_the_call_goes_over_grpc(folder):
-    class Stub:
-        def Put(self, requests, metadata):  # noqa: N802
-            return iter([])
-
-    call = open_call(Stub(), "Put", [(wire.SESSION_KEY, "token")], f"{folder}/nothing.data")
+    stub = SimpleNamespace(Put=lambda requests, metadata: iter([]))
+    call = open_call(stub, "Put", [(wire.SESSION_KEY, "token")], f"{folder}/nothing.data")
     assert isinstance(call, GrpcCall)
 
 
@@ -231,7 +231,9 @@ def test_no_bytes_end_the_server(server_path, said):
 def server_path() -> Iterator[str]:
     folder = new_folder("hil-data-", for_sockets=True)
     sessions = Sessions(folder / "fence", lambda: None, Journal(folder / "journal"))
-    with contextlib.closing(DataServer(f"{folder}/data", Admission(sessions), {"Blobs": Blobs(), "Programs": None})):
+    with contextlib.closing(
+        DataServer(f"{folder}/data", Admission(sessions), {"Blobs": SimpleNamespace(Put=Blobs().put, Get=Blobs().get)})
+    ):
         yield f"{folder}/data"
     remove_tree(folder)
 

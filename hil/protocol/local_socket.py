@@ -1,4 +1,4 @@
-"""A Unix socket here whose connections somebody carries elsewhere."""
+"""A Unix socket whose connections are served in threads: answered here, or carried elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LocalSocket:
     """Listens, and has each connection carried in a thread of its own, until it is closed.
 
     ``carry`` carries one until either side ends it; it may raise :class:`NotCarried` or OSError. Whoever closes this
-    socket closes its connections, which wakes a thread that waits in one.
+    socket closes its connections, which wakes a thread that waits in one. Raises OSError: it cannot listen there.
     """
 
     def __init__(self, path: Path, carry: Callable[[socket.socket], None], name: str) -> None:
@@ -28,7 +28,11 @@ class LocalSocket:
         self._said: deque[str] = deque(maxlen=_LINES)
         self._open: set[socket.socket] = set()
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        try:
+            self._listener.bind(str(path))
+        except OSError:
+            self._listener.close()
+            raise
         self._listener.listen()
         threading.Thread(target=self._accept, daemon=True, name=name).start()
 

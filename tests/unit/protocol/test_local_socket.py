@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.waiting import eventually
 
-from hil.controller.devices.local_socket import LocalSocket, NotCarried
+from hil.protocol.local_socket import LocalSocket, NotCarried
 
 
 def connected(path: Path) -> socket.socket:
