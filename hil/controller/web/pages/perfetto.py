@@ -17,6 +17,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from hil.controller.analysis.profile.perfetto import VIEWER, files_of, media_type, perfetto_files, viewer_policy
 from hil.controller.analysis.profile.store import HEAD, TABLE
@@ -111,15 +112,27 @@ def _stream(path: Path, headers: Mapping[str, str]) -> Response:
         file = open_file(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    length = os.fstat(file.fileno()).st_size
-    return StreamingResponse(
-        _pieces(file, length), media_type=media_type(path), headers={"content-length": str(length), **headers}
-    )
+    return _OpenFile(file, media_type(path), headers)
+
+
+class _OpenFile(StreamingResponse):
+    """An open file as an answer, as long as it is now: it may be written on meanwhile. Closed in the end.
+
+    That end may come before the first piece is read, where the browser has left.
+    """
+
+    def __init__(self, file: BinaryIO, media_type: str, headers: Mapping[str, str]) -> None:
+        self._file = file
+        length = os.fstat(file.fileno()).st_size
+        headers = {"content-length": str(length), **headers}
+        super().__init__(_pieces(file, length), media_type=media_type, headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 def _pieces(file: BinaryIO, left: int) -> Iterator[bytes]:
-    """A file as long as it was when it was opened: it may be written on meanwhile."""
-    with file:
-        while left > 0 and (piece := file.read(min(left, _CHUNK))):
-            left -= len(piece)
-            yield piece
+    while left > 0 and (piece := file.read(min(left, _CHUNK))):
+        left -= len(piece)
+        yield piece

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 from support.shown_profile import US, example
 from support.traces import HAS_VIEWER
@@ -204,3 +207,26 @@ def test_the_trace_is_the_stored_one_and_that_of_two_is_made_once(client, root, 
     assert len(list(tmp_path.rglob("*.pftrace.gz"))) == 1
     assert client.get("/perfetto/trace", params={"a": two["a"]}).status_code == 404
     assert client.get("/perfetto/trace", params={"profile": "0/hil-runs"}).status_code == 404
+
+
+def test_a_browser_that_leaves_at_once_leaves_no_file_open(client, root):
+    async def send(message: object) -> None:
+        raise OSError("it has left")
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "method": "GET",
+        "scheme": "http",
+        "path": "/perfetto/trace",
+        "query_string": b"profile=0/profiles/monday",
+        "headers": [(b"host", b"127.0.0.1:8790")],
+    }
+    with pytest.raises(ClientDisconnect) as caught:
+        anyio.run(client.app, scope, receive, send)
+    assert caught.traceback  # what it held is still there
+    open_files = [os.path.realpath(number) for number in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in open_files if path.startswith(str(root / "profiles"))]
