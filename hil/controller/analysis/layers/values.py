@@ -33,7 +33,7 @@ MODES = ("real", "random")
 # The references, in order of preference.
 _ORACLES = {"onnxruntime": "onnxruntime", "onnx-reference": "onnx"}
 # Increase this when the values change without a change of the references' versions.
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -314,10 +314,9 @@ def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[st
     import onnxruntime as ort
 
     from hil.controller.backends.references.onnx import ort_text
-    from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
+    from hil.formats.ort_values import dtype_of_type, exact_options, from_ort, to_ort
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options = exact_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:

@@ -12,7 +12,7 @@ from hil.controller.storage.texts import first_line, foreign_errors
 from hil.core.installed import version
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, UsageError
-from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
+from hil.formats.ort_values import dtype_of_type, exact_options, from_ort, to_ort
 
 
 def runtime_source() -> str:
@@ -24,10 +24,8 @@ def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     """Run a model; called in the isolated process. Raises ReferenceFailed: ONNX Runtime refuses it, or fails."""
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
     with foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", error_text=ort_text):
-        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(model, exact_options(), providers=["CPUExecutionProvider"])
     try:
         feeds = {name: to_ort(array) for name, array in given.items()}
     except UsageError as error:  # a dtype that it has not

@@ -20,6 +20,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.errors import ImportFailed, UsageError
+from hil.formats.ort_values import exact_options
 
 FLOAT = TensorProto.FLOAT
 CNN = DIGITS / "digits_cnn.onnx"
@@ -60,7 +61,7 @@ def operators(path: Path) -> set[str]:
 
 
 def run(path: Path, sample: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, dict(sample))
+    return onnxruntime.InferenceSession(path, exact_options(), providers=["CPUExecutionProvider"]).run(None, dict(sample))
 
 
 def sqnr(path: Path, plain: Path, samples: list[dict[str, np.ndarray]]) -> float:
@@ -70,7 +71,7 @@ def sqnr(path: Path, plain: Path, samples: list[dict[str, np.ndarray]]) -> float
 
 
 def signature(path: Path) -> list[tuple[str, str, list[Any]]]:
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path, exact_options(), providers=["CPUExecutionProvider"])
     return [(node.name, node.type, node.shape) for node in (*session.get_inputs(), *session.get_outputs())]
 
 
