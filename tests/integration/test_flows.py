@@ -126,7 +126,7 @@ def test_an_answer_off_by_more_than_the_steps_of_a_flow_fails(take, context, ima
     path = apply_recipe(flow, CNN, images[:8], context, tmp_path / "log")
     atol = quantum_atol(flow, path, context, tmp_path / "log")
     right = take(flow, CNN, images[40], images[:8])
-    (answer,) = right.result.outputs.values()
+    (answer,) = right.references[0].outputs.values()  # what this board makes of it may saturate
     for share, outcome in ((0.99, Outcome.PASS), (1.3, Outcome.FAIL)):
         moved = {"logits": (answer + np.float32(share * atol)).astype(np.float32)}
         again = replace(right, result=replace(right.result, outputs=moved), outcome=None)

@@ -42,7 +42,7 @@ def close(actual: Array, wanted: Array) -> None:
     """Equal but for the order in which floats were added up."""
     assert (actual.shape, actual.dtype) == (wanted.shape, wanted.dtype)
     if wanted.dtype.kind in "fcV":
-        np.testing.assert_allclose(actual.astype(np.float64), wanted.astype(np.float64), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual.astype(np.float64), wanted.astype(np.float64), rtol=1e-5, atol=5e-6)
     else:
         np.testing.assert_array_equal(actual, wanted)
 
