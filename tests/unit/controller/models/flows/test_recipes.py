@@ -71,7 +71,7 @@ def sqnr(path: Path, plain: Path, samples: list[dict[str, np.ndarray]]) -> float
 
 
 def signature(path: Path) -> list[tuple[str, str, list[Any]]]:
-    session = onnxruntime.InferenceSession(path, exact_options(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return [(node.name, node.type, node.shape) for node in (*session.get_inputs(), *session.get_outputs())]
 
 
