@@ -61,7 +61,9 @@ def operators(path: Path) -> set[str]:
 
 
 def run(path: Path, sample: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    return onnxruntime.InferenceSession(path, exact_options(), providers=["CPUExecutionProvider"]).run(None, dict(sample))
+    return onnxruntime.InferenceSession(path, exact_options(), providers=["CPUExecutionProvider"]).run(
+        None, dict(sample)
+    )
 
 
 def sqnr(path: Path, plain: Path, samples: list[dict[str, np.ndarray]]) -> float:
