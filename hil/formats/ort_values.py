@@ -58,7 +58,7 @@ def spec_of_node(node: Any) -> TensorSpec | None:
 def exact_options() -> Any:
     """SessionOptions that compute what a model says on every CPU.
 
-    By default ONNX Runtime's products of 8-bit integers saturate on x86 CPUs without VNNI instructions: two products are
+    By default ONNX Runtime's products of 8-bit integers saturate on x86 CPUs without VNNI instructions: two of them are
     added in 16 bits. That is the documented bargain of its option ``session.x64quantprecision``.
     """
     import onnxruntime as ort
