@@ -13,11 +13,19 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hil.agent import ipc
 from hil.core.named import resolve
-from hil.core.processes import adopt_descendants, end_children, module_command, signal_group, wait_or_kill
+from hil.core.processes import (
+    ForkedChild,
+    adopt_descendants,
+    end_children,
+    module_command,
+    signal_group,
+    wait_or_kill,
+)
 from hil.errors import BoardError, HilError, LoadFailed
 
 # How long a runtime that does not work is taken at its word.
@@ -26,6 +34,7 @@ _FORK_S = 30.0
 # The first worker waits until the runtime's library is imported: PyTorch's takes a small board a minute.
 _PRELOAD_S = 300.0
 _STOP_S = 5.0
+_MOST_DESCRIPTORS = 1 << 20
 _MOST_DEVICES = 1000
 _MOST_TEXT = 4096
 _NEWS_BYTES = 16 << 10
@@ -90,6 +99,19 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _MOST_TEXT and value.encode(errors="replace").decode() == value
 
 
+def _become_server(control: socket.socket, reference: str, memory_limit: int) -> None:
+    """In a child that was forked ahead: what the agent has open is closed, then orders are served until the end."""
+    from hil.agent import forkserver
+
+    os.setsid()
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    fd = control.fileno()
+    os.closerange(3, fd)
+    os.closerange(fd + 1, _MOST_DESCRIPTORS)
+    forkserver.serve(control, reference, memory_limit)
+
+
 class ForkServer:
     """The process that forks workers for one runtime; started anew if it dies.
 
@@ -100,7 +122,7 @@ class ForkServer:
 
     def __init__(self, reference: str, *, light: bool = False, memory_limit: int = 0) -> None:
         self._reference = reference
-        self._light = light
+        self.light = light
         self._memory_limit = memory_limit
         # One fork at a time: the answers come in order, but whoever waits is not woken in order.
         self._forking = threading.Lock()
@@ -108,7 +130,9 @@ class ForkServer:
         self._channel: ipc.Channel | None = None
         self._news = _News()
         self._forked = threading.Condition(self._lock)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedChild | None = None
+        # One that was forked ahead, and has not said yet what its runtime is.
+        self._ahead: tuple[ipc.Channel, ForkedChild] | None = None
         # Whether it has forked yet: until then it may still be importing.
         self._awake = False
         self.described: dict[str, Any] = {}
@@ -118,7 +142,7 @@ class ForkServer:
         """What the runtime says of itself. One that did not work is tried again now and then."""
         if self.is_known:
             return self.described
-        return self._ask_here() if self._light else self.start()
+        return self._ask_here() if self.light else self.start()
 
     @property
     def is_known(self) -> bool:
@@ -135,6 +159,14 @@ class ForkServer:
             self.described = {"error": f"{type(error).__name__}: {error}"}
         return self.described
 
+    def fork_ahead(self) -> None:
+        """Fork it from this process, which must have one thread: what is imported here it need not import."""
+        sock, theirs = socket.socketpair()
+        with theirs:
+            process = ForkedChild(lambda: _become_server(theirs, self._reference, self._memory_limit))
+        _servers.add(process.pid)
+        self._ahead = ipc.Channel(sock), process
+
     def start(self) -> dict[str, Any]:
         """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""
         with self._lock:
@@ -145,24 +177,12 @@ class ForkServer:
             return self.described
 
     def _launch(self) -> dict[str, Any]:
-        sock, theirs = socket.socketpair()
-        ours = ipc.Channel(sock)
-        arguments = [str(theirs.fileno()), self._reference, str(self._memory_limit)]
+        ahead, self._ahead = self._ahead, None
         try:
-            with theirs, _starting:
-                process = subprocess.Popen(
-                    module_command("hil.agent.forkserver", *arguments),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    # numpy's BLAS would start threads, and a fork copies none of them.
-                    env={key: value for key, value in os.environ.items() if value} | {"OPENBLAS_NUM_THREADS": "1"},
-                )
-                self._process = process
-                _servers.add(process.pid)
+            ours, process = ahead or self._execute()
         except OSError as error:
-            ours.close()
             return {"error": f"its process cannot be started: {error.strerror}"}
+        self._process = process
         try:
             described = read_description(ours.receive(timeout=120))
         except ipc.Garbled:
@@ -179,6 +199,26 @@ class ForkServer:
         listened = (ours, self._news, process)
         threading.Thread(target=self._listen, args=listened, daemon=True, name="forkserver").start()
         return described
+
+    def _execute(self) -> tuple[ipc.Channel, subprocess.Popen[bytes]]:
+        """Start its process as a program of its own."""
+        sock, theirs = socket.socketpair()
+        arguments = [str(theirs.fileno()), self._reference, str(self._memory_limit)]
+        try:
+            with theirs, _starting:
+                process = subprocess.Popen(
+                    module_command("hil.agent.forkserver", *arguments),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    # numpy's BLAS would start threads, and a fork copies none of them.
+                    env={key: value for key, value in os.environ.items() if value} | {"OPENBLAS_NUM_THREADS": "1"},
+                )
+                _servers.add(process.pid)
+        except OSError:
+            sock.close()
+            raise
+        return ipc.Channel(sock), process
 
     def fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
         """A new worker that has these descriptors; ``on_exit`` is called with its exit code.
@@ -246,15 +286,15 @@ class ForkServer:
     def stop(self) -> None:
         """End it, and with it every worker."""
         with self._lock:
-            channel, self._channel = self._channel, None
-            process, self._process = self._process, None
+            channel, process = self._ahead or (self._channel, self._process)
+            self._ahead = self._channel = self._process = None
         if channel is not None:
             with contextlib.suppress(OSError):
                 channel.sock.shutdown(socket.SHUT_RDWR)
         if process is not None:
             wait_or_kill(process, _STOP_S)
 
-    def _listen(self, channel: ipc.Channel, news: _News, process: subprocess.Popen[bytes]) -> None:
+    def _listen(self, channel: ipc.Channel, news: _News, process: subprocess.Popen[bytes] | ForkedChild) -> None:
         try:
             while True:
                 pid, status = read_news(channel.receive_bytes(most_bytes=_NEWS_BYTES))

@@ -1,6 +1,7 @@
 """A process that has a runtime imported and forks a worker for each program; and what the worker does.
 
-Started as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`. A fork takes a millisecond where a fresh
+Started as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`, or forked from an agent that has the runtime
+imported and has no thread yet (:meth:`hil.agent.forks.ForkServer.fork_ahead`). A fork takes a millisecond where a fresh
 interpreter takes 200, so every program gets a process of its own and none is ever used twice. The fork server starts no
 thread and opens no device. It ends when the agent does, and kills its workers and whatever they started; what a worker
 leaves behind ends with the worker.
@@ -198,14 +199,17 @@ def _peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def main() -> None:
-    """Serve the agent's fork orders until it hangs up."""
+def serve(sock: socket.socket, reference: str, memory_limit: int) -> None:
+    """Serve the agent's fork orders until it hangs up; it has the other end of ``sock``."""
     seclude()
     adopt_descendants()
-    control = ipc.Channel(socket.socket(fileno=int(sys.argv[1])))
+    control = ipc.Channel(sock)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control.send(_describe(sys.argv[2]))
-    _preload(sys.argv[2])
+    try:
+        control.send(_describe(reference))
+    except ipc.Closed:  # the agent has ended meanwhile
+        return
+    preload(reference)
     gc.freeze()
     workers: set[int] = set()
     # A library's own, which it started as it was imported: they stay as long as we do.
@@ -235,7 +239,7 @@ def main() -> None:
                     control.send({"failed": error.strerror})
                 if pid == 0:
                     selector.close()
-                    _become_worker(ours, [control.sock, wake_read, wake_write], fds, int(sys.argv[3]))
+                    _become_worker(ours, [control.sock, wake_read, wake_write], fds, memory_limit)
                 for fd in fds:
                     os.close(fd)
                 if pid > 0:
@@ -280,7 +284,7 @@ def _wrong(error: Exception) -> dict[str, Any]:
     return {"error": f"{type(error).__name__}: {error}"[:_MOST_ERROR]}
 
 
-def _preload(reference: str) -> None:
+def preload(reference: str) -> None:
     """Import what every worker would: once for all. What is wrong with it, loading a program will say."""
     with contextlib.suppress(Exception):
         getattr(resolve(reference), "preload", lambda: None)()
@@ -330,6 +334,6 @@ def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int], 
 
 
 if __name__ == "__main__":
-    main()
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], int(sys.argv[3]))
     # As in a worker: no clean-up of a vendor's library.
     os._exit(0)

@@ -72,6 +72,8 @@ class AgentConfig:
     runtime_options: dict[str, Any] = field(default_factory=dict)  # handed to every runtime in its worker
     simulated: list[str] = field(default_factory=list)  # what of this board is simulated, for Describe
     make_store: Callable[[Path, int], BlobStore] = BlobStore
+    # this process has one thread and the runtimes imported: their fork servers are forked from it.
+    fork_ahead: bool = False
 
 
 class Agent:
@@ -93,11 +95,21 @@ class Agent:
             raise
 
     def _serve(self, config: AgentConfig) -> None:
+        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
+        if config.fork_ahead:
+            # Before the store is made: a simulated clock, say, comes with it.
+            self._supervisor.fork_ahead()
+        try:
+            self._serve_with(config)
+        except BaseException:
+            self._supervisor.close()
+            raise
+
+    def _serve_with(self, config: AgentConfig) -> None:
         try:
             store = config.make_store(config.store, config.quota_bytes)
         except OSError as error:
             raise UsageError(f"the store {config.store} cannot be used: {error.strerror}") from error
-        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
         self._sessions = Sessions(config.store / "fence", self._session_over, Journal(config.store / "journal.jsonl"))
         policy = Policy(config.trusted_keys) if config.trusted_keys else None
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)

@@ -284,6 +284,12 @@ class Supervisor:
         self._closed = False
         self.logs = LogBook()
 
+    def fork_ahead(self) -> None:
+        """Fork what describing the runtimes would start, from this process, which must have one thread."""
+        for name, server in self._servers.items():
+            if not (server.light or lacking(name)):
+                server.fork_ahead()
+
     def describe(self) -> dict[str, dict[str, Any]]:
         """The version and devices of each runtime that is installed, or its error; starts what has not been started."""
         servers = {name: server for name, server in self._servers.items() if not lacking(name)}

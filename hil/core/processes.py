@@ -9,13 +9,16 @@ Elsewhere a process that leaves its worker's group is not found.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ _START = (
     "import sys; sys.path.remove(''); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
+# How often a forked child is looked at.
+_WAIT_S = 0.005
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -51,7 +56,59 @@ def signal_group(pid: int, number: int = signal.SIGKILL) -> None:
         os.killpg(pid, number)
 
 
-def wait_or_kill(process: subprocess.Popen[Any], seconds: float, *, group: bool = False) -> int:
+class ForkedChild:
+    """A child that was forked, to be waited for and killed as :class:`subprocess.Popen` is.
+
+    Args:
+        work: what it does; it ends with it.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._status: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            code = 1
+            try:
+                work()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                # What the parent had opened is not ours to tidy up.
+                os._exit(code)
+
+    def poll(self) -> int | None:
+        """The status that it ended with; None while it runs."""
+        with self._lock:
+            if self._status is None:
+                try:
+                    found, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:
+                    found, status = self.pid, 0
+                self._status = os.waitstatus_to_exitcode(status) if found else None
+            return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended; :class:`subprocess.TimeoutExpired` after ``timeout`` seconds."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(_WAIT_S)
+        return status
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended: its number may then be another's."""
+        with self._lock:
+            if self._status is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+
+
+def wait_or_kill(process: subprocess.Popen[Any] | ForkedChild, seconds: float, *, group: bool = False) -> int:
     """Wait so many seconds for a process that was told to end, then kill it; returns its exit code."""
     try:
         return process.wait(seconds)

@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.agent import forkserver
 from hil.agent.__main__ import config_of, parser, serve
 from hil.agent.confinement import SANDBOX_VARIABLE, why_no_sandbox
+from hil.agent.runtimes import lacking
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.core.board_config import BoardConfig
@@ -153,6 +155,13 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     return {}, [note]
 
 
+def preload_runtimes() -> None:
+    """Import what a simulated board's fork servers would, for boards that are forked from this process."""
+    for name, reference in _RUNTIMES.items():
+        if not (RUNTIMES[name].light or lacking(name)):
+            forkserver.preload(reference)
+
+
 def _locks(folder: Path) -> Callable[[], bool]:
     """What takes the lock on a folder where nobody has it, for good, and says whether."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -179,13 +188,19 @@ def main() -> None:
         help="whether programs run without network and files to write (default auto: where the kernel allows it)",
     )
     options.add_argument(
+        "--fork-ahead",
+        action="store_true",
+        help="who starts us has the runtimes imported, and no thread: their processes are forked from this one",
+    )
+    options.add_argument(
         "--kept",
         action="store_true",
         help="who uses us holds a lock on the folder that the store is in; --idle-exit waits for that, and removes it",
     )
     arguments = options.parse_args()
     try:
-        agent, address = start(config_of(arguments), load_board(arguments.config), arguments.fault, arguments.sandbox)
+        config = config_of(arguments) | {"fork_ahead": arguments.fork_ahead}
+        agent, address = start(config, load_board(arguments.config), arguments.fault, arguments.sandbox)
     except HilError as error:
         print(f"hil.sim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

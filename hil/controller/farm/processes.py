@@ -157,7 +157,7 @@ _FORK_PAUSE_S, _FORK_LONGEST_PAUSE_S = 0.2, 10.0
 # Who lived so long died of something new.
 _FORK_STEADY_S = 20.0
 # Where there are many, they start one after another: a machine that starts all at once answers nobody meanwhile.
-_AT_ONCE, _CPU_S = 16, 0.5
+_AT_ONCE, _CPU_S = 16, 0.3
 _COMM = 15
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

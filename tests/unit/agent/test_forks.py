@@ -159,3 +159,48 @@ def test_a_library_that_ends_the_process_is_a_runtime_that_does_not_work(monkeyp
     with pytest.raises(LoadFailed, match="died while importing its library"):
         fork(deadly)
     deadly.stop()
+
+
+def use_one_forked_ahead() -> None:
+    """In a process with one thread: a worker of a server that was forked, one of the server that follows it."""
+    server = ForkServer("test_forks:Runtime")
+    ours, peer = socket.socketpair()
+    server.fork_ahead()
+    try:
+        forked = server._ahead[1].pid
+        assert server.describe() == {"name": "none"}
+        ours.close()
+        peer.settimeout(60)
+        assert peer.recv(1) == b"", "it has nothing that its parent had open"
+        pid, channel, exited = fork(server)
+        assert os.getsid(forked) == forked, "it is of a session of its own"
+        channel.close()
+        assert exited.wait(60)
+        pid, channel, exited = fork(server)
+        os.kill(forked, signal.SIGKILL)
+        assert exited.wait(60), "its workers end with it"
+        channel.close()
+        _, channel, exited = fork(server)
+        assert isinstance(server._process, subprocess.Popen), "it was started anew, by itself"
+        channel.close()
+        assert exited.wait(60)
+    finally:
+        server.stop()
+    never_used = ForkServer("test_forks:Runtime")
+    never_used.fork_ahead()
+    pid = never_used._ahead[1].pid
+    never_used.stop()
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return
+    raise AssertionError("one that was never needed is ended too")
+
+
+def test_one_that_was_forked_ahead_serves_as_one_that_was_started():
+    code = "import test_forks; test_forks.use_one_forked_ahead()"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr

@@ -109,14 +109,16 @@ def _worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
 
 def _simulator(post: BoardEntry) -> ForkedProcess:
     """The simulated board's agent; it ends when its standard input does, as the host's children have it."""
-    main = module_main(_SIMULATOR, [*post.simulator, "--lifeline"])
+    main = module_main(_SIMULATOR, [*post.simulator, "--lifeline", "--fork-ahead"])
     return ForkedProcess(f"simulator {post.name}", main, post.folder / "agent.log", rank=1)
 
 
 def _preload(simulates: bool) -> None:
     os.environ.setdefault(_THREADS, "1")
-    for module in (*_PRELOADED, *((_SIMULATOR,) if simulates else ())):
+    for module in _PRELOADED:
         importlib.import_module(module)
+    if simulates:
+        importlib.import_module(_SIMULATOR).preload_runtimes()
 
 
 def _few(posts: Sequence[BoardEntry]) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import filelock
+
 from hil.controller.farm.client import AGAIN_S, FarmClient
 from hil.controller.farm.host.lease_runner import REASON, Attempt
 from hil.controller.farm.job_files import inside, job_of, key_of, request_of
@@ -153,9 +155,11 @@ def write_model(folder: str) -> str:
 
 def _model(kept: Path, isolated: Isolated, folder: Path) -> Path:
     path = kept / _MODEL
-    if not path.exists():
-        made = isolated.call(write_model, {"folder": str(folder)}, timeout=60.0, log=folder / "log")
-        write_atomic(path, Path(made).read_bytes())
+    # All boards of a host are checked as it starts: one makes it, the others wait.
+    with filelock.FileLock(kept / f"{_MODEL}.lock"):
+        if not path.exists():
+            made = isolated.call(write_model, {"folder": str(folder)}, timeout=60.0, log=folder / "log")
+            write_atomic(path, Path(made).read_bytes())
     return path
 
 
