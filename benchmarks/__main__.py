@@ -38,6 +38,7 @@ NAMES = (
     "suite",
     "ssh",
     "farm",
+    "farm_queue",
     "web_farm",
     "web",
 )

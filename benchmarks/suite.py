@@ -4,13 +4,18 @@
   one, through a master that is opened for every test and through one that stays open. Every output is checked.
 - hil's own time a case on the simulator: what a suite of 200 cases takes longer than one of 100, without the time that
   the board itself computed.
+- A thousand layers of one generated model, as the command `hil suite run`: cases a second when all is compiled, and the
+  command's peak memory.
 
 Run as `python -m benchmarks.suite`. The first needs what virtual boards need: Linux, root, apt-get, OpenSSH's client.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,6 +32,9 @@ from hil.controller.workloads.suites.request import Request
 from hil.controller.workloads.suites.store import SuiteRun
 from tools.virtual_board import VirtualBoard, start
 
+# Of a thousand layers: their weights are 66 MB.
+_NARROW = 32
+
 
 class Quiet:
     """Nobody is told how a suite goes on."""
@@ -38,16 +46,16 @@ class Quiet:
     def note(self, text: str) -> None: ...
 
 
-def dense_model(path: Path, layers: int, stem: str = "dense") -> Path:
+def dense_model(path: Path, layers: int, stem: str = "dense", width: int = WIDTH) -> Path:
     """Layers like those of the rivals: a matrix product, each of another size, joined side by side."""
     rng = np.random.default_rng(0)
     nodes, weights, inputs, outputs = [], [], [], []
     for number in range(layers):
-        n = WIDTH + number
-        weights.append(numpy_helper.from_array(rng.integers(-8, 9, (n, WIDTH)).astype(np.float32), f"w{number}"))
+        n = width + number
+        weights.append(numpy_helper.from_array(rng.integers(-8, 9, (n, width)).astype(np.float32), f"w{number}"))
         nodes.append(helper.make_node("MatMul", [f"x{number}", f"w{number}"], [f"y{number}"], f"fc{number}"))
         inputs.append(helper.make_tensor_value_info(f"x{number}", TensorProto.FLOAT, [1, n]))
-        outputs.append(helper.make_tensor_value_info(f"y{number}", TensorProto.FLOAT, [1, WIDTH]))
+        outputs.append(helper.make_tensor_value_info(f"y{number}", TensorProto.FLOAT, [1, width]))
     graph = helper.make_graph(nodes, stem, inputs, outputs, weights)
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path / f"{stem}.onnx")
     return path
@@ -114,14 +122,40 @@ def overhead_rows(folder: Path, rounds: int) -> list[common.Row]:
     return rows
 
 
+def many_rows(folder: Path, count: int, rounds: int) -> list[common.Row]:
+    """So many layers of one model on the simulator, in a process of their own."""
+    (folder / "many").mkdir()
+    models = dense_model(folder / "many", count, width=_NARROW)
+    command = [sys.executable, "-m", "hil", "suite", "run", str(models), "--flow", "iree", "--filter", "*_layer_*"]
+    seconds, peaks = [], []
+    for number in range(1 + rounds):
+        out = folder / f"many-{number}"
+        start = time.perf_counter()
+        ran = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, used = os.wait4(ran.pid, 0)
+        seconds.append(time.perf_counter() - start)
+        peaks.append(used.ru_maxrss / 1e3)
+        ran.returncode = os.waitstatus_to_exitcode(status)
+        outcomes = {record.outcome for record in SuiteRun.open(out).records()}
+        assert not ran.returncode and outcomes == {"PASS"}, (ran.returncode, outcomes)
+    rate = count / statistics.median(seconds[1:])
+    return [
+        common.Row(f"{count} layers, everything compiled: cases a second", rate, "1/s", bar=">= 150"),
+        common.Row(f"{count} layers, compiled first: cases a second", count / seconds[0], "1/s"),
+        common.Row(f"{count} layers: the command's peak memory", max(peaks), "MB", bar="<= 600"),
+    ]
+
+
 def main() -> None:
     """Measure and print."""
-    asked = common.options(__doc__, tests=50, rounds=3, overhead=5)
+    asked = common.options(__doc__, tests=50, rounds=3, overhead=5, layers=1000)
     rows: list[common.Row] = []
     with tempfile.TemporaryDirectory(prefix="hil-bench-") as place:
         folder = Path(place)
         if asked.overhead:
             rows += overhead_rows(folder, asked.overhead)
+        if asked.layers:
+            rows += many_rows(folder, asked.layers, max(asked.rounds, 1))
         if asked.rounds:
             board = start(folder / "board", name="bench", disk_mb=4096)
             try:

@@ -7,8 +7,10 @@ serves nobody: it checks this machine against a bundle of test cases and ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -23,7 +25,7 @@ from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import take_descriptors
 
-_LOOK_S = 0.5
+_LOOK_S, _SELDOM_S = 0.5, 5.0
 # Without a session for so long, the agent keeps nothing in memory but itself.
 _REST_S = 60.0
 
@@ -93,24 +95,28 @@ def serve(
     seclude()
     forks.adopt()
     take_descriptors()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    leaving = threading.Event()
-    signal.signal(signal.SIGHUP, lambda *_: leaving.set())
+    # Signals are put there, by which they are told: its put may be called in a handler, whatever that interrupts.
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda got, _: told.put(got))
     if lifeline:
 
         def wait_for_end() -> None:
             while sys.stdin.buffer.read(1):
                 pass
-            stop.set()
+            told.put(signal.SIGTERM)
 
         threading.Thread(target=wait_for_end, daemon=True, name="lifeline").start()
     print(json.dumps({"address": address, "pid": os.getpid()}), flush=True)
-    rested = False
-    while not stop.wait(_LOOK_S):
+    leaving = rested = False
+    while True:
+        with contextlib.suppress(queue.Empty):
+            # There may be hundreds of simulated boards on a machine: none wakes up more often than it has to.
+            leaving = told.get(timeout=_LOOK_S if leaving or idle_exit else _SELDOM_S) == signal.SIGHUP
+            if not leaving:
+                break
         idle_s = agent.idle_s()
-        if (leaving.is_set() and idle_s) or (0 < idle_exit < idle_s and may_leave()):
+        if (leaving and idle_s) or (0 < idle_exit < idle_s and may_leave()):
             break
         if idle_s > _REST_S and not rested:
             agent.rest()

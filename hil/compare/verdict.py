@@ -10,7 +10,7 @@ agrees within a tolerance that wrong answers would meet as well is BLIND: see :f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -71,7 +71,9 @@ class OutputComparison(Statistics):
 
     def record(self) -> dict[str, Any]:
         """Return the fields as records have them: the statistics after the counts, then the places."""
-        found = asdict(self)
+        found = dict(vars(self))
+        if self.tolerance is not None:
+            found["tolerance"] = dict(vars(self.tolerance))
         places = {name: found.pop(name) for name in _PLACES}
         return found | {one.key: found.pop(one.key) for one in STATISTICS} | places
 

@@ -7,7 +7,7 @@ import json
 import statistics
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hil.compare.stats import STATISTICS
@@ -77,7 +77,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
             "bytes": sum(path.stat().st_size for path in artifact.files.values() if path.exists()),
             **_fields(artifact, "cached", "notes"),
         },
-        "timings": asdict(case.timings),
+        "timings": dict(vars(case.timings)),
         "cached": cached_stages(case),
         "pushed_bytes": case.pushed_bytes,
         "device": result and device_statistics(result),
@@ -122,7 +122,7 @@ def _fields(value: Any, *names: str) -> dict[str, Any]:
 
 
 def _specs(specs: Sequence[TensorSpec] | None) -> list[dict[str, Any]] | None:
-    return None if specs is None else [asdict(spec) for spec in specs]
+    return None if specs is None else [dict(vars(spec)) for spec in specs]
 
 
 def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> None:

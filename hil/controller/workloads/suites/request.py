@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -91,9 +92,12 @@ class Request:
         words = ["hil", "suite", "run", self.source, "--flow", self.flow]
         words += [word for pattern in filters for word in ("--filter", pattern)]
         words += ["--no-layers"] * (not self.layers and not case_ids)
-        for name, value in self._options():
-            words += [name] if value is True else [name, str(value)]
-        return shlex.join(words)
+        return shlex.join([*words, *self._option_words])
+
+    @functools.cached_property
+    def _option_words(self) -> list[str]:
+        words = ((name,) if value is True else (name, str(value)) for name, value in self._options())
+        return [word for pair in words for word in pair]
 
     def _options(self) -> list[tuple[str, Any]]:
         """The options that decide what a case comes to, where they are not as usual."""
