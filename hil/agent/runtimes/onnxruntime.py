@@ -23,13 +23,19 @@ DEFAULT_DEVICE = "CPUExecutionProvider"
 # Has a session remember which provider took which node; read since ONNX Runtime 1.24.
 _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _KERNEL = "_kernel_time"
+_ERRORS = 3  # the severity from which on ONNX Runtime logs
+# The least model that there is: float32[1] -> Identity.
+_IDENTITY = bytes.fromhex(
+    "080312003a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02"
+    "080142040a001007"
+)
 
 
 class OnnxRuntime(Runtime):
     """Loads .onnx files with onnxruntime; a device is an execution provider."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        ort.set_default_logger_severity(3)
+        ort.set_default_logger_severity(_ERRORS)
 
     @staticmethod
     def describe() -> dict[str, Any]:
@@ -37,6 +43,16 @@ class OnnxRuntime(Runtime):
         providers = [name for name in ort.get_available_providers() if name != "AzureExecutionProvider"]
         ordered = sorted(providers, key=lambda name: name != DEFAULT_DEVICE)
         return {"version": ort.__version__, "devices": ordered}
+
+    @staticmethod
+    def preload() -> None:
+        """Make a first session: the library then knows its operators, which takes each worker longer than its own."""
+        ort.set_default_logger_severity(_ERRORS)
+        options = ort.SessionOptions()
+        # Threads do not outlive a fork.
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = _ERRORS
+        ort.InferenceSession(_IDENTITY, options, providers=[DEFAULT_DEVICE])
 
     def load(self, folder: Path, main: str, device: str, function: str) -> OnnxProgram:
         """Make a session of the model."""
@@ -47,7 +63,7 @@ class OnnxRuntime(Runtime):
             )
 
         def make(options: ort.SessionOptions) -> ort.InferenceSession:
-            options.log_severity_level = 3
+            options.log_severity_level = _ERRORS
             if provider != DEFAULT_DEVICE:
                 options.add_session_config_entry(_ASSIGNMENT, "1")
             # Where a provider cannot be opened, a session would be made on the CPU instead, without an error.

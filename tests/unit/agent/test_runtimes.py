@@ -87,3 +87,25 @@ def test_a_light_runtime_imports_nothing_heavy_to_be_described(name: str):
     )
     done = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# Workers are forked afterwards, and a fork takes no thread along; what a first session does, none of them has to do.
+PRELOADED = """
+import os
+from hil.agent.runtimes import onnxruntime as runtime
+
+threads = len(os.listdir("/proc/self/task"))
+runtime.OnnxRuntime.preload()
+print(len(os.listdir("/proc/self/task")) - threads)
+session = runtime.ort.InferenceSession(runtime._IDENTITY, providers=["CPUExecutionProvider"])
+print(session.run(None, {"x": [1.5]})[0].tolist())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_preloading_onnx_runtime_leaves_no_thread():
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PRELOADED], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("0\n[1.5]\n", "")
