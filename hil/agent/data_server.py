@@ -1,4 +1,4 @@
-"""Data connections of the agent: calls of the session that move data, over a Unix socket of their own, without gRPC.
+"""Data connections of the agent: calls of the session, over a Unix socket of their own, without gRPC.
 
 The handlers, the rooms that bound how many calls go on, and what ends these are those of the gRPC server.
 """
@@ -97,7 +97,8 @@ class DataServer:
         with self._admission.session_call(context):
             frames.send(READY)
             requests = _requests(frames, called.method)
-            for answer in behaviour(argument_of(requests, method.streams_requests), context):
+            answers = behaviour(argument_of(requests, method.streams_requests), context)
+            for answer in answers if method.streams_replies else (answers,):
                 if isinstance(answer, memoryview):
                     frames.send(DATA, answer)
                 else:

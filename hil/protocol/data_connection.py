@@ -1,4 +1,4 @@
-"""A data connection: a socket beside the agent's own that carries one call of a method that moves data.
+"""A data connection: a socket beside the agent's own that carries one call of a method about blobs or programs.
 
 gRPC costs a small call several threads' turns and large data several copies. An agent that listens on a Unix socket
 therefore listens on a second one, :func:`data_path`, for the methods of :data:`METHODS`; the messages are the same.
@@ -36,12 +36,16 @@ class Method(NamedTuple):
     request: type[Message]
     reply: type[Message]
     streams_requests: bool = True
+    streams_replies: bool = True
 
 
 METHODS = {
+    "Missing": Method("Blobs", pb.MissingRequest, pb.MissingReply, streams_requests=False, streams_replies=False),
     "Put": Method("Blobs", pb.PutRequest, pb.PutReply),
     "Get": Method("Blobs", pb.GetRequest, pb.GetReply, streams_requests=False),
+    "Load": Method("Programs", pb.LoadRequest, pb.LoadReply, streams_requests=False, streams_replies=False),
     "Invoke": Method("Programs", pb.InvokeRequest, pb.InvokeReply),
+    "Unload": Method("Programs", pb.UnloadRequest, pb.UnloadReply, streams_requests=False, streams_replies=False),
 }
 CALL_MOST = 1 << 12
 ERROR_MOST = 1 << 16

@@ -1,4 +1,4 @@
-"""The calls that move data (Put, Get, Invoke), over a data connection where there can be one, or over gRPC.
+"""The calls about blobs and programs, over a data connection where there can be one, or over gRPC.
 
 Both kinds raise gRPC's errors, and :class:`hil.errors.ProtocolBroken` for what no agent would send.
 """
@@ -83,7 +83,7 @@ class DataCall:
 
     def __init__(self, path: str, method: str, token: str) -> None:
         self._method = method
-        service, _, self._reply, _ = frames.METHODS[method]
+        service, self._reply = frames.METHODS[method].service, frames.METHODS[method].reply
         self._most = answers.MESSAGE_LIMITS[service, method]
         self._came: collections.deque[Any] = collections.deque()
         self._is_over = False
@@ -190,19 +190,24 @@ class GrpcCall:
     """A call over gRPC.
 
     Args:
-        method: the stub's.
-        streams: whether the method takes more than one message.
+        called: the stub's method.
+        method: what it takes, and answers with.
     """
 
-    def __init__(self, method: Any, metadata: list[tuple[str, str]], *, streams: bool) -> None:
-        self._method, self._metadata = method, metadata
-        self._asked: queue.Queue[Any] | None = queue.Queue(_AHEAD) if streams else None
-        self._replies: Any = None if self._asked is None else method(iter(self._asked.get, None), metadata=metadata)
+    def __init__(self, called: Any, method: frames.Method, metadata: list[tuple[str, str]]) -> None:
+        # A call with one answer is begun and not waited for, until that is asked for.
+        self._called, self._streams_replies = (
+            (called if method.streams_replies else called.future),
+            method.streams_replies,
+        )
+        self._metadata = metadata
+        self._asked: queue.Queue[Any] | None = queue.Queue(_AHEAD) if method.streams_requests else None
+        self._replies: Any = None if self._asked is None else called(iter(self._asked.get, None), metadata=metadata)
 
     def send(self, message: Any) -> None:
         """Send a message, or data."""
         if self._asked is None:
-            self._replies = self._method(message, metadata=self._metadata)
+            self._replies = self._called(message, metadata=self._metadata)
         else:
             # Data is copied now: gRPC takes it later, and its caller may have something else there then.
             self._put(self._asked, wire.encode(message) if isinstance(message, memoryview) else message)
@@ -225,7 +230,12 @@ class GrpcCall:
 
     def receive(self) -> Any:
         """The next message; None where no more comes."""
-        return next(self._replies, None)
+        if self._streams_replies:
+            return next(self._replies, None)
+        try:
+            return self._replies.result()
+        except grpc.FutureCancelledError as error:
+            raise CallFailed(grpc.StatusCode.CANCELLED, "the call was ended here") from error
 
     def receive_into(self, view: memoryview) -> int:
         """Receive the next data into a view; how many bytes came."""
@@ -254,4 +264,4 @@ def open_call(stub: wire.Stub, method: str, metadata: list[tuple[str, str]], pat
     if path:
         with contextlib.suppress(NoDataConnection):
             return DataCall(path, method, dict(metadata)[wire.SESSION_KEY])
-    return GrpcCall(getattr(stub, method), metadata, streams=frames.METHODS[method].streams_requests)
+    return GrpcCall(getattr(stub, method), frames.METHODS[method], metadata)

@@ -19,7 +19,9 @@ from google.protobuf.json_format import MessageToDict
 from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass, Target
+from hil.controller.devices.calls import Call
 from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive
+from hil.controller.devices.guard import Guard
 from hil.core import clock, digest, tensors
 from hil.core.digest import StreamHasher
 from hil.core.results import Artifact
@@ -42,7 +44,7 @@ class AgentClient(AgentConnection, BoardClient):
 
     def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
         super().__init__(target, board, over=over)
-        self._unloading: Any = None
+        self._unloading: Call | None = None  # of a program that ends, until the agent has said so
         self._outputs: dict[str, tuple[str, ...]] = {}
         self.payload_bytes_sent = 0
 
@@ -58,10 +60,8 @@ class AgentClient(AgentConnection, BoardClient):
     def missing(self, digests: Collection[str], /) -> dict[str, int]:
         """The blobs that the board lacks, each with how many of its bytes an earlier upload left there."""
         with self._seam():
-            reply = self._stub.Missing(
-                pb.MissingRequest(digests=list(digests)), timeout=_CALL_S, metadata=self._token()
-            )
-            return answers.missing_blobs(answers.given(reply), digests)
+            reply = self._answered("Missing", pb.MissingRequest(digests=list(digests)), _CALL_S)
+            return answers.missing_blobs(reply, digests)
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Progress | None = None) -> None:
         """Send blobs, which the board verifies; where the link breaks, what came is kept there for the next try."""
@@ -120,8 +120,8 @@ class AgentClient(AgentConnection, BoardClient):
         )
         self._wait_unloaded()
         with self._seam("load"):
-            reply = self._stub.Load(request, timeout=timeout + _GRACE_S, metadata=self._token())
-            answers.check_loaded(answers.given(reply))
+            reply = self._answered("Load", request, timeout + _GRACE_S)
+            answers.check_loaded(reply)
             inputs, outputs = (answers.specs_of(getattr(reply, what), what) for what in ("inputs", "outputs"))
         self._outputs[reply.program_id] = tuple(spec.name for spec in outputs)
         return Loaded(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid, device)
@@ -130,16 +130,21 @@ class AgentClient(AgentConnection, BoardClient):
         """End a program. Nobody waits until it has ended, but the next call that is about programs."""
         self._wait_unloaded()
         self._outputs.pop(program_id, None)
-        request = pb.UnloadRequest(program_id=program_id)
-        with self._seam():
-            self._unloading = self._stub.Unload.future(request, timeout=_CALL_S, metadata=self._token())
+        # A board that is gone has no programs, and the next call will tell.
+        with self._seam(), contextlib.suppress(grpc.RpcError):
+            call = self._begin("Unload")
+            call.send(pb.UnloadRequest(program_id=program_id))
+            self._unloading = call
 
     def _wait_unloaded(self) -> None:
         unloading, self._unloading = self._unloading, None
         if unloading is not None:
-            # A board that is gone has no programs, and the next call will tell.
-            with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
-                unloading.result()
+            guard = Guard(unloading.cancel)
+            guard.within(_CALL_S)
+            with contextlib.suppress(grpc.RpcError, errors.ProtocolBroken):
+                unloading.receive()
+            guard.close()
+            unloading.cancel()
 
     def invoke(
         self,

@@ -457,7 +457,7 @@ class AgentConnection:
             raise error.located(stage=stage, board=self.board) from error.__cause__
 
     def _begin(self, method: str) -> Call:
-        """Begin a call of the session that moves data."""
+        """Begin a call of the session about blobs or programs."""
         call = open_call(self._stub, method, self._token(), self._data_path)
         self._calls.add(call)
         return call
@@ -477,6 +477,12 @@ class AgentConnection:
         finally:
             guard.close()
             call.cancel()
+
+    def _answered(self, method: str, request: Any, limit_s: float) -> Any:
+        """The answer to a call of one message, which has to come within ``limit_s``."""
+        with self._guarded(method, limit_s) as (_, call):
+            call.send(request)
+            return answers.given(call.receive())
 
     def _silent(self) -> errors.HilError:
         detail = f"nothing was heard from its agent for {SILENCE_S:g} s"
