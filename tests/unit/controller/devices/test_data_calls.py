@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,11 @@ class Blobs:
             if isinstance(message, pb.PutRequest):
                 yield pb.PutReply(digest=message.start.digest)
 
+    def missing(self, request, context):
+        if not request.digests:
+            raise errors.UsageError("nothing is asked for")
+        return pb.MissingReply(missing=[pb.MissingBlob(digest=one) for one in request.digests])
+
     def get(self, request, context):
         yield pb.GetReply(start=pb.GetStart(size=3))
         yield memoryview(b"abc")
@@ -74,7 +80,9 @@ def blobs() -> Blobs:
 @pytest.fixture
 def path(folder: Path, sessions: Sessions, blobs: Blobs) -> Iterator[str]:
     server = DataServer(
-        f"{folder}/agent.data", Admission(sessions), {"Blobs": SimpleNamespace(Put=blobs.put, Get=blobs.get)}
+        f"{folder}/agent.data",
+        Admission(sessions),
+        {"Blobs": SimpleNamespace(Put=blobs.put, Get=blobs.get, Missing=blobs.missing)},
     )
     with contextlib.closing(server):
         yield f"{folder}/agent.data"
@@ -100,6 +108,22 @@ def test_a_call_of_one_message_is_answered(path, session):
     assert call.receive_into(found) == 3
     assert bytes(found[:3]) == b"abc"
     assert call.receive() is None
+
+
+def test_a_call_with_one_answer_ends_with_it(path, session):
+    call = DataCall(path, "Missing", session.token)
+    call.send(pb.MissingRequest(digests=["a", "b"]))
+    assert [one.digest for one in call.receive().missing] == ["a", "b"]
+    assert call.receive() is None
+
+
+def test_a_call_with_one_answer_may_end_with_an_error_instead(path, session):
+    call = DataCall(path, "Missing", session.token)
+    call.send(pb.MissingRequest())
+    with pytest.raises(CallFailed) as caught:
+        call.receive()
+    assert isinstance(found := wire_errors.of_call(caught.value), errors.UsageError)
+    assert found.message == "nothing is asked for"
 
 
 @pytest.mark.parametrize(("method", "token"), [("Put", "no token"), ("Put", ""), ("Get", "x" * 2000)])
@@ -144,6 +168,30 @@ def test_where_nobody_takes_data_connections_the_call_goes_over_grpc(folder):
     stub = SimpleNamespace(Put=lambda requests, metadata: iter([]))
     call = open_call(stub, "Put", [(wire.SESSION_KEY, "token")], f"{folder}/nothing.data")
     assert isinstance(call, GrpcCall)
+
+
+def test_over_grpc_a_call_with_one_answer_is_begun_and_its_answer_waited_for_later():
+    begun: list[object] = []
+
+    def future(request, metadata):
+        begun.append(request)
+        return SimpleNamespace(result=lambda: pb.UnloadReply(), cancel=lambda: None)
+
+    call = open_call(SimpleNamespace(Unload=SimpleNamespace(future=future)), "Unload", [], "")
+    call.send(pb.UnloadRequest(program_id="p"))
+    assert begun == [pb.UnloadRequest(program_id="p")]
+    assert call.receive() == pb.UnloadReply()
+
+
+def test_over_grpc_a_call_that_was_ended_here_fails_as_any_other():
+    def cancelled():
+        raise grpc.FutureCancelledError
+
+    ended = SimpleNamespace(result=cancelled)
+    call = open_call(SimpleNamespace(Unload=SimpleNamespace(future=lambda _, metadata: ended)), "Unload", [], "")
+    call.send(pb.UnloadRequest(program_id="p"))
+    with pytest.raises(CallFailed):
+        call.receive()
 
 
 @contextlib.contextmanager
