@@ -40,6 +40,7 @@ class Method(NamedTuple):
 
 
 METHODS = {
+    "Logs": Method("Board", pb.LogsRequest, pb.LogLine, streams_requests=False),
     "Missing": Method("Blobs", pb.MissingRequest, pb.MissingReply, streams_requests=False, streams_replies=False),
     "Put": Method("Blobs", pb.PutRequest, pb.PutReply),
     "Get": Method("Blobs", pb.GetRequest, pb.GetReply, streams_requests=False),

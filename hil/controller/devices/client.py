@@ -239,12 +239,11 @@ class AgentClient(AgentConnection, BoardClient):
         """What workers wrote to stderr so far; of very much of it, the beginning."""
         lines: list[str] = []
         left = answers.LOG_CHARACTERS
-        with self._seam():
-            replies = self._stub.Logs(pb.LogsRequest(program_id=program_id), timeout=_CALL_S, metadata=self._token())
-            for line in replies:
+        with self._seam(), self._guarded("Logs", _CALL_S) as (_, call):
+            call.send(pb.LogsRequest(program_id=program_id))
+            for line in iter(call.receive, None):
                 left -= len(line.text) + 1
                 if left < 0 or len(lines) >= answers.LOG_LINES:
-                    replies.cancel()
                     return [*lines, "... and more, which was left out"]
                 lines.append(line.text)
         return lines
