@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import resource
@@ -141,8 +142,10 @@ def _no_signals_out(libc: Any) -> None:
         os.close(fd)
 
 
+@functools.cache
 def _libc() -> Any:
-    return ctypes.CDLL(None)
+    """The C library: once, before the fork that every worker comes from."""
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def enter_sandbox(writable: Sequence[Path] = ()) -> None:
@@ -260,7 +263,7 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 
 
 def _call(name: str, *arguments: int | bytes | None) -> int:
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function = getattr(_libc(), name)
     given = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
     answer = int(function(*given))
     if answer < 0:
@@ -316,8 +319,7 @@ def _install(lines: list[_Line]) -> None:
     """Install a filter for good; the process must have given up new privileges. Raises OSError: the kernel refuses."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(lines), ctypes.addressof(code)))
-    libc = ctypes.CDLL(None, use_errno=True)
     words = [ctypes.c_ulong(one) for one in (2, ctypes.addressof(program), 0, 0)]  # SECCOMP_MODE_FILTER
-    if libc.prctl(22, *words) < 0:  # PR_SET_SECCOMP
+    if _libc().prctl(22, *words) < 0:  # PR_SET_SECCOMP
         number = ctypes.get_errno()
         raise OSError(number, f"seccomp: {os.strerror(number)}")
