@@ -45,11 +45,13 @@ class Lab:
         client: a connection to it.
         url: of its database.
         boards: their names.
+        up_s: seconds from the start of their host until all were checked and online.
     """
 
     client: FarmClient
     url: str
     boards: tuple[str, ...]
+    up_s: float
 
     def order(self, specs: Sequence[JobSpec], board: str = "") -> list[str]:
         """Submit jobs; returns their names."""
@@ -81,6 +83,7 @@ def lab(boards: int, *faults: str) -> Iterator[Lab]:
         stack.callback(_restore, before)
         stack.enter_context(LocalFarm(home, UpOptions(), lambda text: None, threading.Event()))
         words = ["--sim", str(boards), *(word for fault in faults for word in ("--sim-fault", fault))]
+        begun = time.monotonic()
         with (Path(folder) / "host.log").open("wb") as log:
             host = subprocess.Popen([sys.executable, "-m", "hil", "farm", "host", *words], stdout=log, stderr=log)
         stack.callback(_end, host)
@@ -91,7 +94,7 @@ def lab(boards: int, *faults: str) -> Iterator[Lab]:
                 raise TimeoutError((Path(folder) / "host.log").read_text()[-2000:])
             time.sleep(0.2)
         names = tuple(board["name"] for board in client.ask("boards"))
-        yield Lab(client, embedded_url(home), names)
+        yield Lab(client, embedded_url(home), names, time.monotonic() - begun)
 
 
 def make_bundle(folder: Path, cases: int) -> Path:

@@ -96,8 +96,8 @@ def board_rows(board: VirtualBoard, folder: Path, tests: int, rounds: int) -> li
     )
     case = f"a suite of {tests} layers, reports included"
     return [
-        faster(case, got["suite"], "a master a test", got["each"], ">= 20"),
-        faster(case, got["suite"], "one master kept", got["kept"], ">= 3"),
+        faster(case, got["suite"], "a master a test", got["each"], ">= 30"),
+        faster(case, got["suite"], "one master kept", got["kept"], ">= 7"),
     ]
 
 
@@ -118,7 +118,7 @@ def overhead_rows(folder: Path, rounds: int) -> list[common.Row]:
                 seconds, run = suite(models, folder / f"{flow}-{count}-{number}", count, flow=flow)
                 own[count] = seconds - sum(record.device_p50_ns or 0 for record in run.records()) / 1e9
             a_case.append((own[200] - own[100]) / 100)
-        rows.append(limit(f"hil's own time a case, {flow} on the simulator", statistics.median(a_case), 0.010))
+        rows.append(limit(f"hil's own time a case, {flow} on the simulator", statistics.median(a_case), 0.003))
     return rows
 
 

@@ -106,6 +106,7 @@ def _become_server(control: socket.socket, reference: str, memory_limit: int) ->
     os.setsid()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    # Among it are the other ends of the channels to fork servers that were forked before this one.
     fd = control.fileno()
     os.closerange(3, fd)
     os.closerange(fd + 1, _MOST_DESCRIPTORS)

@@ -88,24 +88,18 @@ class Agent:
         )
         # Before anything in the store is touched: it may be another agent's.
         self._store_lock = StoreLock(config.store)
+        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
         try:
+            if config.fork_ahead:
+                # Before the store is made: with a simulator's come its clock and threads.
+                self._supervisor.fork_ahead()
             self._serve(config)
         except BaseException:
+            self._supervisor.close()
             self._store_lock.release()
             raise
 
     def _serve(self, config: AgentConfig) -> None:
-        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
-        if config.fork_ahead:
-            # Before the store is made: a simulated clock, say, comes with it.
-            self._supervisor.fork_ahead()
-        try:
-            self._serve_with(config)
-        except BaseException:
-            self._supervisor.close()
-            raise
-
-    def _serve_with(self, config: AgentConfig) -> None:
         try:
             store = config.make_store(config.store, config.quota_bytes)
         except OSError as error:

@@ -195,12 +195,9 @@ class GrpcCall:
     """
 
     def __init__(self, called: Any, method: frames.Method, metadata: list[tuple[str, str]]) -> None:
+        self._streams_replies, self._metadata = method.streams_replies, metadata
         # A call with one answer is begun and not waited for, until that is asked for.
-        self._called, self._streams_replies = (
-            (called if method.streams_replies else called.future),
-            method.streams_replies,
-        )
-        self._metadata = metadata
+        self._called = called if method.streams_replies else called.future
         self._asked: queue.Queue[Any] | None = queue.Queue(_AHEAD) if method.streams_requests else None
         self._replies: Any = None if self._asked is None else called(iter(self._asked.get, None), metadata=metadata)
 
