@@ -2,7 +2,8 @@
 
 - 50 small layer tests, compiled beforehand, beside scp and ssh: on a connection for each command, through a master
   opened for every test, through one master. Connecting, comparing and closing count; every output is checked.
-- Opening a session where the agent is there; one more test; a warm command, with and without TCP_NODELAY.
+- Opening a session where the agent is there; one more test; a warm command, with and without TCP_NODELAY; a whole
+  `hil run` of a model that is compiled and on the board.
 - 200 MB to the board's disk, beside scp through an open master; 128 MiB to and from memory through the tunnel, beside a
   bare socket through an `ssh -L`.
 - What the agent takes of an aarch64 board's disk and memory, on a machine with a kernel of its own.
@@ -156,7 +157,16 @@ def session_rows(board: VirtualBoard, folder: Path, rounds: int) -> list[common.
                 rounds,
             )
     case = "warm command"
+    model = common.HERE.parent / "examples" / "digits" / "digits_cnn.onnx"
+    place = ["--identity", board.identity, "--known-hosts", board.known_hosts, "--out", folder / "runs"]
+    command = [sys.executable, "-m", "hil", "run", model, "--board", board.address, *place]
+
+    def whole() -> None:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    whole()
     return [
+        limit("hil run, all warm, a whole process", statistics.median(timed(whole, rounds // 2)), 0.6),
         limit("session open, the agent is there", statistics.median(opening), 0.7),
         limit("one more test on an open session", statistics.median(one_more), 0.015),
         limit(case, statistics.median(got["hil"]), 0.010),
