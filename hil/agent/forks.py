@@ -34,7 +34,6 @@ _FORK_S = 30.0
 # The first worker waits until the runtime's library is imported: PyTorch's takes a small board a minute.
 _PRELOAD_S = 300.0
 _STOP_S = 5.0
-_MOST_DESCRIPTORS = 1 << 20
 _MOST_DEVICES = 1000
 _MOST_TEXT = 4096
 _NEWS_BYTES = 16 << 10
@@ -109,7 +108,7 @@ def _become_server(control: socket.socket, reference: str, memory_limit: int) ->
     # Among it are the other ends of the channels to fork servers that were forked before this one.
     fd = control.fileno()
     os.closerange(3, fd)
-    os.closerange(fd + 1, _MOST_DESCRIPTORS)
+    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
     forkserver.serve(control, reference, memory_limit)
 
 
@@ -162,11 +161,13 @@ class ForkServer:
 
     def fork_ahead(self) -> None:
         """Fork it from this process, which must have one thread: what is imported here it need not import."""
-        sock, theirs = socket.socketpair()
-        with theirs:
-            process = ForkedChild(lambda: _become_server(theirs, self._reference, self._memory_limit))
-        _servers.add(process.pid)
-        self._ahead = ipc.Channel(sock), process
+        # Where there is no room for it, :meth:`start` tries again, and tells.
+        with contextlib.suppress(OSError):
+            sock, theirs = socket.socketpair()
+            with theirs:
+                process = ForkedChild(lambda: _become_server(theirs, self._reference, self._memory_limit))
+            _servers.add(process.pid)
+            self._ahead = ipc.Channel(sock), process
 
     def start(self) -> dict[str, Any]:
         """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""
@@ -287,13 +288,17 @@ class ForkServer:
     def stop(self) -> None:
         """End it, and with it every worker."""
         with self._lock:
-            channel, process = self._ahead or (self._channel, self._process)
-            self._ahead = self._channel = self._process = None
+            ahead, self._ahead = self._ahead, None
+            channel, process = ahead or (self._channel, self._process)
+            self._channel = self._process = None
         if channel is not None:
             with contextlib.suppress(OSError):
                 channel.sock.shutdown(socket.SHUT_RDWR)
         if process is not None:
             wait_or_kill(process, _STOP_S)
+        if ahead is not None:  # nobody listens to it
+            ahead[0].close()
+            _end_orphans(ahead[1].pid)
 
     def _listen(self, channel: ipc.Channel, news: _News, process: subprocess.Popen[bytes] | ForkedChild) -> None:
         try:

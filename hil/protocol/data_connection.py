@@ -1,4 +1,4 @@
-"""A data connection: a socket beside the agent's own that carries one call of a method about blobs or programs.
+"""A data connection: a socket beside the agent's own that carries one call about blobs, programs or logs.
 
 gRPC costs a small call several threads' turns and large data several copies. An agent that listens on a Unix socket
 therefore listens on a second one, :func:`data_path`, for the methods of :data:`METHODS`; the messages are the same.

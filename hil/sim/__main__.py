@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
+from hil.core.processes import ForkedChild, wait_or_kill
 from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import remove_tree
 from hil.core.text import show_visibly
@@ -33,6 +35,8 @@ from hil.sim.link import FaultyLink
 
 # Whether programs run in a sandbox: where there can be one, always, never.
 SANDBOX = AUTO, REQUIRED, OFF = "auto", "required", "off"
+# So long a runtime's library may take to be imported.
+_PRELOAD_S = 120.0
 _RUNTIMES = {name: f"hil.sim.runtime:{name}" for name in RUNTIMES}
 
 
@@ -156,10 +160,15 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
 
 
 def preload_runtimes() -> None:
-    """Import what a simulated board's fork servers would, for boards that are forked from this process."""
+    """Import what a simulated board's fork servers would, for boards that are forked from this process.
+
+    A library may end the process that imports it, or hang in it: a child tries each before.
+    """
     for name, reference in _RUNTIMES.items():
         if not (RUNTIMES[name].light or lacking(name)):
-            forkserver.preload(reference)
+            tried = ForkedChild(functools.partial(forkserver.preload, reference))
+            if wait_or_kill(tried, _PRELOAD_S) == 0:
+                forkserver.preload(reference)
 
 
 def _locks(folder: Path) -> Callable[[], bool]:

@@ -2,7 +2,8 @@
 
 A runtime is a class with the methods of :class:`Runtime`. Those that come with hil are in :mod:`hil.core.runtimes`;
 others register under the entry-point group ``hil.runtimes``. A class is named as ``module:Class`` and imported where
-workers come from, so the agent itself never loads a vendor's library.
+workers come from, so the agent itself never loads a vendor's library. (A farm's simulated boards are forked from a
+host that has hil's own imported, once a child of it could import them.)
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class Program(Protocol):
 class Runtime(Protocol):
     """A way to run programs. Made in the worker, after the fork.
 
-    One whose library takes long to import, and can be forked once it is, has a static method ``preload()`` that imports
-    it: called before workers are forked, so that none of them has to.
+    One whose library takes long to import, or to be used for the first time, and can be forked once it is, has a static
+    method ``preload()`` that does that: called before workers are forked, so that none of them has to. It must leave no
+    thread that a worker needs.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:

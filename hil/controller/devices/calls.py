@@ -1,4 +1,4 @@
-"""The calls about blobs and programs, over a data connection where there can be one, or over gRPC.
+"""The calls about blobs, programs and logs, over a data connection where there can be one, or over gRPC.
 
 Both kinds raise gRPC's errors, and :class:`hil.errors.ProtocolBroken` for what no agent would send.
 """

@@ -127,7 +127,7 @@ class AgentClient(AgentConnection, BoardClient):
         return Loaded(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid, device)
 
     def unload(self, program_id: str) -> None:
-        """End a program. Nobody waits until it has ended, but the next call that is about programs."""
+        """End a program. Only that the agent takes the call on is waited for here; the next one waits for its end."""
         self._wait_unloaded()
         self._outputs.pop(program_id, None)
         # A board that is gone has no programs, and the next call will tell.
@@ -141,10 +141,12 @@ class AgentClient(AgentConnection, BoardClient):
         if unloading is not None:
             guard = Guard(unloading.cancel)
             guard.within(_CALL_S)
-            with contextlib.suppress(grpc.RpcError, errors.ProtocolBroken):
-                unloading.receive()
-            guard.close()
-            unloading.cancel()
+            try:
+                with contextlib.suppress(grpc.RpcError, errors.ProtocolBroken):
+                    unloading.receive()
+            finally:
+                guard.close()
+                unloading.cancel()
 
     def invoke(
         self,

@@ -457,7 +457,7 @@ class AgentConnection:
             raise error.located(stage=stage, board=self.board) from error.__cause__
 
     def _begin(self, method: str) -> Call:
-        """Begin a call of the session about blobs or programs."""
+        """Begin a call of the session that may go over a data connection."""
         call = open_call(self._stub, method, self._token(), self._data_path)
         self._calls.add(call)
         return call

@@ -114,7 +114,7 @@ def _simulator(post: BoardEntry) -> ForkedProcess:
 
 
 def _preload(simulates: bool) -> None:
-    os.environ.setdefault(_THREADS, "1")
+    os.environ[_THREADS] = "1"
     for module in _PRELOADED:
         importlib.import_module(module)
     if simulates:

@@ -125,6 +125,7 @@ def _result(record: Mapping[str, Any], stored: Mapping[str, str]) -> JobResult:
 
 
 _MODEL = "tiny.onnx"
+_MAKE_S = 60.0
 
 
 def check_health(attempt: Attempt) -> JobResult:
@@ -155,11 +156,18 @@ def write_model(folder: str) -> str:
 
 def _model(kept: Path, isolated: Isolated, folder: Path) -> Path:
     path = kept / _MODEL
-    # All boards of a host are checked as it starts: one makes it, the others wait.
-    with filelock.FileLock(kept / f"{_MODEL}.lock"):
+    if path.exists():
+        return path
+    # All boards of a host are checked as it starts: one makes it, the others wait, though not for one that cannot.
+    lock = filelock.FileLock(kept / f"{_MODEL}.lock")
+    with contextlib.suppress(filelock.Timeout):
+        lock.acquire(timeout=_MAKE_S)
+    try:
         if not path.exists():
-            made = isolated.call(write_model, {"folder": str(folder)}, timeout=60.0, log=folder / "log")
+            made = isolated.call(write_model, {"folder": str(folder)}, timeout=_MAKE_S, log=folder / "log")
             write_atomic(path, Path(made).read_bytes())
+    finally:
+        lock.release()
     return path
 
 
