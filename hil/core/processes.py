@@ -60,7 +60,7 @@ class ForkedChild:
     """A child that was forked, to be waited for and killed as :class:`subprocess.Popen` is.
 
     Args:
-        work: what it does; it ends with it.
+        work: what it does; it ends with it, with the code of its SystemExit if it raises that.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -74,9 +74,14 @@ class ForkedChild:
             try:
                 work()
                 code = 0
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 1
             except BaseException:
                 traceback.print_exc()
             finally:
+                with contextlib.suppress(Exception):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
                 # What the parent had opened is not ours to tidy up.
                 os._exit(code)
 

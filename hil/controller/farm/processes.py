@@ -7,6 +7,7 @@ its standard input, which ends when the process that forks does, however it was 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -18,13 +19,12 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hil.core.files import write_atomic
-from hil.core.processes import exit_text, signal_group
+from hil.core.processes import ForkedChild, exit_text, signal_group
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # Who lived so long died of something new.
@@ -170,7 +170,7 @@ class ForkedProcess:
     main: Callable[[], None]
     log: Path | None = None  # where it prints, where that is not where its parent does
     rank: int = 0  # when all are stopped, those of a lower rank are stopped, and gone, before
-    pid: int = 0
+    process: ForkedChild | None = None  # while it runs
     began: float = 0.0
     pause_s: float = _FORK_PAUSE_S
     due: float = 0.0
@@ -212,88 +212,70 @@ class PreforkSupervisor:
         self._stopping = True
 
     def _next_s(self) -> float | None:
-        waiting = [child.due for child in self._children if not child.pid]
+        waiting = [child.due for child in self._children if child.process is None]
         return max(min(waiting) - time.monotonic(), 0.0) if waiting else None
 
     def _start_due(self) -> None:
         for child in self._children:
-            if not child.pid and time.monotonic() >= child.due and not self._stopping:
+            if child.process is None and time.monotonic() >= child.due and not self._stopping:
                 child.began = time.monotonic()
-                sys.stdout.flush()
-                sys.stderr.flush()
-                pid = os.fork()
-                if not pid:
-                    self._become(child)
-                child.pid = pid
+                child.process = ForkedChild(functools.partial(self._become, child))
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._wake_read.recv(4096):
                 pass
         for child in self._children:
-            if child.pid and (status := _ended(child.pid)) is not None:
-                self._reap_child(child)
+            if child.process is not None and (code := child.process.poll()) is not None:
+                self._reap_child(child, child.process)
                 if not self._stopping:
-                    self._say(f"{child.name} {status}; it starts again in {child.pause_s:g} s")
+                    self._say(f"{child.name} {exit_text(code)}; it starts again in {child.pause_s:g} s")
 
-    def _reap_child(self, child: ForkedProcess) -> None:
+    def _reap_child(self, child: ForkedProcess, process: ForkedChild) -> None:
         # What it started goes with it.
-        signal_group(child.pid)
-        child.pid = 0
+        signal_group(process.pid)
+        child.process = None
         lived = time.monotonic() - child.began
         child.pause_s = _FORK_PAUSE_S if lived > _FORK_STEADY_S else min(child.pause_s * 2, _FORK_LONGEST_PAUSE_S)
         child.due = time.monotonic() + child.pause_s
 
     def _stop(self) -> None:
         for rank in sorted({child.rank for child in self._children}):
-            running = [child for child in self._children if child.pid and child.rank == rank]
+            running = [(one, one.process) for one in self._children if one.process is not None and one.rank == rank]
             for how, wait_s in ((signal.SIGTERM, self._stop_s), (signal.SIGKILL, 5.0)):
-                for child in running:
+                for _, process in running:
                     with contextlib.suppress(OSError):
-                        os.kill(child.pid, signal.SIGCONT)
-                        os.kill(child.pid, how)
+                        os.kill(process.pid, signal.SIGCONT)
+                        os.kill(process.pid, how)
                 deadline = time.monotonic() + wait_s
                 while running and time.monotonic() < deadline:
-                    for child in [one for one in running if _ended(one.pid) is not None]:
-                        self._reap_child(child)
-                        running.remove(child)
+                    for child, process in [one for one in running if one[1].poll() is not None]:
+                        self._reap_child(child, process)
+                        running.remove((child, process))
                     time.sleep(0.01)
         signal.set_wakeup_fd(-1)
 
     def _become(self, child: ForkedProcess) -> None:
-        """In the forked child: a session of its own, then its work, then the end."""
-        code = 1
-        try:
-            os.setsid()
-            with contextlib.suppress(OSError):  # for people: what ps and top show, on Linux
-                Path("/proc/self/comm").write_text(child.name[-_COMM:])
-            signal.set_wakeup_fd(-1)
-            for number in (*_SIGNALS, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            if self._stopping:  # we were told before we could be ended by it
-                raise SystemExit(0)
-            self._wake_read.close()
-            self._wake_write.close()
-            os.close(self._alive_write)
-            os.dup2(self._alive_read, 0)
-            os.close(self._alive_read)
-            if child.log is not None:
-                log = os.open(child.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                os.close(log)
-            child.main()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            # What the parent had opened is not ours to tidy up.
-            os._exit(code)
+        """In the forked child: a session of its own, then its work."""
+        os.setsid()
+        with contextlib.suppress(OSError):  # for people: what ps and top show, on Linux
+            Path("/proc/self/comm").write_text(child.name[-_COMM:])
+        signal.set_wakeup_fd(-1)
+        for number in (*_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        if self._stopping:  # we were told before we could be ended by it
+            return
+        self._wake_read.close()
+        self._wake_write.close()
+        os.close(self._alive_write)
+        os.dup2(self._alive_read, 0)
+        os.close(self._alive_read)
+        if child.log is not None:
+            log = os.open(child.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+        child.main()
 
 
 def module_main(module: str, arguments: Sequence[str]) -> Callable[[], None]:
@@ -318,14 +300,3 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True, name="lifeline").start()
-
-
-def _ended(pid: int) -> str | None:
-    """How a child ended; None while it runs."""
-    try:
-        found, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return "is gone"
-    if not found:
-        return None
-    return exit_text(os.waitstatus_to_exitcode(status))
