@@ -22,6 +22,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from hil.protocol.v1 import agent_pb2 as pb
 from hil.protocol.wire import CHUNK
@@ -35,19 +36,18 @@ class Method(NamedTuple):
     service: str
     request: type[Message]
     reply: type[Message]
-    streams_requests: bool = True
-    streams_replies: bool = True
+    streams_requests: bool
+    streams_replies: bool
 
 
-METHODS = {
-    "Logs": Method("Board", pb.LogsRequest, pb.LogLine, streams_requests=False),
-    "Missing": Method("Blobs", pb.MissingRequest, pb.MissingReply, streams_requests=False, streams_replies=False),
-    "Put": Method("Blobs", pb.PutRequest, pb.PutReply),
-    "Get": Method("Blobs", pb.GetRequest, pb.GetReply, streams_requests=False),
-    "Load": Method("Programs", pb.LoadRequest, pb.LoadReply, streams_requests=False, streams_replies=False),
-    "Invoke": Method("Programs", pb.InvokeRequest, pb.InvokeReply),
-    "Unload": Method("Programs", pb.UnloadRequest, pb.UnloadReply, streams_requests=False, streams_replies=False),
-}
+def _method(service: str, name: str) -> Method:
+    found = pb.DESCRIPTOR.services_by_name[service].methods_by_name[name]
+    request, reply = GetMessageClass(found.input_type), GetMessageClass(found.output_type)
+    return Method(service, request, reply, found.client_streaming, found.server_streaming)
+
+
+_CARRIED = {"Board": ("Logs",), "Blobs": ("Missing", "Put", "Get"), "Programs": ("Load", "Invoke", "Unload")}
+METHODS = {name: _method(service, name) for service, names in _CARRIED.items() for name in names}
 CALL_MOST = 1 << 12
 ERROR_MOST = 1 << 16
 

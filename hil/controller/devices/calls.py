@@ -83,8 +83,8 @@ class DataCall:
 
     def __init__(self, path: str, method: str, token: str) -> None:
         self._method = method
-        service, self._reply = frames.METHODS[method].service, frames.METHODS[method].reply
-        self._most = answers.MESSAGE_LIMITS[service, method]
+        carried = frames.METHODS[method]
+        self._reply, self._most = carried.reply, answers.MESSAGE_LIMITS[carried.service, method]
         self._came: collections.deque[Any] = collections.deque()
         self._is_over = False
         connected = socket.socket(socket.AF_UNIX)
