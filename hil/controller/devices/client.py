@@ -21,7 +21,6 @@ from hil.controller.devices import answers
 from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass, Target
 from hil.controller.devices.calls import Call
 from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive
-from hil.controller.devices.guard import Guard
 from hil.core import clock, digest, tensors
 from hil.core.digest import StreamHasher
 from hil.core.results import Artifact
@@ -73,7 +72,8 @@ class AgentClient(AgentConnection, BoardClient):
         with self._seam():
             for name, (_, offset) in blobs.items():
                 answers.check_offset(offset, sizes[name])
-            with self._guarded("Put", stall_s) as (guard, call):
+            call = self._begin("Put")
+            with self._guarded(call, stall_s) as guard:
                 for name, (path, offset) in blobs.items():
                     call.send(pb.PutRequest(start=pb.PutStart(digest=name, size=sizes[name], offset=offset)))
                     for piece in _pieces(path, offset):
@@ -89,7 +89,7 @@ class AgentClient(AgentConnection, BoardClient):
 
     def get(self, name: str) -> memoryview:
         """Read a blob from the board and verify it: BoardLost where it is not what the digest says."""
-        with self._seam(), self._guarded("Get", STALL_S) as (guard, call):
+        with self._seam(), self._guarded(call := self._begin("Get"), STALL_S) as guard:
             call.send(pb.GetRequest(digest=name))
             size = answers.blob_size(call.receive())
             deadline = time.monotonic() + STALL_S + size / _SLOWEST_LINK_BYTES_S
@@ -139,14 +139,9 @@ class AgentClient(AgentConnection, BoardClient):
     def _wait_unloaded(self) -> None:
         unloading, self._unloading = self._unloading, None
         if unloading is not None:
-            guard = Guard(unloading.cancel)
-            guard.within(_CALL_S)
-            try:
-                with contextlib.suppress(grpc.RpcError, errors.ProtocolBroken):
-                    unloading.receive()
-            finally:
-                guard.close()
-                unloading.cancel()
+            wrong = contextlib.suppress(grpc.RpcError, errors.BoardLost, errors.ProtocolBroken)
+            with wrong, self._guarded(unloading, _CALL_S):
+                unloading.receive()
 
     def invoke(
         self,
@@ -241,7 +236,7 @@ class AgentClient(AgentConnection, BoardClient):
         """What workers wrote to stderr so far; of very much of it, the beginning."""
         lines: list[str] = []
         left = answers.LOG_CHARACTERS
-        with self._seam(), self._guarded("Logs", _CALL_S) as (_, call):
+        with self._seam(), self._guarded(call := self._begin("Logs"), _CALL_S):
             call.send(pb.LogsRequest(program_id=program_id))
             for line in iter(call.receive, None):
                 left -= len(line.text) + 1

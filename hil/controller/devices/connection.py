@@ -463,13 +463,12 @@ class AgentConnection:
         return call
 
     @contextlib.contextmanager
-    def _guarded(self, method: str, limit_s: float) -> Iterator[tuple[Guard, Call]]:
-        """Begin a call whose other side has to go on within ``limit_s``, and then as the guard is told."""
-        call = self._begin(method)
+    def _guarded(self, call: Call, limit_s: float) -> Iterator[Guard]:
+        """Have the other side of a call go on within ``limit_s``, and then as the guard is told; ends the call."""
         guard = Guard(call.cancel)
         guard.within(limit_s)
         try:
-            yield guard, call
+            yield guard
         except grpc.RpcError as error:
             if guard.expired:
                 raise errors.BoardLost("the board did not answer in time", board=self.board) from error
@@ -480,7 +479,8 @@ class AgentConnection:
 
     def _answered(self, method: str, request: Any, limit_s: float) -> Any:
         """The answer to a call of one message, which has to come within ``limit_s``."""
-        with self._guarded(method, limit_s) as (_, call):
+        call = self._begin(method)
+        with self._guarded(call, limit_s):
             call.send(request)
             return answers.given(call.receive())
 
