@@ -293,12 +293,7 @@ class SuiteRun:
 
 
 def _line(record: CaseRecord) -> bytes:
-    values = record.to_json()
-    try:
-        text = json.dumps(values, allow_nan=False, default=jsonable)
-    except ValueError:  # a NaN, or an infinity
-        text = json.dumps(jsonable(values), allow_nan=False)
-    return text.encode() + b"\n"
+    return json.dumps(jsonable(record.to_json()), allow_nan=False).encode() + b"\n"
 
 
 def default_folder(title: str, flow: str) -> Path:
