@@ -122,7 +122,7 @@ class ForkServer:
 
     def __init__(self, reference: str, *, light: bool = False, memory_limit: int = 0) -> None:
         self._reference = reference
-        self.light = light
+        self._light = light
         self._memory_limit = memory_limit
         # One fork at a time: the answers come in order, but whoever waits is not woken in order.
         self._forking = threading.Lock()
@@ -142,7 +142,7 @@ class ForkServer:
         """What the runtime says of itself. One that did not work is tried again now and then."""
         if self.is_known:
             return self.described
-        return self._ask_here() if self.light else self.start()
+        return self._ask_here() if self._light else self.start()
 
     @property
     def is_known(self) -> bool:

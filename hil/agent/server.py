@@ -86,9 +86,9 @@ class Agent:
             needs="TLS and a token",
             hint="--tls-cert, --tls-key and --token-file",
         )
+        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
         # Before anything in the store is touched: it may be another agent's.
         self._store_lock = StoreLock(config.store)
-        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
         try:
             if config.fork_ahead:
                 # Before the store is made: with a simulator's come its clock and threads.

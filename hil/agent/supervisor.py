@@ -16,7 +16,7 @@ from typing import Any
 from hil.agent import answers, ipc
 from hil.agent.forks import ForkServer
 from hil.agent.ipc import Arena
-from hil.agent.runtimes import lacking
+from hil.agent.runtimes import is_described_apart, lacking
 from hil.core import clock
 from hil.core.processes import exit_text, signal_group
 from hil.core.runtimes import RUNTIMES
@@ -287,7 +287,7 @@ class Supervisor:
     def fork_ahead(self) -> None:
         """Fork what describing the runtimes would start, from this process, which must have one thread."""
         for name, server in self._servers.items():
-            if not (server.light or lacking(name)):
+            if is_described_apart(name):
                 server.fork_ahead()
 
     def describe(self) -> dict[str, dict[str, Any]]:

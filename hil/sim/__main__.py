@@ -18,7 +18,7 @@ from typing import Any
 from hil.agent import forkserver
 from hil.agent.__main__ import config_of, parser, serve
 from hil.agent.confinement import SANDBOX_VARIABLE, why_no_sandbox
-from hil.agent.runtimes import lacking
+from hil.agent.runtimes import is_described_apart
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Upload
 from hil.core.board_config import BoardConfig
@@ -165,7 +165,7 @@ def preload_runtimes() -> None:
     A library may end the process that imports it, or hang in it: a child tries each before.
     """
     for name, reference in _RUNTIMES.items():
-        if not (RUNTIMES[name].light or lacking(name)):
+        if is_described_apart(name):
             tried = ForkedChild(functools.partial(forkserver.preload, reference))
             if wait_or_kill(tried, _PRELOAD_S) == 0:
                 forkserver.preload(reference)

@@ -109,6 +109,11 @@ def lacking(name: str) -> str:
         return package  # not even the package that it is a part of
 
 
+def is_described_apart(name: str) -> bool:
+    """Whether a runtime is here, and asked what it is in a process of its own: one is started before any program."""
+    return not (name in RUNTIMES and RUNTIMES[name].light) and not lacking(name)
+
+
 _LOOKS = 5
 _DETAIL_LINES = 40
 
