@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,6 +69,16 @@ def show(benchmark: str, rows: Sequence[Row], notes: Sequence[str], *, as_json: 
     console.print(table)
     for note in notes:
         console.print(f"- {note}", markup=False)
+
+
+def timed(call: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each of ``count`` calls."""
+    taken = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begun)
+    return taken
 
 
 def interleave(cases: Mapping[str, Callable[[], Sequence[float]]], rounds: int) -> dict[str, list[float]]:

@@ -14,13 +14,13 @@ import itertools
 import math
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.common import Row
+from benchmarks.common import Row, timed
 from benchmarks.web_pages import P95, percentile
 from hil.controller.farm.messages import JobSpec, Kind, Principal, Priority, Role
 from hil.controller.farm.store.database import migrate
@@ -39,7 +39,6 @@ def main() -> None:
     sys.path.append(str(common.HERE.parent / "tests"))
     from support.farm_desks import open_desk
 
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="hil-bench-") as folder:
         database = Embedded(Path(folder) / "postgres")
         url = database.start()
@@ -69,10 +68,10 @@ def measured(desk: Any, boards: int, most: int, decisions: int) -> list[Row]:
     for length in lengths:
         queue(desk, orders, length - waiting(desk))
         desk.rows("analyze")
-        taken = []
+        taken: list[float] = []
         for lease in ended_first(desk, decisions):
-            taken.append(timed(lambda lease=lease: desk.report(lease["id"], worker=lease["worker"])))
-        ordered = [timed(lambda: queue(desk, orders, 1)) for _ in range(decisions // 4)]
+            taken += timed(partial(desk.report, lease["id"], worker=lease["worker"]), 1)
+        ordered = timed(lambda: queue(desk, orders, 1), decisions // 4)
         decided[length] = {share: percentile(taken, share) for share in (P50, P99)}
         bar = "<= 20" if length == most else ""
         rows.append(Row(f"a decision, {length} jobs wait, p50", decided[length][P50] * 1e3, "ms"))
@@ -120,13 +119,6 @@ def ended_first(desk: Any, count: int) -> Iterable[dict[str, Any]]:
     """Leases that are not over, the oldest first, as they are when each is asked for."""
     for _ in range(count):
         yield desk.rows("select id, worker from hil.leases where ended_at is null order by id limit 1")[0]
-
-
-def timed(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

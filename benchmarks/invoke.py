@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import queue
 import sys
-import time
-from collections.abc import Callable
 
 import grpc
 import numpy as np
@@ -25,16 +23,6 @@ func.func @main(%x: tensor<4096xf32>) -> tensor<4096xf32> {
   return %y : tensor<4096xf32>
 }
 """
-
-
-def timed(call: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of ``count`` calls."""
-    taken = []
-    for _ in range(count):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return taken
 
 
 def main() -> None:
@@ -63,7 +51,7 @@ def main() -> None:
             asks.put(payload)
             next(replies)
 
-        cases = {"hil": lambda: timed(invoke, asked.calls), "echo": lambda: timed(echo, asked.calls)}
+        cases = {"hil": lambda: common.timed(invoke, asked.calls), "echo": lambda: common.timed(echo, asked.calls)}
         if tvm:
             cases["tvm"] = lambda: tvm(op="invoke", count=asked.calls)
         got = common.interleave(cases, asked.rounds)

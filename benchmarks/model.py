@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import iree.runtime as rt
@@ -124,21 +123,16 @@ def main() -> None:
         local = InProcess(program)
         name = loaded.inputs[0].name
 
-        def timed(call: object) -> list[float]:
-            taken = []
-            for _ in range(asked.calls):
-                start = time.perf_counter()
-                call()
-                taken.append(time.perf_counter() - start)
-            return taken
-
         def invoke() -> np.ndarray:
             done = client.invoke(loaded.program_id, {name: image})
             device_ns.extend(end - start for start, end in done.iterations_ns)
             return next(iter(done.outputs.values()))
 
         assert np.array_equal(invoke().reshape(-1), local(image))
-        cases = {"hil": lambda: timed(invoke), "local": lambda: timed(lambda: local(image))}
+        cases = {
+            "hil": lambda: common.timed(invoke, asked.calls),
+            "local": lambda: common.timed(lambda: local(image), asked.calls),
+        }
         got = common.interleave(cases, asked.rounds)
     case = "MobileNetV2-sized, 224x224, one inference"
     rows = [common.beside(case, got["hil"], "in process", got["local"], 1e3, "ms", "<= 1.03")]

@@ -145,14 +145,14 @@ def session_rows(board: VirtualBoard, folder: Path, rounds: int) -> list[common.
             import socket
 
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, no_delay)
-            return timed(lambda: shell.run(["true"]), 5)
+            return common.timed(lambda: shell.run(["true"]), 5)
 
         with rival.master() as through:
             got = common.interleave(
                 {
                     "hil": lambda: warm(True),
                     "delayed": lambda: warm(False),
-                    "ssh": lambda: timed(lambda: rival.ssh("true", through=through), 5),
+                    "ssh": lambda: common.timed(lambda: rival.ssh("true", through=through), 5),
                 },
                 rounds,
             )
@@ -166,23 +166,13 @@ def session_rows(board: VirtualBoard, folder: Path, rounds: int) -> list[common.
 
     whole()
     return [
-        limit("hil run, all warm, a whole process", statistics.median(timed(whole, rounds // 2)), 0.6),
+        limit("hil run, all warm, a whole process", statistics.median(common.timed(whole, rounds // 2)), 0.6),
         limit("session open, the agent is there", statistics.median(opening), 0.7),
         limit("one more test on an open session", statistics.median(one_more), 0.015),
         limit(case, statistics.median(got["hil"]), 0.010),
         common.beside(case, got["hil"], "without TCP_NODELAY", got["delayed"], 1e3, "ms", ""),
         common.beside(case, got["hil"], "ssh through an open master", got["ssh"], 1e3, "ms", ""),
     ]
-
-
-def timed(call: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each of ``count`` calls."""
-    taken = []
-    for _ in range(count):
-        begin = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - begin)
-    return taken
 
 
 def main() -> None:
