@@ -8,6 +8,7 @@ silent for longest. What needs a session is refused beyond the session's limit, 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import itertools
 import math
 import threading
@@ -19,8 +20,8 @@ from typing import Any
 import grpc
 
 from hil.agent.session import CallContext, Session, Sessions
-from hil.errors import BoardBusy, UsageError
-from hil.protocol import wire
+from hil.errors import BoardBusy, BoardRefused, UsageError
+from hil.protocol import grpc_calls, wire
 
 # Calls without a session that have said nothing yet, and how long they may take to say something.
 SILENT_CALLS = 16
@@ -117,7 +118,7 @@ class Room(_Calls):
         if late is not None:
             late.cancel()
 
-    def heard(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def heard(self, requests: Iterator[Any], context: CallContext) -> Iterator[Any]:
         """The messages of a call, whose client says something with each."""
         for request in requests:
             with self._lock:
@@ -179,31 +180,37 @@ class Admission(grpc.ServerInterceptor):
             partial(self._serve, details.method, handler), response_serializer=handler.response_serializer
         )
 
-    def session_call(self, context: CallContext) -> contextlib.AbstractContextManager[None]:
-        """Count a call of the session as long as it goes on.
+    @contextlib.contextmanager
+    def admitted(
+        self, method: str, streams: bool, requests: Iterator[Any], context: CallContext
+    ) -> Iterator[Iterator[Any]]:
+        """Count a call as long as it goes on; gives its requests.
+
+        Args:
+            method: its path.
+            streams: whether it has any number of requests.
 
         Raises:
-            SessionEnded: its token is not that of the session that has the device.
+            SessionEnded: it belongs to a session, and its token is not that of the one that has the device.
             BoardBusy: there are too many.
         """
-        return self._calls.entered(context, self._sessions.of_call(context))
+        if method.startswith(f"/{wire.PACKAGE}.") and method not in _FREE:
+            with self._calls.entered(context, self._sessions.of_call(context)):
+                yield requests
+            return
+        with self.silent.entered(context):
+            first = list(itertools.islice(requests, 1))
+        room = self._rooms.get(method, self._talking if streams else self._asking)
+        with room.entered(context) if room else contextlib.nullcontext():
+            yield itertools.chain(first, room.heard(requests, context) if room else requests)
 
     def _serve(self, method: str, handler: Any, raw: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
         try:
-            requests = _decoded(raw, method, handler.request_deserializer)
-            if method.startswith(f"/{wire.PACKAGE}.") and method not in _FREE:
-                with self.session_call(context):
-                    yield from _answers(handler, requests, context)
-                return
-            with self.silent.entered(context):
-                first = list(itertools.islice(requests, 1))
-            stream = handler.request_streaming
-            room = self._rooms.get(method, self._talking if stream else self._asking)
-            with room.entered(context) if room else contextlib.nullcontext():
-                rest = room.heard(requests, context) if room else requests
-                yield from _answers(handler, itertools.chain(first, rest), context)
+            sent = _decoded(raw, method, handler.request_deserializer)
+            with self.admitted(method, handler.request_streaming, sent, context) as requests:
+                yield from _answers(handler, requests, context)
         except Exception as error:
-            wire.fail(error, context)
+            grpc_calls.fail(error, context)
 
     def _watch(self) -> None:
         while True:
@@ -214,7 +221,7 @@ class Admission(grpc.ServerInterceptor):
 
 def _answers(handler: Any, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
     """What a handler answers, whichever of the two sides streams."""
-    sides = wire.kind_of(handler.request_streaming, handler.response_streaming)
+    sides = grpc_calls.kind_of(handler.request_streaming, handler.response_streaming)
     answer = getattr(handler, sides)(argument_of(requests, handler.request_streaming), context)
     if handler.response_streaming:
         yield from answer
@@ -252,3 +259,11 @@ def _decoded(raw: Iterator[bytes], method: str, decode: Callable[[bytes], Any]) 
     for data in raw:
         check_size(name, len(data))
         yield decoded(data, decode)
+
+
+def check_token(wanted: str, given: str) -> None:
+    """Check a caller's token, where one is wanted. Raises BoardRefused: it is not that."""
+    if wanted and not hmac.compare_digest(given.encode(), wanted.encode()):
+        why = "the token that was given is not this agent's" if given else "it asks for a token, and none was given"
+        hint = "it belongs in the file that token_file in the config's [connection] names, or in HIL_AGENT_TOKEN"
+        raise BoardRefused(f"the agent refused us: {why}", hint=hint)

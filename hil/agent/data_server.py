@@ -1,4 +1,4 @@
-"""Data connections of the agent: calls of the session, over a Unix socket of their own, without gRPC.
+"""Data connections of the agent: the calls of its services over a Unix socket of their own, without gRPC.
 
 The handlers, the rooms that bound how many calls go on, and what ends these are those of the gRPC server.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hil.agent.admission import Admission, argument_of, check_size, decoded
+from hil.agent.admission import Admission, argument_of, check_size, check_token, decoded
 from hil.errors import UsageError
 from hil.protocol import wire, wire_errors
 from hil.protocol.data_connection import (
@@ -38,13 +38,13 @@ class DataCallContext:
     """What a handler may ask of a call on a data connection: as much of gRPC's context as these handlers use."""
 
     def __init__(self, frames: Frames) -> None:
-        self.token = ""
+        self.session = ""
         self.cancel = frames.cancel
         self.is_active = frames.is_open
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """The session's token, as a gRPC call carries it."""
-        return ((wire.SESSION_KEY, self.token),)
+        return ((wire.SESSION_KEY, self.session),)
 
 
 class DataServer:
@@ -52,15 +52,17 @@ class DataServer:
 
     Args:
         servicers: by the name of the service.
+        token: what callers must know; "" where that is nothing.
 
     Raises:
         OSError: it cannot listen there.
     """
 
-    def __init__(self, path: str, admission: Admission, servicers: dict[str, Any]) -> None:
+    def __init__(self, path: str, admission: Admission, servicers: dict[str, Any], token: str) -> None:
         self._path = Path(path)
         self._admission = admission
         self._servicers = servicers
+        self._token = token
         with private_sockets():
             self._path.unlink(missing_ok=True)
             self._socket = LocalSocket(self._path, self._serve, "data-call")
@@ -91,13 +93,13 @@ class DataServer:
                 raise UsageError("a data connection begins with a call")
             called = decoded(frames.content(size), pb.DataCall.FromString)
         if (method := METHODS.get(called.method)) is None:
-            raise UsageError(f"{called.method[:100]!r} is no method of data connections")
+            raise UsageError(f"the protocol has no method {called.method[:100]!r}")
+        check_token(self._token, called.token)
+        context.session = called.session
         behaviour = getattr(self._servicers[method.service], called.method)
-        context.token = called.session
-        with self._admission.session_call(context):
-            frames.send(READY)
-            requests = _requests(frames, called.method)
-            answers = behaviour(argument_of(requests, method.streams_requests), context)
+        path = f"/{wire.PACKAGE}.{method.service}/{called.method}"
+        with self._admission.admitted(path, method.streams_requests, _requests(frames, called.method), context) as sent:
+            answers = behaviour(argument_of(sent, method.streams_requests), context)
             for answer in answers if method.streams_replies else (answers,):
                 if isinstance(answer, memoryview):
                     frames.send(DATA, answer)
@@ -106,7 +108,11 @@ class DataServer:
 
 
 def _requests(frames: Frames, method: str) -> Iterator[Any]:
-    """What a caller sends: messages, and data as memoryviews, each of which is there until the next is asked for."""
+    """What a caller sends: messages, and data as memoryviews, each of which is there until the next is asked for.
+
+    The first that is asked for tells the caller that the call was taken on.
+    """
+    frames.send(READY)
     room = memoryview(b"")
     while (begun := frames.begin()) is not None and begun[0] != END:
         kind, size = begun

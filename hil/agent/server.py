@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hmac
 import os
 import queue
 import threading
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from hil.agent import machine, runtimes
-from hil.agent.admission import THREADS, Admission, Room
+from hil.agent.admission import THREADS, Admission, Room, check_token
 from hil.agent.data_server import DataServer
 from hil.agent.machine import Counters
 from hil.agent.programs import Policy, Programs
@@ -29,14 +29,14 @@ from hil.agent.store import BlobStore, StoreLock
 from hil.agent.supervisor import Supervisor
 from hil.core import clock, own_version
 from hil.core.digest import StreamHasher
-from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
-from hil.protocol import wire
+from hil.errors import BoardBusy, BoardRefused, HilError, SessionEnded, UsageError
+from hil.protocol import grpc_calls, wire
 from hil.protocol.data_connection import data_path
 from hil.protocol.listening import HANDSHAKE, check_listen, listen_on
 from hil.protocol.v1 import agent_pb2 as pb
 
 _OPTIONS = {
-    **dict((*wire.GRPC_OPTIONS, HANDSHAKE)),
+    **dict((*grpc_calls.GRPC_OPTIONS, HANDSHAKE)),
     "grpc.so_reuseport": 0,
     # Refused by its length, before any of it is read.
     "grpc.max_receive_message_length": wire.MESSAGE_MAX,
@@ -119,7 +119,7 @@ class Agent:
             "Blobs": BlobService(store, self._sessions),
             "Programs": ProgramService(self._programs, self._sessions),
         }
-        self._server.add_generic_rpc_handlers([wire.handlers(*item) for item in servicers.items()])
+        self._server.add_generic_rpc_handlers([grpc_calls.handlers(*item) for item in servicers.items()])
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [f"{wire.PACKAGE}.{service}" for service in wire.SERVICES]
@@ -131,7 +131,7 @@ class Agent:
         if path := data_path(self.address):
             # Where it cannot be, such as on a path that is too long, everything goes over gRPC.
             with contextlib.suppress(OSError):
-                self._data = DataServer(path, admission, servicers)
+                self._data = DataServer(path, admission, servicers, config.token)
         self._server.start()
         for service in ("", *names):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -164,22 +164,19 @@ class Agent:
 
 class _TokenCheck(grpc.ServerInterceptor):
     def __init__(self, token: str) -> None:
-        self._wanted = f"Bearer {token}"
-        self._missing = _refusal("this agent asks for a token, and none was given")
-        self._wrong = _refusal("the token that was given is not this agent's")
+        self._token = token
 
     def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         given = str(dict(details.invocation_metadata).get("authorization", ""))
-        if hmac.compare_digest(given.encode(), self._wanted.encode()):
-            return continuation(details)
-        return self._wrong if given else self._missing
+        try:
+            check_token(self._token, given.removeprefix("Bearer "))
+        except BoardRefused as error:
+            return grpc.stream_stream_rpc_method_handler(partial(_refuse, error))
+        return continuation(details)
 
 
-def _refusal(why: str) -> Any:
-    def refuse(_: Any, context: grpc.ServicerContext) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
+def _refuse(error: BoardRefused, _: Any, context: grpc.ServicerContext) -> None:
+    grpc_calls.fail(error, context)
 
 
 class BoardService:
@@ -259,18 +256,15 @@ class BoardService:
         session = self._sessions.of_call(context)
         if not MIN_PERIOD_MS <= request.period_ms <= MAX_PERIOD_MS:
             raise UsageError(f"a period of counters is {MIN_PERIOD_MS} to {MAX_PERIOD_MS} ms")
-        ended = threading.Event()
-        if not context.add_callback(ended.set):
-            return
         with Counters(self._programs.worker_pids) as counters:
             due = time.monotonic()
-            while self._sessions.current is session and not ended.is_set():
+            while self._sessions.current is session and context.is_active():
                 if time.monotonic() >= due:
                     yield counters.look()
                     # A board that cannot keep up leaves looks out; it never makes up for them.
                     due = max(due + request.period_ms / 1000, time.monotonic())
-                # Not longer than this after its session does it end, however rarely it looks.
-                ended.wait(min(max(due - time.monotonic(), 0.0), _NOTICE_S))
+                # Not longer than this after its session or its caller does it end, however rarely it looks.
+                time.sleep(min(max(due - time.monotonic(), 0.0), _NOTICE_S))
 
 
 _Replies: TypeAlias = "queue.SimpleQueue[pb.HoldReply | HilError | None]"

@@ -1,10 +1,12 @@
-"""A data connection: a socket beside the agent's own that carries one call about blobs, programs or logs.
+"""A data connection: a socket beside the agent's own that carries one call.
 
-gRPC costs a small call several threads' turns and large data several copies. An agent that listens on a Unix socket
-therefore listens on a second one, :func:`data_path`, for the methods of :data:`METHODS`; the messages are the same.
-A connection is one call, in frames of a byte (the kind), four (the length, little-endian) and the content:
+gRPC costs a small call several threads' turns, large data several copies, and a command a tenth of a second of imports
+and set-up. An agent that listens on a Unix socket therefore listens on a second one, :func:`data_path`, for the same
+methods, with the same messages. A connection is one call, in frames of a byte (the kind), four (the length,
+little-endian) and the content:
 
-- the caller sends CALL with a ``DataCall``: the method and the session's token; READY says that the call was taken on;
+- the caller sends CALL with a ``DataCall``: the method, the session's token, the agent's; READY says that the call was
+  taken on;
 - then either side sends MESSAGE (a message of the method) and DATA (what a ``data`` message carries, at most 512 KiB);
 - END says that no more comes: empty, or with an ``Error`` where the call failed. After the agent's, it hangs up.
 
@@ -25,13 +27,13 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from hil.protocol.v1 import agent_pb2 as pb
-from hil.protocol.wire import CHUNK
+from hil.protocol.wire import CHUNK, SERVICES
 
 CALL, READY, MESSAGE, DATA, END = range(1, 6)
 
 
 class Method(NamedTuple):
-    """A method that goes over data connections."""
+    """A method of the protocol."""
 
     service: str
     request: type[Message]
@@ -46,8 +48,11 @@ def _method(service: str, name: str) -> Method:
     return Method(service, request, reply, found.client_streaming, found.server_streaming)
 
 
-_CARRIED = {"Board": ("Logs",), "Blobs": ("Missing", "Put", "Get"), "Programs": ("Load", "Invoke", "Unload")}
-METHODS = {name: _method(service, name) for service, names in _CARRIED.items() for name in names}
+METHODS = {
+    method.name: _method(service, method.name)
+    for service in SERVICES
+    for method in pb.DESCRIPTOR.services_by_name[service].methods
+}
 CALL_MOST = 1 << 12
 ERROR_MOST = 1 << 16
 
@@ -70,7 +75,7 @@ class ConnectionBroken(Exception):
 
 
 class Frames:
-    """Frames over a connected socket, which it owns; another thread may :meth:`cancel`.
+    """Frames over a connected socket, which it owns. One thread may send while another reads; any may :meth:`cancel`.
 
     Raises :class:`ConnectionBroken` where the socket breaks.
     """
@@ -164,7 +169,8 @@ class Frames:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back; nobody may wait in it."""
+        """Give the socket back; whoever waits in it wakes up."""
+        self.cancel()
         self._socket.close()
 
     def _receive(self, view: memoryview) -> int:

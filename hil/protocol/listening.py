@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from hil.errors import UsageError
 
 _LAST_PORT = (1 << 16) - 1
@@ -193,6 +191,8 @@ def listen_on(
             if kind != "unix" and cert and key:
                 pairs = [(key.read_bytes(), cert.read_bytes())]
                 authority = client_ca.read_bytes() if client_ca else None
+                import grpc  # whoever only calls an agent may do without
+
                 credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
                 port = server.add_secure_port(listen, credentials)
             else:

@@ -11,7 +11,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from hil import errors
@@ -42,6 +41,7 @@ AGENT_KINDS: frozenset[type[errors.HilError]] = frozenset(
         errors.BoardLost,
         errors.BlobDamaged,
         errors.BoardBusy,
+        errors.BoardRefused,
         errors.SessionEnded,
     }
 )
@@ -121,28 +121,26 @@ def from_parts(
     return found(message, hint=hint, detail=detail)
 
 
-def of_call(
-    call: grpc.RpcError,
+def from_bytes(
+    sent: bytes,
     *,
     among: frozenset[type[errors.HilError]] | None = None,
     whole: Callable[[str], str] | None = None,
 ) -> errors.HilError | None:
-    """The typed error that the far side of a failed call sent; None where it sent none that can be read.
+    """The typed error that the far side of a failed call sent, serialised; None where that is nothing or unreadable.
 
     Args:
         among: the kinds that the far side may say; None is any of hil's.
         whole: fetches the whole text of an error that was cut, by its name; "" where it is not to be had.
     """
-    for key, value in getattr(call, "trailing_metadata", tuple)() or ():
-        if key != ERROR_KEY:
-            continue
-        try:
-            sent = pb.Error.FromString(value)
-        except (DecodeError, TypeError):
-            return None
-        detail = (whole(sent.log) if whole is not None and sent.log else "") or sent.detail
-        return from_parts(sent.kind, sent.message, sent.hint, detail, among=among)
-    return None
+    if not sent:
+        return None
+    try:
+        error = pb.Error.FromString(sent)
+    except (DecodeError, TypeError):
+        return None
+    detail = (whole(error.log) if whole is not None and error.log else "") or error.detail
+    return from_parts(error.kind, error.message, error.hint, detail, among=among)
 
 
 def cut(text: bytes, most: int, *, tail: bool = False) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +11,10 @@ import numpy as np
 import pytest
 
 from hil import errors
+from hil.controller.devices.call import CallFailed, Replies
 from hil.core.clock import DRIFT_MOST, fit
 from hil.core.digest import digest_of
-from hil.protocol import wire, wire_errors
+from hil.protocol import wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
 A = np.arange(4096, dtype=np.float32)
@@ -196,17 +196,15 @@ def test_every_call_of_a_program_hears_that_its_session_has_ended(connect, clien
 
 
 def test_uploads_end_with_their_session(connect, client):
-    messages: queue.SimpleQueue[pb.PutRequest | None] = queue.SimpleQueue()
-    replies = client._stub.Put(iter(messages.get, None), metadata=client._token())
+    call = client._begin("Put")
     empty, next_one = (pb.PutRequest(start=pb.PutStart(digest=digest_of(data), size=len(data))) for data in (b"", b"1"))
-    messages.put(empty)
-    assert next(replies).digest == empty.start.digest
+    call.send(empty)
+    assert call.receive().digest == empty.start.digest
     connect().open_session("takes over", fence=client.describe().fence + 1, on_wait=print)
-    messages.put(next_one)
-    with pytest.raises(grpc.RpcError) as caught:
-        next(replies)
-    messages.put(None)
-    assert type(wire_errors.of_call(caught.value)) is errors.SessionEnded
+    with pytest.raises(CallFailed) as caught:
+        call.send(next_one)
+        call.receive()
+    assert type(wire_errors.from_bytes(caught.value.error)) is errors.SessionEnded
 
 
 def test_the_highest_fence_may_open_one_session_after_another_but_never_two(connect, client):
@@ -218,17 +216,16 @@ def test_the_highest_fence_may_open_one_session_after_another_but_never_two(conn
     assert again.open_session("again", fence=fence, wait_s=60, on_wait=print) == fence
 
 
+def held(client, ttl_s):
+    """The call that opens a session and keeps it alive no more."""
+    call = client._calls.begin("Hold")
+    call.send(pb.HoldRequest(open=pb.SessionOpen(owner="silent", ttl_s=ttl_s)))
+    return call
+
+
 def test_a_session_that_is_not_kept_alive_ends(connect):
     silent = connect()
-    said = iter([pb.HoldRequest(open=pb.SessionOpen(owner="silent", ttl_s=0.5))])
-    never = threading.Event()
-
-    def messages():
-        yield from said
-        never.wait(20)
-
-    replies = list(silent._stub.Hold(messages()))
-    never.set()
+    replies = list(Replies(held(silent, 0.5)))
     assert replies[0].opened.token
     assert "nothing was heard" in replies[-1].over.reason
 
@@ -236,25 +233,16 @@ def test_a_session_that_is_not_kept_alive_ends(connect):
 def test_an_upload_keeps_its_session_alive(connect):
     """What keeps a session alive otherwise may wait behind the upload's data."""
     owner = connect()
-    never = threading.Event()
-
-    def holding():
-        yield pb.HoldRequest(open=pb.SessionOpen(owner="busy", ttl_s=1.5))
-        never.wait(60)
-
-    replies = owner._stub.Hold(holding())
-    metadata = [(wire.SESSION_KEY, next(replies).opened.token)]
+    replies = Replies(held(owner, 1.5))
+    call = owner._calls.begin("Put", next(replies).opened.token)
     content = bytes(range(40)) * 1000
-
-    def messages():
-        yield pb.PutRequest(start=pb.PutStart(digest=digest_of(content), size=len(content)))
-        for at in range(0, len(content), 4000):
-            time.sleep(0.3)
-            yield from wire.pieces(memoryview(content[at : at + 4000]))
-
-    assert [reply.digest for reply in owner._stub.Put(messages(), metadata=metadata)] == [digest_of(content)]
+    call.send(pb.PutRequest(start=pb.PutStart(digest=digest_of(content), size=len(content))))
+    for at in range(0, len(content), 4000):
+        time.sleep(0.3)
+        call.send(memoryview(content[at : at + 4000]))
+    call.end()
+    assert [reply.digest for reply in Replies(call)] == [digest_of(content)]
     assert "nothing was heard" in list(replies)[-1].over.reason
-    never.set()
 
 
 def test_the_boards_clock_is_known_to_within_half_a_round_trip(connect):
@@ -324,13 +312,13 @@ def test_counters_end_with_the_session(connect, client, period_s):
     for _ in watching:
         pass
     assert time.monotonic() - closed < 30
-    with pytest.raises(grpc.RpcError):
+    with pytest.raises(CallFailed):
         next(connect().counters(0.02))
 
 
 @pytest.mark.parametrize("period_s", [0.001, 61])
 def test_counters_have_a_sensible_period(client, period_s):
-    with pytest.raises(grpc.RpcError, match="10 to 60000 ms"):
+    with pytest.raises(CallFailed, match="10 to 60000 ms"):
         next(client.counters(period_s))
 
 

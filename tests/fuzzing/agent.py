@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.over_grpc import metadata_of
 
 from fuzzing.calls import GARBAGE, Changer, Server, line, methods_of
 from fuzzing.engine import Attempt, Broken, Fuzzer, Tried
@@ -103,7 +104,7 @@ class Victim:
 
     def metadata(self) -> dict[str, list[tuple[str, str]]]:
         """What a caller of each kind says of itself."""
-        return {"session": self._client._token(), "none": []}
+        return {"session": metadata_of(self._client), "none": []}
 
     def look(self) -> None:
         """See that it lives and stays within bounds.

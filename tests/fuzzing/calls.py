@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from fuzzing import mutate
 from fuzzing.engine import Broken
-from hil.protocol import wire_errors
+from hil.protocol import grpc_calls
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
@@ -209,7 +209,7 @@ class Server:
             self.kinds.add(f"{name} {error}")
 
     def _look(self, name: str, error: Any) -> None:
-        found = wire_errors.of_call(error)
+        found = grpc_calls.typed_error(error)
         code = error.code().name
         kind = type(found).__name__ if found else ""
         self.kinds.add(f"{name} {code} {kind} {found.message[:15] if found else ''}")

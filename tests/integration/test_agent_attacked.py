@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.agents import few_files, start_process, stop_process
+from support.over_grpc import channel_of, metadata_of, stub_of
 from support.waiting import eventually
 
 from hil import errors
 from hil.agent.admission import FIRST_MESSAGE_S
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.client import AgentClient
-from hil.protocol import wire, wire_errors
+from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb
 
 MANY = 60
@@ -115,7 +116,7 @@ def assert_everybody_gets_in(board: Board, fence: int) -> None:
     """Describe, the clock, health and a takeover, each soon."""
     begun = time.monotonic()
     with raw_of(board) as channel:
-        stub = wire.Stub(channel)
+        stub = grpc_calls.Stub(channel)
         stub.Describe(pb.DescribeRequest(), timeout=SOON_S)
         pongs = stub.Clock(iter([pb.ClockPing()] * 3), timeout=SOON_S)
         assert len(list(pongs)) == 3
@@ -199,14 +200,16 @@ def invoking(client: AgentClient, program: str, iterations: int) -> list[Any]:
     for name in ("a", "b"):
         start.inputs.append(wire.tensor_to_message(name, "float32", X.shape, memoryview(X).cast("B"))[0])
     message = pb.InvokeRequest(start=start)
-    return [client._stub.Invoke(itertools.chain([message], silence()), metadata=client._token()) for _ in range(MANY)]
+    return [
+        stub_of(client).Invoke(itertools.chain([message], silence()), metadata=metadata_of(client)) for _ in range(MANY)
+    ]
 
 
 def test_calls_of_a_program_that_hangs_keep_nobody_out_and_end_with_their_session(hung):
     board, client, program = hung
     before = board.threads
     calls = invoking(client, program, 1_000_000)
-    puts = silent(client._channel, "/hil.v1.Blobs/Put", MANY, client._token())
+    puts = silent(channel_of(client), "/hil.v1.Blobs/Put", MANY, metadata_of(client))
     time.sleep(1.0)
     # What is one too many is told so at once.
     kinds = {code_of(call) for call in calls if call.done()}
@@ -237,14 +240,14 @@ def test_calls_that_are_broken_off_give_their_threads_back_at_once(hung):
 
 
 def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    error = wire_errors.of_call(call)
+    error = grpc_calls.typed_error(call)
     return call.code(), type(error).__name__
 
 
 def test_eight_who_wait_do_not_keep_out_whoever_takes_the_board(board):
     with client_of(board) as holder, raw_of(board) as channel:
         holder.open_session("holder", ttl_s=60, wait_s=5, on_wait=print)
-        stub = wire.Stub(channel)
+        stub = grpc_calls.Stub(channel)
         waiting = [hold(stub, pb.SessionOpen(owner="waits", wait_s=math.inf))[0] for _ in range(8)]
         for one in waiting:
             assert next(one).WhichOneof("kind") == "waiting"
@@ -279,7 +282,7 @@ def test_owners_that_do_not_read_leave_no_threads_behind(start):
     """A session is taken from one that leaves no room for any answer, again and again."""
     board = start("hil.agent")
     with raw_of(board) as channel, contextlib.ExitStack() as kept:
-        stub = wire.Stub(channel)
+        stub = grpc_calls.Stub(channel)
         for fence in range(1, MANY + 1):
             opening = pb.HoldRequest(open=pb.SessionOpen(owner="x", fence=fence, ttl_s=3600))
             kept.enter_context(deaf_call(board, "/hil.v1.Sessions/Hold", opening.SerializeToString()))
@@ -313,7 +316,7 @@ def test_tensors_inside_a_message_have_a_limit(board, add_programs):
             start = pb.InvokeStart(program_id=program, iterations=1)
             start.inputs.append(pb.Tensor(name="a", dtype="uint8", shape=[size], inline=bytes(size)))
             with pytest.raises(grpc.RpcError) as refused:
-                next(client._stub.Invoke(iter([pb.InvokeRequest(start=start)]), metadata=client._token()))
+                next(stub_of(client).Invoke(iter([pb.InvokeRequest(start=start)]), metadata=metadata_of(client)))
             assert refused.value.code() is code
         assert board.memory < before + (40 << 20)
         np.testing.assert_array_equal(client.invoke(program, {"a": X, "b": X}).outputs["sum"], X + X)
@@ -359,7 +362,7 @@ def test_bytes_that_are_no_message_are_an_invalid_argument(board):
         for path in (f"/hil.v1.{service}/{method}" for service, methods in METHODS.items() for method in methods):
             call = channel.stream_stream(path)
             with pytest.raises(grpc.RpcError) as refused:
-                list(call(iter([b"\x0a\xff\xff\xff\xff\x7f"]), timeout=SOON_S, metadata=client._token()))
+                list(call(iter([b"\x0a\xff\xff\xff\xff\x7f"]), timeout=SOON_S, metadata=metadata_of(client)))
             assert (path, *code_of(refused.value)) == (path, grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
 
 
@@ -373,7 +376,7 @@ def test_a_keep_alive_that_is_none_ends_the_session_and_says_why(board):
 
 def test_a_session_of_no_time_is_refused(board):
     with raw_of(board) as channel:
-        stub = wire.Stub(channel)
+        stub = grpc_calls.Stub(channel)
         for numbers in ({"ttl_s": math.nan}, {"ttl_s": -1}, {"wait_s": math.nan}, {"wait_s": -1}):
             with pytest.raises(grpc.RpcError) as refused:
                 next(hold(stub, pb.SessionOpen(owner="x", **numbers))[0])
@@ -389,12 +392,12 @@ def test_a_time_limit_that_is_none_is_refused(board, add_programs, limit):
         files = [pb.ProgramFile(name=name, digest=digest) for name, digest in add.digests.items()]
         request = pb.LoadRequest(files=files, main=add.path.name, runtime=add.runtime, timeout_s=limit)
         with pytest.raises(grpc.RpcError) as refused:
-            client._stub.Load(request, timeout=60, metadata=client._token())
+            stub_of(client).Load(request, timeout=60, metadata=metadata_of(client))
         assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
         program = add.load(client).program_id
         start = pb.InvokeStart(program_id=program, iterations=1, timeout_s=limit)
         with pytest.raises(grpc.RpcError) as refused:
-            next(client._stub.Invoke(iter([pb.InvokeRequest(start=start)]), metadata=client._token()))
+            next(stub_of(client).Invoke(iter([pb.InvokeRequest(start=start)]), metadata=metadata_of(client)))
         assert code_of(refused.value) == (grpc.StatusCode.INVALID_ARGUMENT, "UsageError")
 
 
@@ -417,7 +420,7 @@ def test_many_connections_keep_nobody_out(start):
 def test_a_submitter_cannot_use_up_the_fences(start, module):
     board = start(module)
     with raw_of(board) as channel:
-        stub = wire.Stub(channel)
+        stub = grpc_calls.Stub(channel)
         for fence in (2**64 - 1, 2**63, 2**62 - 1, 2**40):
             with pytest.raises(grpc.RpcError) as refused:
                 next(hold(stub, pb.SessionOpen(owner="x", fence=fence))[0])
@@ -471,17 +474,17 @@ def test_what_a_client_announces_takes_no_memory(board, add_programs):
             start = pb.InvokeStart(program_id=program, iterations=1)
             start.inputs.append(pb.Tensor(name="a", dtype="uint8", shape=[size], streamed=size))
             messages = itertools.chain([pb.InvokeRequest(start=start)], silence())
-            return client._stub.Invoke(messages, metadata=client._token())
+            return stub_of(client).Invoke(messages, metadata=metadata_of(client))
 
         for size in (2**63, most + 1):
             with pytest.raises(grpc.RpcError) as refused:
                 next(announce(programs[0], size))
-            assert wire_errors.of_call(refused.value).message.startswith("the inputs take")
+            assert grpc_calls.typed_error(refused.value).message.startswith("the inputs take")
         kept = announce(programs[0], most * 2 // 3)
         time.sleep(1)
         with pytest.raises(grpc.RpcError) as refused:
             next(announce(programs[1], most * 2 // 3))
-        assert "beside the" in wire_errors.of_call(refused.value).message
+        assert "beside the" in grpc_calls.typed_error(refused.value).message
         assert not kept.done() and board.memory < before + (40 << 20)
 
 

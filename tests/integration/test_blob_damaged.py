@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.agents import Program
 from support.models import DIGITS
+from support.over_grpc import metadata_of, stub_of
 
 import hil as library
 from hil import errors
@@ -102,7 +103,7 @@ def cut_upload(client: AgentClient, number: int, size: int) -> None:
             yield from wire.pieces(memoryview(b"x" * MIB))
 
     with pytest.raises(errors.HilError), client._seam():
-        replies = client._stub.Put(messages(), metadata=client._token())
+        replies = stub_of(client).Put(messages(), metadata=metadata_of(client))
         list(replies)
         raise errors.BoardLost("broken off")
 

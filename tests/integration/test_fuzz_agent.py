@@ -8,6 +8,7 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.over_grpc import metadata_of, stub_of
 
 from hil.protocol import wire, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
@@ -111,14 +112,14 @@ def outside(folder: Path) -> set[str]:
 def survives(victim, method: str, messages: list[object]) -> None:
     process, _, client, program, folder = victim
     before = outside(folder)
-    stub = getattr(client._stub, method)
+    stub = getattr(stub_of(client), method)
     for message in messages:
         start = getattr(message, "start", None)
         if getattr(start, "program_id", "") == "PROGRAM":
             start.program_id = program
     sent = messages[0] if method in unary else iter(messages)
     try:
-        reply = stub(sent, timeout=3, metadata=client._token())
+        reply = stub(sent, timeout=3, metadata=metadata_of(client))
         if method not in unary:
             for number, _ in enumerate(reply):
                 if number > 20:
@@ -171,7 +172,7 @@ def test_bytes_that_are_no_message_are_refused(victim, method):
         with grpc.insecure_channel(address) as channel:
             call = channel.stream_stream(f"/hil.v1.{service}/{method}")
             try:
-                for number, _ in enumerate(call(iter([data]), timeout=3, metadata=client._token())):
+                for number, _ in enumerate(call(iter([data]), timeout=3, metadata=metadata_of(client))):
                     if number > 20:
                         break
             except grpc.RpcError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.agents import Program
+from support.over_grpc import metadata_of, stub_of
 from support.waiting import eventually
 
 from hil import errors
@@ -113,7 +114,7 @@ def test_a_call_whose_inputs_never_come_holds_its_program_no_longer_than_its_con
             inputs=[pb.Tensor(name=name, dtype="float32", shape=[4096], streamed=4 * 4096) for name in "ab"],
         )
         never.put(pb.InvokeRequest(start=start))
-        call = first._stub.Invoke(iter(never.get, None), metadata=first._token())
+        call = stub_of(first).Invoke(iter(never.get, None), metadata=metadata_of(first))
         time.sleep(0.5)  # until the agent waits for the rest
         second.open_session("test", fence=fence + 1, on_wait=print)
         eventually(lambda: not alive(loaded.worker_pid))

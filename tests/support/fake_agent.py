@@ -21,7 +21,7 @@ from hil.core import clock
 from hil.core.digest import StreamHasher, digest_file, digest_of
 from hil.core.results import Artifact
 from hil.errors import BlobDamaged, BoardBusy, LoadFailed, SessionEnded
-from hil.protocol import wire
+from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb
 
 RUNTIME = "onnxruntime"
@@ -78,8 +78,8 @@ class FakeAgent:
         self.programs: dict[str, str] = {}
         self._replies: queue.SimpleQueue[pb.HoldReply | None] = queue.SimpleQueue()
         self.socket.unlink(missing_ok=True)
-        self._server = grpc.server(futures.ThreadPoolExecutor(32), options=wire.GRPC_OPTIONS)
-        self._server.add_generic_rpc_handlers([wire.handlers(service, self) for service in wire.SERVICES])
+        self._server = grpc.server(futures.ThreadPoolExecutor(32), options=grpc_calls.GRPC_OPTIONS)
+        self._server.add_generic_rpc_handlers([grpc_calls.handlers(service, self) for service in wire.SERVICES])
         self._server.add_insecure_port(self.address)
         self._server.start()
 

@@ -34,7 +34,7 @@ from hil.controller.farm.rpc import (
     methods,
     submission_of,
 )
-from hil.protocol import wire, wire_errors
+from hil.protocol import grpc_calls, wire, wire_errors
 from hil.protocol.v1 import farm_pb2 as pb
 from support.agents import start_process, stop_process
 
@@ -92,7 +92,7 @@ class FakeFarm:
         self.start()
 
     def start(self) -> None:
-        self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(64), options=wire.GRPC_OPTIONS)
+        self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(64), options=grpc_calls.GRPC_OPTIONS)
         table = {}
         for name, _, kind, asked, _ in methods("Farm"):
             if serve := getattr(self, name.lower(), None):

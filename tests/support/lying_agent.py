@@ -29,7 +29,7 @@ from hil.core.board_config import BoardConfig, Connection
 from hil.core.digest import digest_of
 from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
-from hil.protocol import wire
+from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb
 
 PROGRAM = b"a program"
@@ -134,7 +134,7 @@ class LyingAgent:
 
     def __enter__(self) -> LyingAgent:
         self._over = threading.Event()
-        options = [*wire.GRPC_OPTIONS, ("grpc.max_metadata_size", 1 << 20)]
+        options = [*grpc_calls.GRPC_OPTIONS, ("grpc.max_metadata_size", 1 << 20)]
         self._server = grpc.server(futures.ThreadPoolExecutor(64), handlers=[_Handler(self)], options=options)
         self._server.add_insecure_port(self.address)
         self._server.start()

@@ -17,7 +17,7 @@ from hil.core.runtimes import RUNTIMES
 
 # What a run of an ONNX model on a simulator, with everything in the cache, has nothing to do with.
 NOT_NEEDED = (
-    "ml_dtypes onnx onnxruntime iree torch tensorflow perfetto matplotlib paramiko cryptography "
+    "grpc ml_dtypes onnx onnxruntime iree torch tensorflow perfetto matplotlib paramiko cryptography "
     "rich.progress rich.live "
     "hil.controller.models.tensorflow hil.controller.models.conversions.torch_program "
     "hil.controller.models.conversions.tensorflow_program hil.controller.models.importers.onnx "

@@ -13,13 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 from google.protobuf.json_format import MessageToDict
 
 from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass, Target
-from hil.controller.devices.calls import Call
+from hil.controller.devices.call import Call, CallFailed, Replies
 from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive
 from hil.core import clock, digest, tensors
 from hil.core.digest import StreamHasher
@@ -131,7 +130,7 @@ class AgentClient(AgentConnection, BoardClient):
         self._wait_unloaded()
         self._outputs.pop(program_id, None)
         # A board that is gone has no programs, and the next call will tell.
-        with self._seam(), contextlib.suppress(grpc.RpcError):
+        with self._seam(), contextlib.suppress(CallFailed):
             call = self._begin("Unload")
             call.send(pb.UnloadRequest(program_id=program_id))
             self._unloading = call
@@ -139,7 +138,7 @@ class AgentClient(AgentConnection, BoardClient):
     def _wait_unloaded(self) -> None:
         unloading, self._unloading = self._unloading, None
         if unloading is not None:
-            wrong = contextlib.suppress(grpc.RpcError, errors.BoardLost, errors.ProtocolBroken)
+            wrong = contextlib.suppress(CallFailed, errors.ProtocolBroken)
             with wrong, self._guarded(unloading, _CALL_S):
                 unloading.receive()
 
@@ -221,16 +220,21 @@ class AgentClient(AgentConnection, BoardClient):
             most = answers.most_bytes() if most_bytes is None else most_bytes
             return stream.call(start, streams, into, start.timeout_s + _GRACE_S, names, most)
 
-    def counters(self, period_s: float) -> Any:
+    def counters(self, period_s: float) -> Replies:
         """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled.
 
-        Its errors are gRPC's own: whoever reads it is beside the run, never part of it.
+        It raises CallFailed: whoever reads it is beside the run, never part of it.
         """
-        return self._stub.Counters(pb.CountersRequest(period_ms=round(period_s * 1000)), metadata=self._token())
+        return self._stream("Counters", pb.CountersRequest(period_ms=round(period_s * 1000)))
 
-    def follow_logs(self) -> Any:
-        """What workers write to stderr, as it comes; its errors are gRPC's own."""
-        return self._stub.Logs(pb.LogsRequest(follow=True), metadata=self._token())
+    def follow_logs(self) -> Replies:
+        """What workers write to stderr, as it comes; it raises CallFailed."""
+        return self._stream("Logs", pb.LogsRequest(follow=True))
+
+    def _stream(self, method: str, request: Any) -> Replies:
+        call = self._begin(method)
+        call.send(request)
+        return Replies(call)
 
     def logs(self, program_id: str = "") -> list[str]:
         """What workers wrote to stderr so far; of very much of it, the beginning."""

@@ -1,6 +1,6 @@
 """A connection to an agent, its session, and the session's two streams: one holds the device, calls go over the other.
 
-Here gRPC's errors become hil's, once.
+Here the errors of calls become hil's, once.
 """
 
 from __future__ import annotations
@@ -8,15 +8,12 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import queue
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import grpc
 import numpy as np
 import tenacity
 from google.protobuf.json_format import MessageToDict
@@ -24,16 +21,14 @@ from google.protobuf.json_format import MessageToDict
 from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.board_client import Invocation, Target
-from hil.controller.devices.calls import Call, open_call
+from hil.controller.devices.call import Call, CallFailed
+from hil.controller.devices.calls import Calls
 from hil.controller.devices.guard import Guard
-from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.core import clock
 from hil.core.digest import StreamHasher
 from hil.core.results import Part
 from hil.core.tensors import Array
 from hil.protocol import wire, wire_errors
-from hil.protocol.data_connection import data_path
-from hil.protocol.listening import check_tls_files, check_token_way
 from hil.protocol.v1 import agent_pb2 as pb
 
 # An agent answers every keep-alive, and tells each second that somebody waits: after so long it is gone, or hangs.
@@ -52,29 +47,28 @@ _SLOWEST_BYTES_S = 10_000
 
 
 class Hold:
-    """The session's stream: opened, kept alive by a thread, ended by close."""
+    """The session's stream: opened, kept alive by a thread, ended by close.
+
+    Args:
+        call: of Hold.
+        on_wait: told who has the device meanwhile.
+        on_silence: called when the agent is heard no more.
+    """
 
     def __init__(
-        self,
-        stub: Any,
-        metadata: list[tuple[str, str]],
-        opening: pb.SessionOpen,
-        on_wait: Callable[[str], None],
-        on_silence: Callable[[], object],
+        self, call: Call, opening: pb.SessionOpen, on_wait: Callable[[str], None], on_silence: Callable[[], object]
     ) -> None:
         self.over = self.token = ""  # ``over``: why the session was ended, "" while it was not
         self._on_silence = on_silence
-        self._said: queue.SimpleQueue[pb.HoldRequest | None] = queue.SimpleQueue()
+        self._call = call
+        self._sending = threading.Lock()
         self._closed = threading.Event()
-        self._said.put(pb.HoldRequest(open=opening))
-        self._replies = stub.Hold(iter(self._said.get, None), metadata=metadata)
         self._guard = Guard(self._silence)
         try:
             opened = self._opened(opening, on_wait)
         except BaseException:
             self._guard.close()
-            self._said.put(None)
-            self._replies.cancel()
+            self._call.cancel()
             raise
         self.token, self.fence = opened.token, opened.fence
         threads = [
@@ -95,7 +89,8 @@ class Hold:
         deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_S
         self._guard.within(SILENCE_S)
         try:
-            for reply in self._replies:
+            self._call.send(pb.HoldRequest(open=opening))
+            while (reply := self._call.receive()) is not None:
                 kind = reply.WhichOneof("kind")
                 if kind == "opened":
                     answers.check_opened(reply.opened, opening.fence)
@@ -109,7 +104,7 @@ class Hold:
                     raise errors.BoardBusy(text, hint="wait longer with --wait")
                 on_wait(text)
                 self._guard.within(SILENCE_S)
-        except grpc.RpcError as error:
+        except CallFailed as error:
             if self.silent:
                 raise errors.BoardLost(f"the agent says nothing for {SILENCE_S:g} s") from error
             raise
@@ -120,7 +115,7 @@ class Hold:
         self._closed.wait(_REASON_S)
 
     def _silence(self) -> None:
-        self._replies.cancel()
+        self._call.cancel()
         if self.token:
             self._on_silence()
 
@@ -129,16 +124,19 @@ class Hold:
         self._guard.heard()
 
     def _keep_alive(self, ttl_s: float) -> None:
-        while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_S), 0.1)):
-            self._said.put(pb.HoldRequest(keep_alive=pb.KeepAlive()))
+        # Once the call has failed its listener ends the session.
+        with contextlib.suppress(CallFailed, errors.ProtocolBroken):
+            while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_S), 0.1)):
+                with self._sending:
+                    self._call.send(pb.HoldRequest(keep_alive=pb.KeepAlive()))
 
     def _listen(self, _: float) -> None:
         try:
-            for reply in self._replies:
+            while (reply := self._call.receive()) is not None:
                 self._guard.within(SILENCE_S)
                 if reply.WhichOneof("kind") == "over":
                     self.over = reply.over.reason
-        except grpc.RpcError:
+        except (CallFailed, errors.ProtocolBroken):
             pass  # the next call on the session says that the board is gone
         self._guard.close()
         self._closed.set()
@@ -147,9 +145,10 @@ class Hold:
         """End the session and wait for the board to know."""
         self._guard.close()
         self._closed.set()
-        self._said.put(None)
+        with self._sending, contextlib.suppress(CallFailed, errors.ProtocolBroken):
+            self._call.end()
         self._listener.join(_END_S)
-        self._replies.cancel()
+        self._call.cancel()
 
 
 class InvokeStream:
@@ -195,7 +194,7 @@ class InvokeStream:
             outputs = self._outputs(done, into)
         except BaseException as error:
             self.close()
-            if isinstance(error, grpc.RpcError) and self._guard.expired:
+            if isinstance(error, CallFailed) and self._guard.expired:
                 raise errors.BoardLost("the board did not answer in time") from error
             raise
         finally:
@@ -297,29 +296,25 @@ class AgentConnection:
         self.board = board
         self._lease_over = over
         self._target = target
-        self._channel = agent_channel(target)
-        self._stub = wire.Stub(InterruptibleChannel(self._channel))
+        self._calls = Calls(target)
         self._closed = False
-        self._metadata: list[tuple[str, str]] = [("authorization", f"Bearer {target.token}")] if target.token else []
         self._hold: Hold | None = None
         self._invokes: dict[int, InvokeStream] = {}
-        self._data_path = data_path(target.address)
-        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
 
     def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
         """Who the board is; waits for the connection at most ``timeout`` seconds (BoardUnreachable)."""
         try:
             try:
                 reply = self._ask(timeout)
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or not self._is_connected():
+            except CallFailed as error:
+                if error.code != "DEADLINE_EXCEEDED" or not self._calls.is_answered(1.0):
                     raise
                 reply = self._ask_again(timeout)
-        except grpc.RpcError as error:
+        except CallFailed as error:
             lost = self._translated(error)
             if type(lost) is errors.BoardLost:
                 raise errors.BoardUnreachable(
-                    f"no agent answers at {self._target.address}: {error.details()}",
+                    f"no agent answers at {self._target.address}: {error.text}",
                     board=self.board,
                     hint="is the agent running there? start one with: python -m hil.agent --listen ... --store ...",
                 ) from error
@@ -337,7 +332,7 @@ class AgentConnection:
         described: pb.DescribeReply = reply
         return described
 
-    def _ask(self, timeout: float) -> pb.DescribeReply:
+    def _ask(self, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
 
         # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
@@ -347,56 +342,49 @@ class AgentConnection:
             wait=tenacity.wait_fixed(0.1),
             reraise=True,
         )
-        def ask() -> pb.DescribeReply:
+        def ask() -> Any:
             left = max(deadline - time.monotonic(), 0.1)
-            reply: pb.DescribeReply = self._stub.Describe(
-                pb.DescribeRequest(), timeout=left, metadata=self._metadata, wait_for_ready=True
-            )
-            return reply
+            with self._guarded(call := self._calls.begin("Describe", within_s=left, waits=True), left):
+                call.send(pb.DescribeRequest())
+                return call.receive()
 
         return ask()
 
-    def _ask_again(self, waited: float) -> pb.DescribeReply:
+    def _ask_again(self, waited: float) -> Any:
         """Ask an agent that is busy, for as long as it tells the time meanwhile: one that hangs does not."""
-        call = self._stub.Describe.future(pb.DescribeRequest(), timeout=_ANSWER_S, metadata=self._metadata)
-        try:
+        over = threading.Event()
+
+        def watch() -> None:
             patience = max(SILENCE_S - waited, _LOOK_S)
-            while True:
-                self._pings(1, patience)
-                patience = SILENCE_S
-                with contextlib.suppress(grpc.FutureTimeoutError):
-                    reply: pb.DescribeReply = call.result(_LOOK_S)
-                    return reply
-        finally:
-            call.cancel()
+            try:
+                while not over.is_set():
+                    self._pings(1, patience)
+                    patience = SILENCE_S
+                    over.wait(_LOOK_S)
+            except (CallFailed, errors.ProtocolBroken):
+                call.cancel()
+
+        with self._guarded(call := self._calls.begin("Describe"), _ANSWER_S):
+            threading.Thread(target=watch, daemon=True, name="hil-watch").start()
+            try:
+                call.send(pb.DescribeRequest())
+                return call.receive()
+            finally:
+                over.set()
 
     def _pings(self, count: int, limit_s: float) -> list[clock.Ping]:
-        """Ping the board's clock; raises gRPC's errors."""
-        asked: queue.SimpleQueue[pb.ClockPing | None] = queue.SimpleQueue()
+        """Ping the board's clock. Raises CallFailed."""
         taken = []
-        replies = self._stub.Clock(iter(asked.get, None), timeout=limit_s, metadata=self._metadata)
-        try:
+        with self._guarded(call := self._calls.begin("Clock", within_s=limit_s), limit_s):
             for _ in range(count):
                 sent = clock.now_ns()
-                asked.put(pb.ClockPing())
-                if (pong := next(replies, None)) is None:
+                call.send(pb.ClockPing())
+                if (pong := call.receive()) is None:
                     raise answers.broken("it tells the time less often than it was asked")
                 taken.append(clock.Ping(sent, pong.clock_ns, clock.now_ns()))
-        finally:
-            asked.put(None)
-        next(replies, None)
+            call.end()
+            call.receive()
         return taken
-
-    def _is_connected(self) -> bool:
-        """Whether an agent is at the other end, though it may be busy; one that hangs does not get so far."""
-        ready = grpc.channel_ready_future(self._channel)
-        try:
-            ready.result(1.0)
-        except grpc.FutureTimeoutError:
-            return False
-        finally:
-            ready.cancel()
-        return True
 
     def open_session(
         self,
@@ -410,15 +398,9 @@ class AgentConnection:
         """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile (BoardBusy)."""
         opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
         with self._seam():
-            self._hold = Hold(self._stub, self._metadata, opening, on_wait, self._hang_up)
+            self._hold = Hold(self._calls.begin("Hold"), opening, on_wait, self._calls.close)
         given: int = self._hold.fence
         return given
-
-    def _hang_up(self) -> None:
-        """Disconnect, and end what waits for the agent, which may be heard no more."""
-        for call in list(self._calls):
-            call.cancel()
-        wire.close_channel(self._channel)
 
     def close_session(self) -> None:
         """Give the device back."""
@@ -433,15 +415,12 @@ class AgentConnection:
         """End session and connection."""
         self.close_session()
         self._closed = True
-        self._hang_up()
+        self._calls.close()
 
     def _heard(self) -> None:
         """Note a sign of life on another stream than the session's own, whose answers may be behind a lot of data."""
         if self._hold:
             self._hold.heard()
-
-    def _token(self) -> list[tuple[str, str]]:
-        return [*self._metadata, (wire.SESSION_KEY, self._hold.token if self._hold else "")]
 
     @contextlib.contextmanager
     def _seam(self, stage: str = "") -> Iterator[None]:
@@ -451,16 +430,14 @@ class AgentConnection:
             raise self._silent().located(stage=stage)
         try:
             yield
-        except grpc.RpcError as error:
+        except CallFailed as error:
             raise self._translated(error, stage).located(stage=stage, board=self.board) from error
         except errors.HilError as error:
             raise error.located(stage=stage, board=self.board) from error.__cause__
 
     def _begin(self, method: str) -> Call:
-        """Begin a call of the session that may go over a data connection."""
-        call = open_call(self._stub, method, self._token(), self._data_path)
-        self._calls.add(call)
-        return call
+        """Begin a call of the session."""
+        return self._calls.begin(method, self._hold.token if self._hold else "")
 
     @contextlib.contextmanager
     def _guarded(self, call: Call, limit_s: float) -> Iterator[Guard]:
@@ -469,9 +446,9 @@ class AgentConnection:
         guard.within(limit_s)
         try:
             yield guard
-        except grpc.RpcError as error:
+        except CallFailed as error:
             if guard.expired:
-                raise errors.BoardLost("the board did not answer in time", board=self.board) from error
+                raise CallFailed("DEADLINE_EXCEEDED", "no answer came in time") from error
             raise
         finally:
             guard.close()
@@ -488,9 +465,9 @@ class AgentConnection:
         detail = f"nothing was heard from its agent for {SILENCE_S:g} s"
         return errors.BoardLost("the board stopped answering", board=self.board, detail=detail)
 
-    def _translated(self, error: grpc.RpcError, stage: str = "") -> errors.HilError:
-        """The hil error that a gRPC error stands for: the far side's own where it sent one."""
-        if found := wire_errors.of_call(error, among=wire_errors.AGENT_KINDS, whole=self._whole):
+    def _translated(self, error: CallFailed, stage: str = "") -> errors.HilError:
+        """The hil error that a failed call stands for: the far side's own where it sent one."""
+        if found := wire_errors.from_bytes(error.error, among=wire_errors.AGENT_KINDS, whole=self._whole):
             if isinstance(found, errors.UsageError) and not self._target.faults:
                 # The user's words were checked before, so what an agent calls bad usage is not the user's.
                 kind = {"load": errors.LoadFailed, "run": errors.RunFailed}.get(stage, errors.ProtocolBroken)
@@ -502,38 +479,27 @@ class AgentConnection:
             elif isinstance(found, errors.BoardBusy) and (why := self._lease_over()):
                 found = errors.SessionEnded(f"the lease ended: {why}")
             return found.located(board=self.board)
-        code = error.code()
-        if code is grpc.StatusCode.UNAUTHENTICATED:
-            return errors.BoardRefused(
-                f"the agent refused us: {error.details()}",
-                board=self.board,
-                hint="its token belongs in the file that token_file in the config's [connection] names, or in "
-                "HIL_AGENT_TOKEN",
-            )
-        if code is grpc.StatusCode.UNIMPLEMENTED:
+        if error.code == "UNIMPLEMENTED":
             return errors.BoardError("what answers there is no agent of hil", board=self.board)
         if self._hold and self._hold.silent:
             return self._silent()
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED or (
-            code is grpc.StatusCode.INTERNAL and "deserializ" in (error.details() or "")
-        ):
-            return answers.broken(f"it is too large, or no message of the protocol ({error.details()})")
-        if code is grpc.StatusCode.UNAVAILABLE and _REFUSED in (error.details() or ""):
+        if error.code == "RESOURCE_EXHAUSTED" or (error.code == "INTERNAL" and "deserializ" in error.text):
+            return answers.broken(f"it is too large, or no message of the protocol ({error.text})")
+        if error.code == "UNAVAILABLE" and _REFUSED in error.text:
             return errors.BoardBusy("the agent is busy with too many calls", board=self.board, hint=_LATER)
         if (ended := self._ended()) is not None:
             return ended.located(board=self.board)
-        how = "did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else "stopped answering"
-        return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{code.name}: {error.details()}")
+        how = "did not answer in time" if error.code == "DEADLINE_EXCEEDED" else "stopped answering"
+        return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{error.code}: {error.text}")
 
     def _whole(self, log: str) -> str:
         """All of an error that was cut; "" where the agent cannot be asked for it."""
         pieces: list[str] = []
-        with contextlib.suppress(grpc.RpcError, ValueError):
-            lines = self._stub.Logs(pb.LogsRequest(error=log), timeout=_WHOLE_S, metadata=self._token())
-            for line in lines:
+        failed = contextlib.suppress(CallFailed, errors.ProtocolBroken)
+        with failed, self._guarded(call := self._begin("Logs"), _WHOLE_S):
+            call.send(pb.LogsRequest(error=log))
+            while (line := call.receive()) is not None and sum(map(len, pieces)) <= wire_errors.WHOLE_MAX:
                 pieces.append(line.text)
-                if sum(map(len, pieces)) > wire_errors.WHOLE_MAX:
-                    lines.cancel()
         return "".join(pieces)[: wire_errors.WHOLE_MAX]
 
     def _ended(self) -> errors.SessionEnded | None:
@@ -546,34 +512,7 @@ class AgentConnection:
 
 
 def _was_cut(error: BaseException) -> bool:
-    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
-
-
-def agent_channel(target: Target) -> grpc.Channel:
-    """Open a channel to an agent; nothing is sent before the first call.
-
-    Raises UsageError: a TLS file cannot be read, half of TLS was given, or the token would go in the clear.
-    """
-    check_tls_files(cert=target.cert, key=target.key, ca=target.ca)
-    if target.token:
-        hint = "ca in the config's [connection] names the authority of the agent's certificate"
-        check_token_way(target.address, encrypted=target.ca is not None, hint=hint)
-    # A pool of its own, or a new client of an address shares the dying connection of an older one.
-    options = [
-        *wire.GRPC_OPTIONS,
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.service_config", answers.service_config()),
-    ]
-    if target.ca is None:
-        return grpc.insecure_channel(target.address, options)
-    try:
-        key = target.key.read_bytes() if target.key else None
-        certificate = target.cert.read_bytes() if target.cert else None
-        credentials = grpc.ssl_channel_credentials(target.ca.read_bytes(), key, certificate)
-    except OSError as error:
-        raise errors.UsageError(f"a TLS file cannot be read: {error}") from error
-    return grpc.secure_channel(target.address, credentials, options)
+    return isinstance(error, CallFailed) and error.code == "UNAVAILABLE"
 
 
 def _me() -> str:

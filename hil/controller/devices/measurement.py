@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
-
 from hil.controller.devices import answers
+from hil.controller.devices.call import CallFailed
 from hil.core import clock
 from hil.core.timeline import Sample
 from hil.errors import BoardError, HilError, ProtocolBroken
@@ -74,7 +73,7 @@ class CounterWatch:
     def __enter__(self) -> CounterWatch:
         try:
             self._stream = self._start()
-        except (grpc.RpcError, ValueError, BoardError) as error:  # ValueError: the channel is closed
+        except (CallFailed, BoardError) as error:
             self.problem = f"the board tells no counters: {_text(error)}"
         else:
             self._thread = threading.Thread(target=self._collect, daemon=True, name="hil-counters")
@@ -100,7 +99,7 @@ class CounterWatch:
                     self._looks = self._looks[::2]
                     readings = sum(len(one.readings) for one in self._looks)
                     self._every *= 2
-        except (grpc.RpcError, ProtocolBroken) as error:
+        except (CallFailed, ProtocolBroken) as error:
             self._stream.cancel()
             if not self._leaving:
                 self.problem = f"the board told no more counters: {_text(error)}"
@@ -109,8 +108,6 @@ class CounterWatch:
                 self.problem = "the board ended its counters"
 
 
-def _text(error: Any) -> str:
+def _text(error: CallFailed | HilError) -> str:
     """An error in a line."""
-    if isinstance(error, HilError):
-        return error.message
-    return str(error.details() if hasattr(error, "details") else error)
+    return error.message if isinstance(error, HilError) else error.text

@@ -6,10 +6,9 @@ import contextlib
 import threading
 from collections import deque
 
-import grpc
-
 from hil.controller.devices.answers import LOG_CHARACTERS, LOG_LINES
 from hil.controller.devices.board_client import BoardClient
+from hil.controller.devices.call import CallFailed
 from hil.controller.storage import live
 from hil.errors import BoardError
 
@@ -60,7 +59,7 @@ class WorkerLog:
 
     def _read(self) -> None:
         # Whoever runs the programs is told what becomes of the board.
-        with contextlib.suppress(grpc.RpcError, ValueError):
+        with contextlib.suppress(CallFailed, BoardError):
             for line in self._stream:
                 with self._lock:
                     if line.program_id in self._shown:

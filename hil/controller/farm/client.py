@@ -25,7 +25,7 @@ from hil.core.digest import digest_file
 from hil.core.files import replacing
 from hil.core.scratch import new_folder
 from hil.errors import HilError
-from hil.protocol import wire, wire_errors
+from hil.protocol import grpc_calls, wire
 from hil.protocol.listening import check_token_way, host_port
 from hil.protocol.local_socket import LocalSocket, NotCarried
 from hil.protocol.v1 import farm_pb2 as pb
@@ -81,7 +81,7 @@ class FarmClient:
             try:
                 grpc.channel_ready_future(channel).result(_CONNECT_S)
             except grpc.FutureTimeoutError:
-                wire.close_channel(channel)
+                grpc_calls.close_channel(channel)
                 continue
             self._channel, self.gateway = channel, gateway
             self.stub = FarmStub(InterruptibleChannel(channel))
@@ -95,7 +95,7 @@ class FarmClient:
         """End the connection."""
         channel, self._channel = self._channel, None
         if channel is not None:
-            wire.close_channel(channel)
+            grpc_calls.close_channel(channel)
 
     def as_bearer(self, token: str) -> FarmClient:
         """The same connection with another's token: not to be closed, it ends with this one."""
@@ -250,7 +250,7 @@ def _filled(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
 def open_channel(gateway: str, ca: Path | None) -> grpc.Channel:
     """A channel to a gateway; UsageError where tokens would go to another machine in the clear."""
     _check_way(gateway, ca)
-    options = [*wire.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    options = [*grpc_calls.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if ca is None or gateway.startswith("unix:"):
         return grpc.insecure_channel(gateway, options)
     try:
@@ -334,7 +334,7 @@ def seam() -> Iterator[None]:
 def translated(error: grpc.RpcError) -> errors.HilError:
     """The hil error that a gRPC error of a gateway stands for: the far side's own where it sent one."""
     code = error.code()
-    if reported := wire_errors.of_call(error):
+    if reported := grpc_calls.typed_error(error):
         if is_away(error):
             return errors.FarmUnreachable(reported.message, hint=reported.hint, detail=reported.detail)
         return reported

@@ -21,12 +21,14 @@ class Error(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ..., detail: _Optional[str] = ..., log: _Optional[str] = ...) -> None: ...
 
 class DataCall(_message.Message):
-    __slots__ = ("method", "session")
+    __slots__ = ("method", "session", "token")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     method: str
     session: str
-    def __init__(self, method: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+    token: str
+    def __init__(self, method: _Optional[str] = ..., session: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

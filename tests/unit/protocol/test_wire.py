@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.core.tensors import DTYPES, TensorSpec, to_bytes
-from hil.protocol import wire
+from hil.protocol import grpc_calls, wire
 from hil.protocol.v1 import agent_pb2 as pb
 
 texts = st.text(max_size=30)
@@ -28,7 +28,7 @@ def test_a_spec_comes_back_from_its_message(spec):
 @given(st.integers(0, 3 * wire.CHUNK + 7))
 def test_data_messages_are_what_protobuf_would_write(size):
     data = memoryview(np.arange(size, dtype=np.uint8).data if size else b"")
-    pieces = list(map(wire.encode, wire.pieces(data)))
+    pieces = list(map(grpc_calls.encode, wire.pieces(data)))
     assert b"".join(pb.PutRequest.FromString(piece).data for piece in pieces) == bytes(data)
     for piece in pieces[:1] + pieces[-1:]:
         assert piece == pb.PutRequest(data=pb.PutRequest.FromString(piece).data).SerializeToString()
@@ -36,7 +36,7 @@ def test_data_messages_are_what_protobuf_would_write(size):
 
 @given(st.binary(max_size=400))
 def test_decoding_by_hand_agrees_with_protobuf(raw):
-    decode = wire._decoder(pb.PutRequest)
+    decode = grpc_calls._decoder(pb.PutRequest)
     try:
         expected = pb.PutRequest.FromString(raw)
     except DecodeError:
@@ -52,8 +52,11 @@ def test_decoding_by_hand_agrees_with_protobuf(raw):
 
 @given(st.binary(max_size=300))
 def test_data_with_any_length_header_is_decoded(payload):
-    decode = wire._decoder(pb.GetReply)
-    for encoded in (pb.GetReply(data=payload).SerializeToString(), *map(wire.encode, wire.pieces(memoryview(payload)))):
+    decode = grpc_calls._decoder(pb.GetReply)
+    for encoded in (
+        pb.GetReply(data=payload).SerializeToString(),
+        *map(grpc_calls.encode, wire.pieces(memoryview(payload))),
+    ):
         assert bytes(decode(encoded)) == payload
 
 

@@ -23,7 +23,7 @@ from hil.controller.farm.gateway.calls import Calls
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.paths import FarmAddress
-from hil.protocol import wire, wire_errors
+from hil.protocol import grpc_calls, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
 KINDS = [
@@ -59,8 +59,8 @@ class Failing(BoardService):
 @pytest.fixture(scope="module")
 def agent() -> Iterator[tuple[Failing, AgentClient]]:
     servicer = Failing()
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=wire.GRPC_OPTIONS)
-    server.add_generic_rpc_handlers([wire.handlers("Board", servicer)])
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=grpc_calls.GRPC_OPTIONS)
+    server.add_generic_rpc_handlers([grpc_calls.handlers("Board", servicer)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with contextlib.closing(AgentClient(Target(f"127.0.0.1:{port}"), "test")) as client:
@@ -92,7 +92,7 @@ def gateway() -> Iterator[tuple[Any, FarmClient]]:
 
     async def serve() -> None:
         address.loop, address.over = asyncio.get_running_loop(), asyncio.Event()
-        server = grpc.aio.server(options=wire.GRPC_OPTIONS)
+        server = grpc.aio.server(options=grpc_calls.GRPC_OPTIONS)
         server.add_generic_rpc_handlers([Calls(Everybody(), Metrics()).handlers("Farm", servicer)])
         address.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -111,7 +111,7 @@ def gateway() -> Iterator[tuple[Any, FarmClient]]:
 
 def told(client: AgentClient, stage: str = "run") -> errors.HilError:
     with pytest.raises(errors.HilError) as caught, client._seam(stage):
-        client._stub.Describe(pb.DescribeRequest(), timeout=60)
+        client._answered("Describe", pb.DescribeRequest(), 60)
     return caught.value
 
 
@@ -167,15 +167,11 @@ def test_a_failure_of_the_agents_own_with_a_long_message_is_told(agent):
     assert "Traceback" in came.detail
 
 
-def test_an_error_whose_whole_text_cannot_be_had_is_told_as_it_was_cut(agent):
+def test_an_error_whose_whole_text_cannot_be_had_is_told_as_it_was_cut(agent, monkeypatch):
     servicer, client = agent
     servicer.error = errors.RunFailed("m" * 5000, detail="d" * 5000)
-    log = client._stub.Logs
-    client._stub.Logs = lambda request, **how: log(pb.LogsRequest(error="none of ours"), **how)
-    try:
-        came = told(client)
-    finally:
-        client._stub.Logs = log
+    monkeypatch.setattr(wire_errors.KeptErrors, "keep", lambda self, text: "none of ours")
+    came = told(client)
     assert type(came) is errors.RunFailed
     assert came.message.endswith("[cut: 5000 bytes in all]")
     assert came.detail.startswith("[cut: 5000 bytes in all]\nddd")
@@ -232,8 +228,8 @@ GARBAGE = (b"\xff\xff\xff", "text", b"\x0a\x02\xff\xfe")
     "metadata", [None, (), (("other", "x"),), *(((wire_errors.ERROR_KEY, value),) for value in GARBAGE)]
 )
 def test_metadata_that_holds_no_error_is_none(metadata):
-    assert wire_errors.of_call(_Call(metadata)) is None
-    assert wire_errors.of_call(grpc.RpcError()) is None
+    assert grpc_calls.typed_error(_Call(metadata)) is None
+    assert grpc_calls.typed_error(grpc.RpcError()) is None
 
 
 @pytest.mark.parametrize("kind", ["BoardLost", "BoardBusy", "HilError", "SessionEnded", "ReferenceFailed", "Any"])

@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.calls import Calls
 from hil.controller.devices.links import simulator_process
 from hil.core.board_config import BoardConfig
 from hil.core.digest import digest_of
@@ -122,12 +121,9 @@ def _answers(folder: Path) -> bool:
     if not simulator_process.is_served(folder):
         return False
     address = simulator_process.address_in(folder)
-    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        try:
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_ANSWER_S)
+    with contextlib.closing(Calls(Target(address))) as calls:
+        if calls.is_answered(_ANSWER_S):
             return True
-        except grpc.RpcError:
-            pass
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asked:
         asked.connect(address.removeprefix("unix:"))
         credentials = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

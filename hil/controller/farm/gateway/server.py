@@ -24,7 +24,7 @@ from hil.controller.farm.store import queries, sweeper
 from hil.controller.farm.store.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
 from hil.controller.farm.store.lease_queue import LeaseQueue
 from hil.controller.farm.store.records import fetched
-from hil.protocol import wire
+from hil.protocol import grpc_calls
 from hil.protocol.listening import (
     HANDSHAKE,
     check_listen,
@@ -65,7 +65,7 @@ class Gateway:
         self._calls = Calls(context.access, context.metrics)
         self._tasks: list[asyncio.Task[None]] = []
         options = (
-            *(one for one in wire.GRPC_OPTIONS if one[0] != "grpc.max_receive_message_length"),
+            *(one for one in grpc_calls.GRPC_OPTIONS if one[0] != "grpc.max_receive_message_length"),
             ("grpc.max_receive_message_length", _MOST_MESSAGE),
             ("grpc.so_reuseport", 0),
             HANDSHAKE,

@@ -20,12 +20,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from hil.controller.devices.board_client import Target
-from hil.controller.devices.connection import agent_channel
+from hil.controller.devices.grpc_call import agent_channel
 from hil.controller.farm.client import FarmClient, open_channel, pass_on, pieces_from
 from hil.controller.farm.rpc import DIAL_KEY, FarmStub
 from hil.core.text import TextSink
 from hil.errors import BoardError, HilError, UsageError
-from hil.protocol import wire
+from hil.protocol import grpc_calls, wire
 from hil.protocol.listening import listen_on
 from hil.protocol.v1 import agent_pb2 as agent_pb
 from hil.protocol.v1 import farm_pb2 as pb
@@ -79,7 +79,7 @@ class TunnelEndpoint:
         except grpc.RpcError:
             pass  # the holder, or the gateway, hung up
         finally:
-            wire.close_channel(channel)
+            grpc_calls.close_channel(channel)
 
 
 # Calls at a time, each of which has a thread: as many as an agent serves.
@@ -87,7 +87,7 @@ _MOST_CALLS = 48
 _LONG_S = 366 * 86400.0
 _HOLD = f"/{wire.PACKAGE}.Sessions/Hold"
 _OPTIONS = (
-    *(option for option in wire.GRPC_OPTIONS if option[0] != "grpc.max_receive_message_length"),
+    *(option for option in grpc_calls.GRPC_OPTIONS if option[0] != "grpc.max_receive_message_length"),
     # A message of a holder's is held in memory whole, and an agent takes no larger one.
     ("grpc.max_receive_message_length", wire.MESSAGE_MAX),
 )
@@ -106,14 +106,14 @@ class LeaseGuard(grpc.GenericRpcHandler):
         try:
             self.address = listen_on(self._server, f"unix:{path}")
         except UsageError:
-            wire.close_channel(self._channel)
+            grpc_calls.close_channel(self._channel)
             raise
         self._server.start()
 
     def close(self) -> None:
         """End all calls, and serve no more."""
-        self._server.stop(None).wait(wire.CLOSE_S)
-        wire.close_channel(self._channel)
+        self._server.stop(None).wait(grpc_calls.CLOSE_S)
+        grpc_calls.close_channel(self._channel)
         self._threads.shutdown(wait=False)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -127,7 +127,7 @@ class LeaseGuard(grpc.GenericRpcHandler):
             return self._pass_on(method, requests, context)
 
         # To the protocol below, every kind of call is a stream both ways.
-        return grpc.stream_stream_rpc_method_handler(wire.guard_stream(pass_on))
+        return grpc.stream_stream_rpc_method_handler(grpc_calls.guard_stream(pass_on))
 
     def _pass_on(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         refused: list[HilError] = []

@@ -4,12 +4,12 @@ import socket
 import time
 from pathlib import Path
 
-import grpc
 import pytest
 
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.supervisor import Supervisor
 from hil.controller.devices.board_client import Target
+from hil.controller.devices.call import CallFailed
 from hil.controller.devices.connection import AgentConnection
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable
 
@@ -43,20 +43,9 @@ def test_one_that_hangs_is_told_of_soon(tmp_path: Path) -> None:
         connection.close()
 
 
-class Refused(grpc.RpcError):
+def reset(error: int) -> CallFailed:
     """What gRPC says where a server answers with an HTTP/2 error: what it said was seen on a busy agent."""
-
-    def __init__(self, error: int) -> None:
-        self.error = error
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return f"Stream removed (RST_STREAM (Received RST_STREAM with error code {self.error}))"
-
-    def trailing_metadata(self) -> tuple[()]:
-        return ()
+    return CallFailed("UNAVAILABLE", f"Stream removed (RST_STREAM (Received RST_STREAM with error code {error}))")
 
 
 @pytest.mark.parametrize(("error", "kind"), [(7, BoardBusy), (2, BoardLost)])
@@ -65,7 +54,7 @@ def test_an_agent_that_takes_no_more_calls_is_busy_and_not_lost(
 ) -> None:
     connection = AgentConnection(Target(f"unix:{tmp_path}/nobody.sock"), "board")
     try:
-        told = connection._translated(Refused(error))
+        told = connection._translated(reset(error))
         assert type(told) is kind
     finally:
         connection.close()

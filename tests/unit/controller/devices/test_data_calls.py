@@ -18,10 +18,14 @@ from hil import errors
 from hil.agent.admission import Admission
 from hil.agent.data_server import DataServer
 from hil.agent.session import Journal, Session, Sessions
-from hil.controller.devices.calls import CallFailed, DataCall, GrpcCall, NoDataConnection, open_call
+from hil.controller.devices.board_client import Target
+from hil.controller.devices.call import CallFailed
+from hil.controller.devices.calls import Calls
+from hil.controller.devices.data_call import DataCall, NoDataConnection
+from hil.controller.devices.grpc_call import GrpcCall
 from hil.core.scratch import new_folder, remove_tree
 from hil.protocol import wire, wire_errors
-from hil.protocol.data_connection import DATA, END, MESSAGE, READY, Frames
+from hil.protocol.data_connection import DATA, END, MESSAGE, METHODS, READY, Frames
 from hil.protocol.v1 import agent_pb2 as pb
 
 START = pb.PutRequest(start=pb.PutStart(digest="blake3:" + "0" * 64, size=1))
@@ -77,19 +81,24 @@ def blobs() -> Blobs:
     return Blobs()
 
 
+def called(path: str, method: str, session: str, token: str = "") -> DataCall:
+    return DataCall(path, pb.DataCall(method=method, session=session, token=token))
+
+
 @pytest.fixture
 def path(folder: Path, sessions: Sessions, blobs: Blobs) -> Iterator[str]:
     server = DataServer(
         f"{folder}/agent.data",
         Admission(sessions),
         {"Blobs": SimpleNamespace(Put=blobs.put, Get=blobs.get, Missing=blobs.missing)},
+        "",
     )
     with contextlib.closing(server):
         yield f"{folder}/agent.data"
 
 
 def test_messages_and_data_arrive_in_order(path, session, blobs):
-    call = DataCall(path, "Put", session.token)
+    call = called(path, "Put", session.token)
     call.send(START)
     call.send(PIECE)
     call.send(memoryview(b"a"))
@@ -101,7 +110,7 @@ def test_messages_and_data_arrive_in_order(path, session, blobs):
 
 
 def test_a_call_of_one_message_is_answered(path, session):
-    call = DataCall(path, "Get", session.token)
+    call = called(path, "Get", session.token)
     call.send(pb.GetRequest(digest=START.start.digest))
     assert call.receive().start.size == 3
     found = memoryview(bytearray(5))
@@ -111,50 +120,50 @@ def test_a_call_of_one_message_is_answered(path, session):
 
 
 def test_a_call_with_one_answer_ends_with_it(path, session):
-    call = DataCall(path, "Missing", session.token)
+    call = called(path, "Missing", session.token)
     call.send(pb.MissingRequest(digests=["a", "b"]))
     assert [one.digest for one in call.receive().missing] == ["a", "b"]
     assert call.receive() is None
 
 
 def test_a_call_with_one_answer_may_end_with_an_error_instead(path, session):
-    call = DataCall(path, "Missing", session.token)
+    call = called(path, "Missing", session.token)
     call.send(pb.MissingRequest())
     with pytest.raises(CallFailed) as caught:
         call.receive()
-    assert isinstance(found := wire_errors.of_call(caught.value), errors.UsageError)
+    assert isinstance(found := wire_errors.from_bytes(caught.value.error), errors.UsageError)
     assert found.message == "nothing is asked for"
 
 
 @pytest.mark.parametrize(("method", "token"), [("Put", "no token"), ("Put", ""), ("Get", "x" * 2000)])
 def test_a_call_without_the_sessions_token_is_refused(path, session, method, token):
     with pytest.raises(CallFailed) as caught:
-        DataCall(path, method, token)
-    assert isinstance(wire_errors.of_call(caught.value), errors.SessionEnded)
+        called(path, method, token)
+    assert isinstance(wire_errors.from_bytes(caught.value.error), errors.SessionEnded)
 
 
 def test_what_an_agent_says_in_the_middle_of_an_upload_is_heard(path, session, blobs):
     """Though all that is sent would never fit what the agent still reads."""
     blobs.fail_after = 3
-    call = DataCall(path, "Put", session.token)
+    call = called(path, "Put", session.token)
     call.send(START)
     with pytest.raises(CallFailed) as caught:
         for _ in range(1000):
             call.send(PIECE)
-    found = wire_errors.of_call(caught.value)
+    found = wire_errors.from_bytes(caught.value.error)
     assert isinstance(found, errors.LoadFailed)
     assert (found.message, found.hint) == ("the disk is full", "make room")
 
 
 def test_a_cancelled_call_wakes_up_whoever_waits_in_it(path, session):
-    call = DataCall(path, "Put", session.token)
+    call = called(path, "Put", session.token)
     threading.Timer(0.2, call.cancel).start()
     with pytest.raises(CallFailed, match="broke"):
         call.receive()
 
 
 def test_a_call_ends_with_its_session(path, sessions, session):
-    call = DataCall(path, "Put", session.token)
+    call = called(path, "Put", session.token)
     sessions.end(session, "enough")
     with pytest.raises(CallFailed):
         call.receive()
@@ -165,19 +174,39 @@ def test_the_socket_is_its_users_alone(path):
 
 
 def test_where_nobody_takes_data_connections_the_call_goes_over_grpc(folder):
-    stub = SimpleNamespace(Put=lambda requests, metadata: iter([]))
-    call = open_call(stub, "Put", [(wire.SESSION_KEY, "token")], f"{folder}/nothing.data")
-    assert isinstance(call, GrpcCall)
+    with contextlib.closing(Calls(Target(f"unix:{folder}/nothing"))) as calls:
+        assert isinstance(calls.begin("Put", "token"), GrpcCall)
+        assert not calls.is_answered(0.2)
+
+
+@pytest.mark.parametrize("method", ["Describe", "Clock", "Hold", "Missing"])
+@pytest.mark.parametrize("token", ["", "another"])
+def test_an_agent_that_asks_for_a_token_asks_for_it_here_too(folder, sessions, session, method, token):
+    server = DataServer(f"{folder}/asking.data", Admission(sessions), {}, "secret")
+    with contextlib.closing(server), pytest.raises(CallFailed) as caught:
+        called(f"{folder}/asking.data", method, session.token, token)
+    assert isinstance(wire_errors.from_bytes(caught.value.error), errors.BoardRefused)
+
+
+def test_an_agent_that_keeps_the_connection_and_says_nothing_hangs(folder):
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(f"{folder}/hung.data")
+        hung.listen()
+        calls = Calls(Target(f"unix:{folder}/hung"))
+        assert not calls.is_answered(0.2)
+        with pytest.raises(CallFailed) as caught:
+            calls.begin("Describe", within_s=0.2)
+    assert caught.value.code == "DEADLINE_EXCEEDED"
 
 
 def test_over_grpc_a_call_with_one_answer_is_begun_and_its_answer_waited_for_later():
     begun: list[object] = []
 
-    def future(request, metadata):
+    def future(request):
         begun.append(request)
         return SimpleNamespace(result=lambda: pb.UnloadReply(), cancel=lambda: None)
 
-    call = open_call(SimpleNamespace(Unload=SimpleNamespace(future=future)), "Unload", [], "")
+    call = GrpcCall(SimpleNamespace(future=future), METHODS["Unload"])
     call.send(pb.UnloadRequest(program_id="p"))
     assert begun == [pb.UnloadRequest(program_id="p")]
     assert call.receive() == pb.UnloadReply()
@@ -187,11 +216,18 @@ def test_over_grpc_a_call_that_was_ended_here_fails_as_any_other():
     def cancelled():
         raise grpc.FutureCancelledError
 
-    ended = SimpleNamespace(result=cancelled)
-    call = open_call(SimpleNamespace(Unload=SimpleNamespace(future=lambda _, metadata: ended)), "Unload", [], "")
+    call = GrpcCall(SimpleNamespace(future=lambda _: SimpleNamespace(result=cancelled)), METHODS["Unload"])
     call.send(pb.UnloadRequest(program_id="p"))
     with pytest.raises(CallFailed):
         call.receive()
+
+
+def test_over_grpc_a_call_on_a_closed_channel_fails_as_any_other():
+    calls = Calls(Target("127.0.0.1:1"))
+    calls.close()
+    call = calls.begin("Describe")
+    with pytest.raises(CallFailed, match="closed"):
+        call.send(pb.DescribeRequest())
 
 
 @contextlib.contextmanager
@@ -223,7 +259,7 @@ def test_who_does_not_take_the_call_on_has_not_begun_it(folder, said):
         connected.sendall(said)
 
     with peer(folder, serve) as path, pytest.raises(NoDataConnection):
-        DataCall(path, "Put", "token")
+        called(path, "Put", "token")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +273,7 @@ def test_an_answer_that_makes_no_sense_is_told_as_that(folder, kind, content):
         frames.send(kind, content)
 
     with peer(folder, serve) as path, pytest.raises(errors.ProtocolBroken):
-        DataCall(path, "Put", "token").receive()
+        called(path, "Put", "token").receive()
 
 
 @pytest.mark.parametrize("content", [b"", b"abcdef"])
@@ -248,7 +284,7 @@ def test_data_that_does_not_fit_is_told_as_that(folder, content):
         frames.send(DATA, content)
 
     with peer(folder, serve) as path, pytest.raises(errors.ProtocolBroken):
-        DataCall(path, "Get", "token").receive_into(memoryview(bytearray(5)))
+        called(path, "Get", "token").receive_into(memoryview(bytearray(5)))
 
 
 @pytest.mark.parametrize("cut", [b"", b"\x03", b"\x04\x05\x00\x00\x00ab"])
@@ -259,7 +295,7 @@ def test_a_connection_that_breaks_off_is_a_broken_call(folder, cut):
         connected.sendall(cut)
 
     with peer(folder, serve) as path, pytest.raises(CallFailed, match="broke"):
-        DataCall(path, "Get", "token").receive_into(memoryview(bytearray(5)))
+        called(path, "Get", "token").receive_into(memoryview(bytearray(5)))
 
 
 @given(st.binary(max_size=300))
@@ -280,7 +316,9 @@ def server_path() -> Iterator[str]:
     folder = new_folder("hil-data-", for_sockets=True)
     sessions = Sessions(folder / "fence", lambda: None, Journal(folder / "journal"))
     with contextlib.closing(
-        DataServer(f"{folder}/data", Admission(sessions), {"Blobs": SimpleNamespace(Put=Blobs().put, Get=Blobs().get)})
+        DataServer(
+            f"{folder}/data", Admission(sessions), {"Blobs": SimpleNamespace(Put=Blobs().put, Get=Blobs().get)}, ""
+        )
     ):
         yield f"{folder}/data"
     remove_tree(folder)

@@ -15,7 +15,7 @@ import pytest
 from support.interrupting import interrupted_at
 
 from hil.controller.devices.interrupts import InterruptibleChannel
-from hil.protocol import wire
+from hil.protocol import grpc_calls
 
 WITHIN_S = 20.0
 
@@ -48,10 +48,10 @@ def channel(tmp_path: Path) -> Iterator[grpc.Channel]:
     made = grpc.insecure_channel(address)
     yield made
     started = time.monotonic()
-    wire.close_channel(made)
+    grpc_calls.close_channel(made)
     server.over.set()
     server.server.stop(0).wait()
-    assert time.monotonic() - started < wire.CLOSE_S, "the channel could not be closed"
+    assert time.monotonic() - started < grpc_calls.CLOSE_S, "the channel could not be closed"
 
 
 def echo(channel: InterruptibleChannel) -> None:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import itertools
 
-import grpc
 import pytest
 
 from hil.controller.devices import measurement
+from hil.controller.devices.call import CallFailed
 from hil.controller.devices.measurement import CounterWatch
 from hil.core.timeline import Sample
 from hil.errors import BoardError
@@ -31,9 +31,7 @@ class Stream:
         pass
 
 
-class Broken(grpc.RpcError):
-    def details(self) -> str:
-        return "it broke"
+BROKEN = CallFailed("UNAVAILABLE", "it broke")
 
 
 def watched(stream: Stream) -> CounterWatch:
@@ -47,14 +45,14 @@ def test_samples_are_what_the_board_told():
 
 
 def test_a_stream_that_breaks_is_told_and_keeps_what_came():
-    watch = watched(Stream(3, Broken()))
+    watch = watched(Stream(3, BROKEN))
     assert len(watch.samples) == 3
     assert "it broke" in watch.problem
 
 
 def test_a_board_that_cannot_be_asked_is_told():
     def start():
-        raise Broken
+        raise BROKEN
 
     with CounterWatch(start) as watch:
         pass

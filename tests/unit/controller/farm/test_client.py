@@ -19,7 +19,7 @@ from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import json_message, methods
 from hil.core.digest import digest_file
 from hil.errors import UsageError
-from hil.protocol import wire, wire_errors
+from hil.protocol import grpc_calls, wire_errors
 from hil.protocol.v1 import farm_pb2 as pb
 
 ORDER = Submission("digits", (JobSpec(Kind.RUN),))
@@ -132,7 +132,7 @@ def test_ctrl_c_at_any_step_of_a_call_ends_it_and_the_next_one_works(gateway):
             assert farm.ask("boards") == "there"
         assert tried > 10
         started = time.monotonic()
-    assert time.monotonic() - started < wire.CLOSE_S, "the channel could not be closed"
+    assert time.monotonic() - started < grpc_calls.CLOSE_S, "the channel could not be closed"
 
 
 def test_what_nobody_answers_is_said_with_what_to_do():

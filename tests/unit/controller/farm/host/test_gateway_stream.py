@@ -20,7 +20,7 @@ from hil.controller.farm.host.gateway_stream import GatewayStream
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import card_of, grant_message, methods
-from hil.protocol import wire
+from hil.protocol import grpc_calls
 from hil.protocol.v1 import farm_pb2 as pb
 
 GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, JobSpec(Kind.RUN))
@@ -42,7 +42,7 @@ class Gateway:
 
     def start(self) -> None:
         pool = concurrent.futures.ThreadPoolExecutor(8)
-        self._server = grpc.server(pool, options=wire.GRPC_OPTIONS)
+        self._server = grpc.server(pool, options=grpc_calls.GRPC_OPTIONS)
         (path, asked, answered) = next((p, a, b) for name, p, _, a, b in methods("Hosts") if name == "Attend")
         service, _, name = path.strip("/").rpartition("/")
         handler = grpc.stream_stream_rpc_method_handler(

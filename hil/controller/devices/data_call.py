@@ -1,0 +1,142 @@
+"""A call over a data connection (:mod:`hil.protocol.data_connection`)."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import socket
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from hil.controller.devices import answers
+from hil.controller.devices.call import CallFailed
+from hil.protocol import data_connection as frames
+from hil.protocol import wire_errors
+from hil.protocol.v1 import agent_pb2 as pb
+
+# For so long an agent may take to take a call on: one that keeps the connection and says nothing hangs.
+OPEN_S = 15.0
+
+
+class NoDataConnection(Exception):
+    """Nobody takes data connections there; the call has not begun."""
+
+
+class DataCall:
+    """A call over a data connection.
+
+    Args:
+        path: the socket.
+        called: the method, and the tokens.
+        open_s: for so long the agent may take to take it on.
+
+    Raises:
+        NoDataConnection: nobody takes it on.
+        CallFailed: the agent refuses it, or hangs.
+    """
+
+    def __init__(self, path: str, called: pb.DataCall, open_s: float = OPEN_S) -> None:
+        self._name = called.method
+        method = frames.METHODS[called.method]
+        self._reply, self._most = method.reply, answers.MESSAGE_LIMITS[method.service, called.method]
+        self._came: collections.deque[Any] = collections.deque()
+        self._is_over = False
+        connected = socket.socket(socket.AF_UNIX)
+        self._frames = frames.Frames(connected)
+        try:
+            connected.settimeout(open_s)
+            connected.connect(path)
+            self._frames.send(frames.CALL, called.SerializeToString())
+            kind, size = self._begin()
+            if kind == frames.END:
+                self._ended(size)
+            connected.settimeout(None)
+        except (OSError, frames.ConnectionBroken) as error:
+            if isinstance(error.__cause__, TimeoutError):
+                raise CallFailed("DEADLINE_EXCEEDED", "it did not take the call on") from error
+            raise NoDataConnection(str(error)) from error
+        if kind != frames.READY or size:
+            raise NoDataConnection("it does not speak hil's protocol")
+
+    def send(self, message: Any) -> None:
+        """Send a message, or data."""
+        try:
+            if not isinstance(message, memoryview):
+                self._frames.send(frames.MESSAGE, message.SerializeToString())
+                return
+            # An agent that takes no more says why before all was sent.
+            while self._frames.is_readable() and not self._is_over:
+                self._came.append(self._next())
+            self._frames.send(frames.DATA, message)
+        except frames.ConnectionBroken as error:
+            # Why it hung up may have come before that.
+            with contextlib.suppress(frames.ConnectionBroken):
+                while not self._is_over:
+                    self._next()
+            raise _broke(error) from error
+
+    def end(self) -> None:
+        """Send no more."""
+        with contextlib.suppress(frames.ConnectionBroken):
+            self._frames.send(frames.END)
+
+    def receive(self) -> Any:
+        """The next message; None where no more comes."""
+        if self._came:
+            return self._came.popleft()
+        try:
+            return self._next()
+        except frames.ConnectionBroken as error:
+            raise _broke(error) from error
+
+    def receive_into(self, view: memoryview) -> int:
+        """Receive the next data into a view; how many bytes came."""
+        try:
+            kind, size = self._begin()
+            if kind != frames.DATA or not 0 < size <= view.nbytes:
+                if kind == frames.END:
+                    self._ended(size)
+                raise answers.broken("it sent other data than it announced")
+            self._frames.content_into(view[:size])
+        except frames.ConnectionBroken as error:
+            raise _broke(error) from error
+        return size
+
+    def cancel(self) -> None:
+        """End the call, and whoever waits in it."""
+        self._frames.cancel()
+
+    def _begin(self) -> tuple[int, int]:
+        if (begun := self._frames.begin()) is None:
+            raise frames.ConnectionBroken("it was closed")
+        return begun
+
+    def _next(self) -> Any:
+        """The next message; None where no more comes."""
+        if self._is_over:
+            return None
+        kind, size = self._begin()
+        if kind == frames.END:
+            return self._ended(size)
+        if kind != frames.MESSAGE:
+            raise answers.broken("it sent data where it announced none")
+        if size > self._most:
+            raise answers.broken(f"its answer to {self._name} has {size} bytes, and {self._most} are the most")
+        try:
+            return self._reply.FromString(self._frames.content(size))
+        except DecodeError as error:
+            raise answers.broken(f"its answer to {self._name} is no message of the protocol") from error
+
+    def _ended(self, size: int) -> None:
+        self._is_over = True
+        if size > frames.ERROR_MOST:
+            raise answers.broken(f"its error has {size} bytes")
+        if size:
+            error = self._frames.content(size)
+            found = wire_errors.from_bytes(error)
+            raise CallFailed("UNKNOWN", found.message if found else "the agent ended the call with an error", error)
+
+
+def _broke(error: frames.ConnectionBroken) -> CallFailed:
+    return CallFailed("UNAVAILABLE", f"the data connection broke: {error}")
