@@ -36,6 +36,8 @@ SESSION_CALLS = 48
 GOODBYE_S = 1.0
 # Held sessions that are over, whose owners do not read that.
 GOODBYES = 8
+# Data connections that carry no call just now.
+RESTING = 64
 # A room's calls that were ended, and have not let go of their threads yet, count up to the same number once more.
 THREADS = 2 * (SILENT_CALLS + 4 * OPEN_CALLS + SESSION_CALLS) + 64
 _LOOK_S = 0.5
@@ -155,6 +157,7 @@ class Admission(grpc.ServerInterceptor):
     Attributes:
         goodbyes: the streams of sessions that are over, until their owners have read that.
         silent: the calls that have said nothing yet.
+        resting: data connections between two calls.
     """
 
     def __init__(self, sessions: Sessions) -> None:
@@ -165,6 +168,7 @@ class Admission(grpc.ServerInterceptor):
         self._talking = Room(OPEN_CALLS, NEXT_MESSAGE_S)
         self._watching = Room(OPEN_CALLS)
         self.goodbyes = Room(GOODBYES, GOODBYE_S)
+        self.resting = Room(RESTING)
         self._rooms = {
             f"/{wire.PACKAGE}.Sessions/Hold": None,  # it has limits of its own: those who wait, one that has the device
             "/grpc.health.v1.Health/Watch": self._watching,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hil.agent.admission import Admission, argument_of, check_size, check_token, decoded
+from hil.agent.admission import Admission, Room, argument_of, check_size, check_token, decoded
 from hil.errors import UsageError
 from hil.protocol import wire, wire_errors
 from hil.protocol.data_connection import (
@@ -24,6 +24,7 @@ from hil.protocol.data_connection import (
     READY,
     ConnectionBroken,
     Frames,
+    may_go_on,
 )
 from hil.protocol.listening import private_sockets
 from hil.protocol.local_socket import LocalSocket
@@ -37,14 +38,14 @@ _UNREAD_S = 2.0
 class DataCallContext:
     """What a handler may ask of a call on a data connection: as much of gRPC's context as these handlers use."""
 
-    def __init__(self, frames: Frames) -> None:
-        self.session = ""
+    def __init__(self, frames: Frames, session: str = "") -> None:
+        self._session = session
         self.cancel = frames.cancel
         self.is_active = frames.is_open
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """The session's token, as a gRPC call carries it."""
-        return ((wire.SESSION_KEY, self.session),)
+        return ((wire.SESSION_KEY, self._session),)
 
 
 class DataServer:
@@ -74,10 +75,15 @@ class DataServer:
 
     def _serve(self, connected: socket.socket) -> None:
         frames = Frames(connected)
+        waits_in = self._admission.silent
         with contextlib.closing(frames), contextlib.suppress(ConnectionBroken):
             try:
-                self._answer(frames)
-                frames.send(END)
+                while (called := self._called(frames, waits_in)) is not None:
+                    self._answer(frames, called)
+                    frames.send(END)
+                    if not may_go_on(called.method):
+                        break
+                    waits_in = self._admission.resting
             except ConnectionBroken:
                 raise
             except Exception as error:
@@ -85,17 +91,25 @@ class DataServer:
             frames.hang_up()
             frames.skip(_UNREAD_BYTES, _UNREAD_S)
 
-    def _answer(self, frames: Frames) -> None:
-        context = DataCallContext(frames)
-        with self._admission.silent.entered(context):
-            kind, size = frames.begin() or (END, 0)
+    def _called(self, frames: Frames, waits_in: Room) -> pb.DataCall | None:
+        """The next call; None where no more comes."""
+        with waits_in.entered(DataCallContext(frames)):
+            # The caller's own end of the call before this one may come after the answer's.
+            while (begun := frames.begin()) is not None and begun == (END, 0):
+                pass
+            if begun is None:
+                return None
+            kind, size = begun
             if kind != CALL or size > CALL_MOST:
                 raise UsageError("a data connection begins with a call")
-            called = decoded(frames.content(size), pb.DataCall.FromString)
+            called: pb.DataCall = decoded(frames.content(size), pb.DataCall.FromString)
+            return called
+
+    def _answer(self, frames: Frames, called: pb.DataCall) -> None:
         if (method := METHODS.get(called.method)) is None:
             raise UsageError(f"the protocol has no method {called.method[:100]!r}")
         check_token(self._token, called.token)
-        context.session = called.session
+        context = DataCallContext(frames, called.session)
         behaviour = getattr(self._servicers[method.service], called.method)
         path = f"/{wire.PACKAGE}.{method.service}/{called.method}"
         with self._admission.admitted(path, method.streams_requests, _requests(frames, called.method), context) as sent:

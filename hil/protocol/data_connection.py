@@ -2,15 +2,16 @@
 
 gRPC costs a small call several threads' turns, large data several copies, and a command a tenth of a second of imports
 and set-up. An agent that listens on a Unix socket therefore listens on a second one, :func:`data_path`, for the same
-methods, with the same messages. A connection is one call, in frames of a byte (the kind), four (the length,
-little-endian) and the content:
+methods, with the same messages. A connection carries one call after another, in frames of a byte (the kind), four (the
+length, little-endian) and the content:
 
 - the caller sends CALL with a ``DataCall``: the method, the session's token, the agent's; READY says that the call was
   taken on;
 - then either side sends MESSAGE (a message of the method) and DATA (what a ``data`` message carries, at most 512 KiB);
-- END says that no more comes: empty, or with an ``Error`` where the call failed. After the agent's, it hangs up.
+- END says that no more comes: empty, or with an ``Error`` where the call failed. After an error, and after a session's
+  own call, the agent hangs up.
 
-A caller that gets no READY may make the same call by gRPC: nothing has happened yet.
+A caller that gets no READY may make the same call anew: nothing has happened yet.
 """
 
 from __future__ import annotations
@@ -70,6 +71,14 @@ def data_path(address: str) -> str:
     return f"{path}.data" if kind == "unix" and path else ""
 
 
+def may_go_on(method: str) -> bool:
+    """Whether a connection may carry another call after one of a method that ended well.
+
+    Not after a session's: what its caller still says is read beside its answers.
+    """
+    return method != "Hold"
+
+
 class ConnectionBroken(Exception):
     """The connection broke, or ended in the middle of a frame."""
 
@@ -105,6 +114,10 @@ class Frames:
                 self._socket.sendall(memoryview(content)[sent - len(header) :])
         except OSError as error:
             raise ConnectionBroken(str(error)) from error
+
+    def within(self, seconds: float | None) -> None:
+        """From now on each step takes so long at most, or ConnectionBroken is raised from TimeoutError."""
+        self._socket.settimeout(seconds)
 
     def begin(self) -> tuple[int, int] | None:
         """The next frame's kind and size, once it comes; its content has to be read next. None at the end."""

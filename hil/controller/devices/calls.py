@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.call import Call, CallFailed
-from hil.controller.devices.data_call import OPEN_S, DataCall, NoDataConnection
+from hil.controller.devices.data_call import OPEN_S, DataConnections, NoDataConnection
 from hil.protocol.data_connection import data_path
-from hil.protocol.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
     from hil.controller.devices.grpc_call import GrpcCalls
@@ -22,11 +22,12 @@ class Calls:
     def __init__(self, target: Target) -> None:
         self._target = target
         is_protected = target.ca or target.cert or target.key
-        self._path = "" if is_protected else data_path(target.address)
+        path = "" if is_protected else data_path(target.address)
+        self._data = DataConnections(path, target.token) if path else None
         self._grpc: GrpcCalls | None = None
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[Call] = weakref.WeakSet()
-        if not self._path:
+        if self._data is None:
             self._over_grpc()
 
     def begin(self, method: str, session: str = "", *, within_s: float = OPEN_S, waits: bool = False) -> Call:
@@ -58,17 +59,16 @@ class Calls:
         """End all calls, and disconnect."""
         for call in list(self._open):
             call.cancel()
+        if self._data is not None:
+            self._data.close()
         if self._grpc is not None:
             self._grpc.close()
 
     def _over_data(self, method: str, session: str, within_s: float) -> Call | None:
-        if not self._path:
-            return None
-        try:
-            called = pb.DataCall(method=method, session=session, token=self._target.token)
-            return DataCall(self._path, called, within_s)
-        except NoDataConnection:
-            return None
+        if self._data is not None:
+            with contextlib.suppress(NoDataConnection):
+                return self._data.begin(method, session, within_s)
+        return None
 
     def _over_grpc(self) -> GrpcCalls:
         from hil.controller.devices.grpc_call import GrpcCalls  # a command that needs no gRPC does not wait for it

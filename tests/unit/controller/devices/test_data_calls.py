@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil import errors
+from hil.agent import admission
 from hil.agent.admission import Admission
 from hil.agent.data_server import DataServer
 from hil.agent.session import Journal, Session, Sessions
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.call import CallFailed
 from hil.controller.devices.calls import Calls
-from hil.controller.devices.data_call import DataCall, NoDataConnection
+from hil.controller.devices.data_call import OPEN_S, DataCall, DataConnections, NoDataConnection
 from hil.controller.devices.grpc_call import GrpcCall
 from hil.core.scratch import new_folder, remove_tree
 from hil.protocol import wire, wire_errors
@@ -82,7 +83,7 @@ def blobs() -> Blobs:
 
 
 def called(path: str, method: str, session: str, token: str = "") -> DataCall:
-    return DataCall(path, pb.DataCall(method=method, session=session, token=token))
+    return DataConnections(path, token).begin(method, session, OPEN_S)
 
 
 @pytest.fixture
@@ -171,6 +172,105 @@ def test_a_call_ends_with_its_session(path, sessions, session):
 
 def test_the_socket_is_its_users_alone(path):
     assert Path(path).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def connections(path: str) -> Iterator[DataConnections]:
+    made = DataConnections(path, "")
+    yield made
+    made.close()
+
+
+def ask(connections: DataConnections, session: Session, *digests: str) -> list[str]:
+    call = connections.begin("Missing", session.token, OPEN_S)
+    call.send(pb.MissingRequest(digests=digests))
+    return [one.digest for one in call.receive().missing]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Frames]:
+    """The connections that are made."""
+    made: list[Frames] = []
+    connect = DataConnections._connected
+
+    def counting(self: DataConnections, within_s: float) -> Frames:
+        made.append(connect(self, within_s))
+        return made[-1]
+
+    monkeypatch.setattr(DataConnections, "_connected", counting)
+    return made
+
+
+def test_a_connection_carries_one_call_after_another(connections, opened, session):
+    for number in range(20):
+        assert ask(connections, session, str(number)) == [str(number)]
+    call = connections.begin("Put", session.token, OPEN_S)
+    call.send(START)
+    call.end()
+    assert (call.receive(), call.receive()) == (pb.PutReply(digest=START.start.digest), None)
+    assert ask(connections, session, "last") == ["last"]
+    assert len(opened) == 1
+
+
+def test_a_call_that_has_ended_ends_no_other_on_its_connection(connections, opened, session):
+    first = connections.begin("Missing", session.token, OPEN_S)
+    first.send(pb.MissingRequest(digests=["a"]))
+    assert first.receive()
+    second = connections.begin("Missing", session.token, OPEN_S)
+    first.cancel()
+    second.send(pb.MissingRequest(digests=["b"]))
+    assert [one.digest for one in second.receive().missing] == ["b"]
+    assert len(opened) == 1
+
+
+def test_after_a_call_that_failed_another_connection_is_taken(connections, opened, session):
+    with pytest.raises(CallFailed):
+        ask(connections, session)
+    assert ask(connections, session, "a") == ["a"]
+    assert len(opened) == 2
+
+
+def test_a_call_whose_requests_have_not_ended_leaves_its_connection_to_nobody(connections, opened, session, blobs):
+    blobs.fail_after = 1 << 30
+    call = connections.begin("Put", session.token, OPEN_S)
+    call.send(START)
+    assert call.receive()
+    call.cancel()
+    assert ask(connections, session, "a") == ["a"]
+    assert len(opened) == 2
+
+
+def test_calls_at_a_time_have_connections_of_their_own(connections, opened, session):
+    calls = [connections.begin("Missing", session.token, OPEN_S) for _ in range(6)]
+    for number, call in enumerate(calls):
+        call.send(pb.MissingRequest(digests=[str(number)]))
+    assert [call.receive().missing[0].digest for call in calls] == list("012345")
+    assert len(opened) == 6
+    assert ask(connections, session, "a") == ["a"]
+    assert len(opened) == 6
+
+
+def test_an_agent_that_was_started_anew_is_called_as_any_other(folder, sessions, session, blobs):
+    services = {"Blobs": SimpleNamespace(Missing=blobs.missing)}
+    path = f"{folder}/again.data"
+    connections = DataConnections(path, "")
+    for _ in range(2):
+        with contextlib.closing(DataServer(path, Admission(sessions), services, "")):
+            assert ask(connections, session, "a") == ["a"]
+    connections.close()
+
+
+def test_of_connections_that_rest_the_agent_keeps_so_many(folder, sessions, session, blobs, monkeypatch):
+    monkeypatch.setattr(admission, "RESTING", 2)
+    path = f"{folder}/few.data"
+    with contextlib.closing(
+        DataServer(path, Admission(sessions), {"Blobs": SimpleNamespace(Missing=blobs.missing)}, "")
+    ):
+        callers = [DataConnections(path, "") for _ in range(8)]
+        for caller in callers * 3:
+            assert ask(caller, session, "a") == ["a"], "one that was ended is made anew"
+        for caller in callers:
+            caller.close()
 
 
 def test_where_nobody_takes_data_connections_the_call_goes_over_grpc(folder):
