@@ -290,6 +290,43 @@ def test_owners_that_do_not_read_leave_no_threads_behind(start):
         assert_everybody_gets_in(board, fence=100)
 
 
+def data_call(board: Board, method: str, message: bytes = b"") -> socket.socket:
+    """A call over a data connection whose caller then says no more, and reads nothing."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"{board.address.removeprefix('unix:')}.data")
+    if method:
+        called = pb.DataCall(method=method).SerializeToString()
+        connection.sendall(b"\1" + len(called).to_bytes(4, "little") + called)
+    if message:
+        connection.sendall(b"\3" + len(message).to_bytes(4, "little") + message)
+    return connection
+
+
+@pytest.mark.parametrize("method", ["", "Describe", "Clock", "Hold"])
+def test_data_connections_that_say_nothing_keep_nobody_out(board, method):
+    with contextlib.ExitStack() as kept:
+        for _ in range(MANY):
+            kept.enter_context(data_call(board, method))
+        assert_everybody_gets_in(board, fence=70)
+        begun = time.monotonic()
+        with client_of(board) as client:
+            client.describe(timeout=SOON_S)
+            client.open_session("next", fence=71, wait_s=SOON_S, on_wait=print)
+            assert len(client.pings(3)) == 3
+        assert time.monotonic() - begun < SOON_S
+
+
+def test_owners_by_data_connections_that_do_not_read_leave_no_threads_behind(board):
+    before = board.threads
+    with contextlib.ExitStack() as kept, client_of(board) as client:
+        for fence in range(1, MANY + 1):
+            opening = pb.HoldRequest(open=pb.SessionOpen(owner="x", fence=fence, ttl_s=3600))
+            kept.enter_context(data_call(board, "Hold", opening.SerializeToString()))
+            eventually(lambda fence=fence: client.describe(timeout=60).holder.fence >= fence)
+        assert_everybody_gets_in(board, fence=100)
+        eventually(lambda: board.threads <= before + 16)
+
+
 def test_a_large_message_is_refused_and_the_agent_does_not_grow(board):
     before = board.memory
     with raw_of(board) as channel:
