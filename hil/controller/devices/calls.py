@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.call import Call, CallFailed
 from hil.controller.devices.data_call import OPEN_S, DataConnections, NoDataConnection
+from hil.errors import UsageError
+from hil.protocol import wire_errors
 from hil.protocol.data_connection import data_path
 
 if TYPE_CHECKING:
@@ -65,10 +66,17 @@ class Calls:
             self._grpc.close()
 
     def _over_data(self, method: str, session: str, within_s: float) -> Call | None:
-        if self._data is not None:
-            with contextlib.suppress(NoDataConnection):
-                return self._data.begin(method, session, within_s)
-        return None
+        if self._data is None:
+            return None
+        try:
+            return self._data.begin(method, session, within_s)
+        except NoDataConnection:
+            return None
+        except CallFailed as error:
+            # An agent of an older hil knows only calls of a session there.
+            if not session and isinstance(wire_errors.from_bytes(error.error), UsageError):
+                return None
+            raise
 
     def _over_grpc(self) -> GrpcCalls:
         from hil.controller.devices.grpc_call import GrpcCalls  # a command that needs no gRPC does not wait for it

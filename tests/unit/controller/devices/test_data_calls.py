@@ -288,6 +288,17 @@ def test_an_agent_that_asks_for_a_token_asks_for_it_here_too(folder, sessions, s
     assert isinstance(wire_errors.from_bytes(caught.value.error), errors.BoardRefused)
 
 
+def test_an_agent_that_knows_fewer_methods_there_is_called_over_grpc(folder, monkeypatch):
+    def refuse(frames: Frames, connected: socket.socket) -> None:
+        frames.begin()
+        error = wire_errors.to_message(errors.UsageError("'Describe' is no method of data connections"))
+        frames.send(END, error.SerializeToString())
+
+    with peer(folder, refuse) as path, contextlib.closing(Calls(Target(f"unix:{folder}/agent"))) as calls:
+        monkeypatch.setattr(calls, "_data", DataConnections(path, ""))
+        assert isinstance(calls.begin("Describe"), GrpcCall)
+
+
 def test_an_agent_that_keeps_the_connection_and_says_nothing_hangs(folder):
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(f"{folder}/hung.data")
