@@ -16,6 +16,7 @@ import contextlib
 import json
 import mmap
 import os
+import select
 import socket
 import struct
 import sys
@@ -31,6 +32,7 @@ from hil.errors import RunFailed
 MOST_BYTES = 4 << 20
 MOST_VALUES = 200_000
 _LENGTH = struct.Struct("<I")
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _PIECE = 1 << 16
 _ROUND = 1 << 16
 ALIGN = 64
@@ -60,7 +62,7 @@ def decode(body: bytes, most_values: int = MOST_VALUES) -> Any:
 
 
 class Channel:
-    """One end of a socket that carries messages, either way, in order."""
+    """One end of a blocking socket that carries messages, either way, in order."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -70,26 +72,34 @@ class Channel:
         """Send one message, with descriptors if any.
 
         Args:
-            timeout: most seconds until all of it is taken; None leaves the socket's time limit as it is. With a
-                limit, nobody else may use the socket meanwhile.
+            timeout: most seconds until all of it is taken; without one it waits for ever.
 
         Raises:
             Closed: the other side is gone.
             Late: the other side did not take it in time.
         """
-        body = json.dumps(message, separators=(",", ":")).encode()
+        body = _encode(message).encode()
         data = _LENGTH.pack(len(body)) + body
         try:
-            if timeout is not None:
-                self.sock.settimeout(timeout)
             if fds:
                 sent = socket.send_fds(self.sock, [data], fds)
                 data = data[sent:]
-            self.sock.sendall(data)
-        except TimeoutError:
-            raise Late from None
+            if timeout is None:
+                self.sock.sendall(data)
+            else:
+                self._send_within(data, timeout)
         except OSError as error:
             raise Closed(str(error)) from error
+
+    def _send_within(self, data: bytes, timeout: float) -> None:
+        # A socket with a time limit of its own takes three system calls to send or receive anything.
+        deadline = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                data = data[self.sock.send(data, socket.MSG_DONTWAIT) :]
+                if not data:
+                    return
+            self._wait(select.POLLOUT, deadline)
 
     def receive(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> Any:
         """What the next message says; raises as :meth:`receive_bytes`, and :class:`Garbled` where it says nothing."""
@@ -106,16 +116,17 @@ class Channel:
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while (end := self._end(most_bytes)) > len(self._buffer):
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise Late
-                self.sock.settimeout(left)
-                piece = self.sock.recv(_PIECE)
+                try:
+                    if deadline is None:
+                        piece = self.sock.recv(_PIECE)
+                    else:
+                        self._wait(select.POLLIN, deadline)
+                        piece = self.sock.recv(_PIECE, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    continue  # a byte out of band is announced, and is not there to be read
                 if not piece:
                     raise Closed("end of stream")
                 self._buffer += piece
-        except TimeoutError:
-            raise Late from None
         except OSError as error:
             raise Closed(str(error)) from error
         body = bytes(self._buffer[_LENGTH.size : end])
@@ -141,6 +152,17 @@ class Channel:
     def close(self) -> None:
         """Hang up."""
         self.sock.close()
+
+    def _wait(self, event: int, deadline: float) -> None:
+        """Wait until the socket can go on. Raises Late: it cannot by the monotonic clock's ``deadline``."""
+        poll = select.poll()
+        try:
+            poll.register(self.sock, event)
+        except ValueError as error:  # it was closed here
+            raise OSError(str(error)) from error
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise Late
 
     def _end(self, most_bytes: int) -> int:
         """Where the next message ends in the buffer, as far as is known."""

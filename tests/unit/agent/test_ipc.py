@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -54,6 +55,16 @@ def test_a_limit_is_for_the_whole_message(ends: tuple[Channel, socket.socket]):
     assert time.monotonic() - start < 10
     over.set()
     sender.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no Unix socket sends bytes out of band there")
+def test_a_byte_out_of_band_suspends_no_limit(ends: tuple[Channel, socket.socket]):
+    channel, theirs = ends
+    theirs.send(b"x", socket.MSG_OOB)
+    start = time.monotonic()
+    with pytest.raises(Late):
+        channel.receive(0.5)
+    assert time.monotonic() - start < 10
 
 
 def test_an_order_that_is_not_taken_has_a_limit(ends: tuple[Channel, socket.socket]):
