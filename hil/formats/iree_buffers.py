@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -18,15 +17,34 @@ _IMPORT_FROM = 1 << 16
 _ALIGNMENT = 64
 _MEMORY = int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE)
 _USAGE = int(rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING)
+_HOST_VISIBLE = int(rt.MemoryType.HOST_VISIBLE)
+_MAPPING_SCOPED = int(rt.BufferUsage.MAPPING_SCOPED)
 _STAGING_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
 _STAGING_USAGE = int(rt.BufferUsage.TRANSFER | rt.BufferUsage.MAPPING)
 
 
-def view_of(device: Any, array: Array, *, share: bool = False) -> Any:
-    """A tensor as a buffer view on a device.
+def shared_view_of(device: Any, array: Array) -> Any:
+    """A buffer view of an array's own memory, which has to outlive it; None where a copy is needed, or quicker.
 
-    Args:
-        share: let the device use the array's own memory where it can, which then has to outlive the view.
+    Raises:
+        LoadFailed: IREE has no element type for the dtype.
+    """
+    name = dtype_name(array.dtype)
+    if array.nbytes < _IMPORT_FROM or name in SUB_BYTE_BITS or not array.flags.c_contiguous:
+        return None
+    raw = array.reshape(-1).view(np.uint8)
+    if raw.ctypes.data % _ALIGNMENT:
+        return None
+    element = element_of(name)
+    try:
+        buffer = device.allocator.import_host_allocation(raw, _MEMORY, _USAGE)
+        return rt.HalBufferView(buffer, list(array.shape), element)
+    except Exception:  # of a device that cannot see the host's memory
+        return None
+
+
+def view_of(device: Any, array: Array) -> Any:
+    """A copy of a tensor as a buffer view on a device.
 
     Raises:
         LoadFailed: IREE has no element type for the dtype.
@@ -37,10 +55,6 @@ def view_of(device: Any, array: Array, *, share: bool = False) -> Any:
         buffer = allocator.allocate_buffer(memory_type=_MEMORY, allowed_usage=_USAGE, allocation_size=0)
         return rt.HalBufferView(buffer, shape, element)
     raw = pack(array) if name in SUB_BYTE_BITS else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if share and raw.nbytes >= _IMPORT_FROM and raw.ctypes.data % _ALIGNMENT == 0:
-        # A device that cannot see host memory refuses, and gets a copy.
-        with contextlib.suppress(Exception):
-            return rt.HalBufferView(allocator.import_host_allocation(raw, _MEMORY, _USAGE), shape, element)
     buffer = allocator.allocate_buffer_copy(memory_type=_MEMORY, allowed_usage=_USAGE, device=device, buffer=raw)
     return rt.HalBufferView(buffer, shape, element)
 
@@ -69,8 +83,7 @@ def array_of(device: Any, view: Any, declared: str = "") -> Array:
 def _host_bytes(device: Any, view: Any) -> Array:
     """The bytes of a view, through a staging buffer where the host cannot map the device's own, as of most GPUs."""
     buffer = view.get_buffer()
-    visible = buffer.memory_type() & int(rt.MemoryType.HOST_VISIBLE)
-    if visible and buffer.allowed_usage() & int(rt.BufferUsage.MAPPING_SCOPED):
+    if buffer.memory_type() & _HOST_VISIBLE and buffer.allowed_usage() & _MAPPING_SCOPED:
         return np.frombuffer(view.map(), np.uint8)
     staging = device.allocator.allocate_buffer(
         memory_type=_STAGING_MEMORY, allowed_usage=_STAGING_USAGE, allocation_size=buffer.byte_length()

@@ -54,7 +54,10 @@ class Program(Protocol):
     function: str
 
     def bind(self, inputs: list[Array]) -> None:
-        """Take the inputs of the runs that follow (views of shared memory, valid until the next bind)."""
+        """Take the inputs of the runs that follow (views of shared memory, valid until the next bind).
+
+        The same list as the last time holds the same arrays, whose content may be another.
+        """
 
     def run(self) -> None:
         """Run once and wait until the device is done. The timed part: nothing else belongs in here."""
