@@ -25,7 +25,7 @@ from hil.bundles.layout import MAX_HEAD_BYTES, read_head
 from hil.bundles.manifest import program_files
 from hil.bundles.signature import SEAL, verify
 from hil.core import clock
-from hil.core.digest import StreamHasher
+from hil.core.digest import Hasher
 from hil.core.tensors import TensorSpec, check_names, nbytes_of
 from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.protocol import wire
@@ -270,7 +270,7 @@ class Programs:
         streams: list[memoryview] = []
         left = wire.INLINE_TOTAL
         for output in ran.outputs:
-            data, most = view[output.at : output.end], min(left, wire.INLINE_MAX)
+            data, most = view[output.at : output.end], min(left, wire.INLINE_SENT)
             message, streamed = wire.tensor_to_message(output.name, output.dtype, output.shape, data, most)
             done.outputs.append(message)
             if streamed:
@@ -365,7 +365,7 @@ class Incoming:
     def __init__(self, arena: Arena, start: pb.InvokeStart, store: BlobStore, reserve: Callable[[int], None]) -> None:
         self.entries: list[dict[str, Any]] = []
         self._streams: list[tuple[int, int]] = []
-        self._hashers: list[StreamHasher] = []
+        self._hashers: list[Hasher] = []
         here: list[tuple[int, int, bytes | Path]] = []
         at = 0
         for tensor in start.inputs:
@@ -373,7 +373,7 @@ class Incoming:
             if payload == "streamed":
                 size = tensor.streamed
                 self._streams.append((at, size))
-                self._hashers.append(StreamHasher())
+                self._hashers.append(Hasher())
             elif payload == "blob":
                 path = store.path(tensor.blob)
                 size = path.stat().st_size

@@ -28,7 +28,7 @@ from hil.agent.session import Journal, Session, Sessions
 from hil.agent.store import BlobStore, StoreLock
 from hil.agent.supervisor import Supervisor
 from hil.core import clock, own_version
-from hil.core.digest import StreamHasher
+from hil.core.digest import Hasher
 from hil.errors import BoardBusy, BoardRefused, HilError, SessionEnded, UsageError
 from hil.protocol import grpc_calls, wire
 from hil.protocol.data_connection import data_path
@@ -444,7 +444,7 @@ class ProgramService:
                     incoming.verify(list(check.digests.digests))
                 done, streams = self._programs.invoke(loaded, incoming, message.start)
                 yield pb.InvokeReply(done=done)
-                hashers = [StreamHasher() for _ in streams]
+                hashers = [Hasher() for _ in streams]
                 for stream, hasher in zip(streams, hashers, strict=True):
                     for piece in wire.pieces(stream):
                         # What is sent, and not the memory again: a program that still writes there would make it

@@ -23,6 +23,8 @@ SESSION_KEY = "hil-session"
 CHUNK = SMALL
 DATA_MOST = 1 << 20
 INLINE_MAX = 1 << 20
+# Of a larger tensor hil sends the data after the message: inside of one it would be copied six times more.
+INLINE_SENT = 1 << 18
 # The largest message: a call's start with its small tensors, or an answer with them.
 MESSAGE_MAX = 4 << 20
 # What small tensors may take together in one message; what is left of them is streamed.

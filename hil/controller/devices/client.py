@@ -207,7 +207,7 @@ class AgentClient(AgentConnection, BoardClient):
         for name, array in inputs.items():
             data = tensors.to_bytes(array)
             dtype = tensors.dtype_name(array.dtype)
-            message, streamed = wire.tensor_to_message(name, dtype, array.shape, data, min(left, wire.INLINE_MAX))
+            message, streamed = wire.tensor_to_message(name, dtype, array.shape, data, min(left, wire.INLINE_SENT))
             start.inputs.append(message)
             if streamed:
                 streams.append(data)

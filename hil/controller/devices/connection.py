@@ -25,7 +25,7 @@ from hil.controller.devices.call import Call, CallFailed
 from hil.controller.devices.calls import Calls
 from hil.controller.devices.guard import Guard
 from hil.core import clock
-from hil.core.digest import StreamHasher
+from hil.core.digest import Hasher, StreamHasher
 from hil.core.results import Part
 from hil.core.tensors import Array
 from hil.protocol import wire, wire_errors
@@ -223,7 +223,7 @@ class InvokeStream:
 
     def _send(self, streams: list[memoryview]) -> None:
         """Send the inputs' data, and its digests after it."""
-        hashers = [StreamHasher() for _ in streams]
+        hashers = [Hasher() for _ in streams]
         for stream, hasher in zip(streams, hashers, strict=True):
             for piece in wire.pieces(stream):
                 hasher.update(piece)

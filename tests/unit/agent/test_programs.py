@@ -107,7 +107,7 @@ def test_a_program_that_writes_into_its_inputs_does_not_blame_the_link(monkeypat
         def update(self, data: object) -> None:
             self.digest = lambda: digest_of(data)  # type: ignore[method-assign]
 
-    monkeypatch.setattr("hil.agent.programs.StreamHasher", Late)
+    monkeypatch.setattr("hil.agent.programs.Hasher", Late)
     start = pb.InvokeStart(inputs=[pb.Tensor(dtype="uint8", shape=[3], streamed=3)])
     arena = Arena()
     coming = Incoming(arena, start, Mock(), lambda size: None)
