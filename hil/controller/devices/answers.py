@@ -6,6 +6,7 @@ it, so that nothing behind this module needs to ask.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -60,6 +61,7 @@ def service_config() -> str:
     return json.dumps({"methodConfig": methods})
 
 
+@functools.cache
 def most_bytes() -> int:
     """The most that one call's outputs, or one blob, may take here: half of this machine's memory."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 2
@@ -192,7 +194,8 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
     _expect(_is(message, "done"), "data comes before the answer that it belongs to")
     done: pb.InvokeDone = message.done
     starts, ends = len(done.start_ns), len(done.end_ns)
-    _expect(starts == ends == iterations, f"it tells {starts} starts and {ends} ends of {iterations} iterations")
+    if not starts == ends == iterations:
+        raise broken(f"it tells {starts} starts and {ends} ends of {iterations} iterations")
     found = [tensor.name for tensor in done.outputs]
     if names is not None and found != list(names):
         raise broken(f"it gives the outputs {_listed(found)}, and the program has {_listed(names)}")
@@ -238,26 +241,27 @@ def _is(message: Any, kind: str) -> bool:
 
 def _size_of(tensor: pb.Tensor) -> int:
     """How many bytes an output takes, which must be those of its dtype and shape."""
-    _dtype(tensor.dtype, known=True)
-    _shape(tensor.shape)
-    what, kind = f"output {tensor.name[:100]!r}", tensor.WhichOneof("payload")
-    _expect(kind in ("inline", "streamed"), f"{what} has no data")
+    dtype, shape, kind = tensor.dtype, tuple(tensor.shape), tensor.WhichOneof("payload")
+    _dtype(dtype, known=True)
+    _shape(shape)
+    if kind not in ("inline", "streamed"):
+        raise broken(f"output {tensor.name[:100]!r} has no data")
     size = len(tensor.inline) if kind == "inline" else int(tensor.streamed)
-    if tensor.dtype == "string":
-        _expect(size >= 4 * math.prod(tensor.shape), f"{what} is shorter than its shape")
-    else:
-        needed = tensors.nbytes_of(tensor.dtype, tensor.shape)
-        _expect(size == needed, f"{what} has {size} bytes, and its shape takes {needed}")
+    needed = 4 * math.prod(shape) if dtype == "string" else tensors.nbytes_of(dtype, shape)
+    if size != needed and (dtype != "string" or size < needed):
+        raise broken(f"output {tensor.name[:100]!r} has {size} bytes, and its shape takes {needed}")
     return size
 
 
 def _dtype(name: str, *, known: bool) -> None:
-    _expect(name in tensors.DTYPES or not (known or name), f"there is no dtype {name[:100]!r}")
+    if name not in tensors.DTYPES and (known or name):
+        raise broken(f"there is no dtype {name[:100]!r}")
 
 
 def _shape(dims: Sequence[int]) -> None:
-    _expect(len(dims) <= _RANK_MOST, f"a tensor has {len(dims)} dimensions")
-    _expect(math.prod(max(dim, 1) for dim in dims) <= _ELEMENTS_MOST, "a tensor is larger than any machine")
+    if len(dims) > _RANK_MOST:
+        raise broken(f"a tensor has {len(dims)} dimensions")
+    _expect(math.prod([max(dim, 1) for dim in dims]) <= _ELEMENTS_MOST, "a tensor is larger than any machine")
 
 
 def _readings(readings: Sequence[pb.Reading]) -> None:
@@ -272,17 +276,20 @@ def _finite(value: float, what: str) -> None:
 
 
 def _few(items: Sequence[Any], most: int, what: str) -> None:
-    _expect(len(items) <= most, f"it tells of {len(items)} {what}")
+    if len(items) > most:
+        raise broken(f"it tells of {len(items)} {what}")
 
 
 def _names(names: Sequence[str], what: str, *, empty: bool = False) -> None:
-    _expect(len(set(names)) == len(names), f"two of the {what} have one name")
-    named = all(len(name) <= _NAME_MOST and (name or empty) for name in names)
-    _expect(named, f"one of the {what} has no name, or one too long")
+    if len(set(names)) != len(names):
+        raise broken(f"two of the {what} have one name")
+    if not all([len(name) <= _NAME_MOST and (name or empty) for name in names]):
+        raise broken(f"one of the {what} has no name, or one too long")
 
 
 def _fitting(size: int, most: int, what: str) -> int:
-    _expect(size <= most, f"{what} of {size >> 20} MiB, where at most {most >> 20} can be")
+    if size > most:
+        raise broken(f"{what} of {size >> 20} MiB, where at most {most >> 20} can be")
     return size
 
 
