@@ -7,7 +7,6 @@ what its class says, or raises an error of the program's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,8 +16,11 @@ from hil.core.tensors import DTYPES, TensorSpec, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 from hil.protocol.wire_errors import WORKER_KINDS, from_parts
 
-# Two timestamps an iteration, in digits.
-_ITERATION_BYTES = 48
+# Of a run: how long its warm-up took, its CPU time, the most memory that it took; and two timestamps an iteration.
+_NUMBERS = 3
+_ITERATION_BYTES = 16
+# So long a text about outputs is kept until the next answer, which mostly says the same of them.
+_KEPT_BYTES = 1 << 12
 # As many as every numpy takes.
 _MOST_DIMS = 32
 _MOST_FILE_NAME = 200
@@ -57,8 +59,8 @@ class Ran:
 
     outputs: tuple[Output, ...]  # in the order in which they lie in the arena; none overlaps another
     # start_ns, end_ns: one an iteration; none of a profiling pass.
-    start_ns: list[int]
-    end_ns: list[int]
+    start_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
     warmup_ns: int
     cpu_ns: int
     peak_bytes: int
@@ -71,6 +73,15 @@ class Ran:
 
 
 Answer: TypeAlias = "Signature | Ran | None"
+_Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None]"
+
+
+@dataclass
+class Known:
+    """What a worker said of a run's outputs the last time, and what that was read as."""
+
+    text: bytes = b""
+    made: _Made = ((), None)
 
 
 def most_bytes(iterations: int) -> int:
@@ -78,18 +89,34 @@ def most_bytes(iterations: int) -> int:
     return ipc.MOST_BYTES + iterations * _ITERATION_BYTES
 
 
-def read(body: bytes, op: str, iterations: int = 0) -> Answer:
-    """The answer in a worker's message to an order of :data:`_READERS`; None where the runtime is ready.
+def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) -> Answer:
+    """The answer in a worker's message to an order; None where the runtime is ready.
+
+    Args:
+        op: prepare, load, invoke or profile.
+        known: of the worker's last invocation, for this one to read and to replace.
 
     Raises:
         LoadFailed, RunFailed, UsageError: what the worker reports instead.
         RunCrashed: it is no answer to that order.
     """
     try:
-        answer = ipc.decode(body, ipc.MOST_VALUES + 2 * iterations)
+        text, numbers = ipc.split(body, _NUMBERS + 2 * iterations)
+        if op == "invoke" and numbers and known is not None and text == known.text:
+            return _ran(known.made, numbers, iterations)
+        answer = ipc.decode(text)
         if not isinstance(answer, dict) or answer.get("error") is None:
             (found,) = _take(answer, ok=dict)
-            return _READERS[op](found, iterations)
+            if op == "prepare":
+                return None
+            if op == "load":
+                return _signature(found)
+            if op == "profile":
+                return _ran((_profile(found), None), numbers, 0)
+            made = _made(found)
+            if known is not None:
+                known.text, known.made = (text, made) if len(text) <= _KEPT_BYTES else (b"", ((), None))
+            return _ran(made, numbers, iterations)
         error = _error(answer["error"], op)
     except ipc.Garbled as why:
         raise nonsense(str(why)) from why
@@ -113,45 +140,40 @@ def _error(reported: Any, op: str) -> HilError:
     return from_parts(kind, message, hint, detail, among=WORKER_KINDS, otherwise=otherwise)
 
 
-def _signature(found: dict[str, Any], _: int) -> Signature:
+def _signature(found: dict[str, Any]) -> Signature:
     inputs, outputs, function, load_ns = _take(found, inputs=list, outputs=list, function=str, load_ns=int)
     return Signature(tuple(map(_spec, inputs)), tuple(map(_spec, outputs)), function, load_ns)
 
 
-def _ran(found: dict[str, Any], iterations: int) -> Ran:
-    made, starts, ends, warmup_ns, cpu_ns, peak = _take(
-        found, outputs=list, start_ns=list, end_ns=list, warmup_ns=int, cpu_ns=int, peak=int
-    )
-    for times in (starts, ends):
-        if len(times) != iterations:
-            raise ipc.Garbled("it has not one timestamp an iteration")
-        if times and (set(map(type, times)) != {int} or min(times) < -_INT64 or max(times) >= _INT64):
-            raise ipc.Garbled("a timestamp is no number of nanoseconds")
+def _ran(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
+    if len(numbers) != _NUMBERS + 2 * iterations:
+        raise ipc.Garbled("it has not one timestamp an iteration")
+    warmup_ns, cpu_ns, peak = numbers[:_NUMBERS]
+    if warmup_ns < 0 or cpu_ns < 0 or peak < 0:
+        raise ipc.Garbled("a number is below 0")
+    middle = _NUMBERS + iterations
+    outputs, placement = made
+    return Ran(outputs, numbers[_NUMBERS:middle], numbers[middle:], warmup_ns, cpu_ns, peak, placement)
+
+
+def _made(found: dict[str, Any]) -> _Made:
     outputs: list[Output] = []
-    for one in made:
+    for one in _take(found, outputs=list)[0]:
         outputs.append(_output(one, outputs[-1].end if outputs else 0))
     placement = None
     if found.get("placement") is not None:
         placement = tuple(map(_part, *_take(found, placement=list)))
-    return Ran(tuple(outputs), starts, ends, warmup_ns, cpu_ns, peak, placement)
+    return tuple(outputs), placement
 
 
-def _profiled(found: dict[str, Any], _: int) -> Ran:
-    ran = _ran(found, 0)
-    for file in ran.outputs:
+def _profile(found: dict[str, Any]) -> tuple[Output, ...]:
+    files, _ = _made(found)
+    for file in files:
         # A controller keeps the files under these names.
         plain = file.name.isprintable() and not {"/", "\\"} & set(file.name) and file.name.strip(". ")
         if not plain or len(file.name.encode()) > _MOST_FILE_NAME or file.dtype != "uint8" or len(file.shape) != 1:
             raise ipc.Garbled("a profile is files with plain names")
-    return ran
-
-
-_READERS: dict[str, Callable[[dict[str, Any], int], Answer]] = {
-    "prepare": lambda found, iterations: None,
-    "load": _signature,
-    "invoke": _ran,
-    "profile": _profiled,
-}
+    return files
 
 
 def _spec(found: Any) -> TensorSpec:

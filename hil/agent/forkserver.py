@@ -6,8 +6,8 @@ interpreter takes 200, so every program gets a process of its own and none is ev
 thread and opens no device. It ends when the agent does, and kills its workers and whatever they started; what a worker
 leaves behind ends with the worker.
 
-A worker runs one program, so that a crash or a hang ends nothing else. It gets orders as JSON over a socket, reads
-inputs from one shared arena and writes outputs into another.
+A worker runs one program, so that a crash or a hang ends nothing else. It gets orders over a socket, reads inputs from
+one shared arena and writes outputs into another.
 """
 
 from __future__ import annotations
@@ -48,9 +48,13 @@ _MOST_ERROR = 4000
 def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
     """Answer orders until the agent hangs up."""
     worker = _Worker(inputs, outputs)
+    last, order = b"", {}
     while True:
         try:
-            order = channel.receive()
+            # Runs follow each other, and are mostly ordered in the same words.
+            if (body := channel.receive_bytes()) != last:
+                last, order = body, ipc.decode(body)
+            worker.numbers = []
             try:
                 reply = {"ok": getattr(worker, f"do_{order['op']}")(order)}
             except HilError as error:
@@ -58,7 +62,7 @@ def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
             except Exception as error:
                 failed = RunFailed if worker.program else LoadFailed
                 reply = _error(failed, f"{type(error).__name__}: {error}", "", traceback.format_exc())
-            channel.send(reply)
+            channel.send_bytes(ipc.encode(reply, [] if "error" in reply else worker.numbers))
         except ipc.Closed:
             return
 
@@ -74,6 +78,8 @@ class _Worker:
         self._out = outputs
         self._runtime: Any = None
         self.program: Any = None
+        # What the answer to an order tells beside its text: see hil.agent.answers.
+        self.numbers: list[int] = []
         self._folder = Path()
         self._sandboxed = False
         self._entries: list[dict[str, Any]] | None = None
@@ -120,15 +126,9 @@ class _Worker:
             ends.append(now_ns())
         cpu_ns = time.process_time_ns() - cpu_start
         names = [spec.name for spec in program.outputs]
-        return {
-            "outputs": lay_out(self._out, zip(names, program.fetch(), strict=True))[0],
-            "start_ns": starts,
-            "end_ns": ends,
-            "warmup_ns": warm_end - warm_start,
-            "cpu_ns": cpu_ns,
-            "peak": _peak_memory(),
-            "placement": self._news_of_placement(),
-        }
+        outputs, _ = lay_out(self._out, zip(names, program.fetch(), strict=True))
+        self.numbers = [warm_end - warm_start, cpu_ns, _peak_memory(), *starts, *ends]
+        return {"outputs": outputs, "placement": self._news_of_placement()}
 
     def do_profile(self, order: dict[str, Any]) -> dict[str, Any]:
         """A pass under the runtime's profiler: what it wrote goes where outputs do."""
@@ -147,7 +147,8 @@ class _Worker:
                 what = f"the profile has {size} bytes and the board {order['limit']} of memory"
                 raise RunFailed(what, hint="fewer iterations")
             outputs, _ = lay_out(self._out, ((file.name, _mapped(file)) for file in files))
-        return {"outputs": outputs, "start_ns": [], "end_ns": [], "warmup_ns": 0, "cpu_ns": 0, "peak": _peak_memory()}
+        self.numbers = [0, 0, _peak_memory()]
+        return {"outputs": outputs}
 
     def _news_of_placement(self) -> list[dict[str, Any]] | None:
         """Where the program ran; None where that is not known, or has been told."""

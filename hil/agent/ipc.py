@@ -1,7 +1,7 @@
 """How the agent and its own processes talk: messages over a socket, and memory that both map.
 
-A message is JSON with its length in front. The other side may run a program that means harm: no message is larger,
-holds more values or takes longer than the receiver allows.
+A message has its length in front and is JSON, with numbers before it where a run's times are told. The other side may
+run a program that means harm: no message is larger, holds more values or takes longer than the receiver allows.
 
 Tensors pass through an :class:`Arena`: an unlinked file, so that nothing is left behind whoever is killed. It is a
 memfd where there is one (no size limit of a tmpfs mount applies), else a temporary file. The descriptor is handed to
@@ -22,7 +22,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hil.core.tensors import Array, dtype_name, to_bytes
@@ -32,6 +32,9 @@ from hil.errors import RunFailed
 MOST_BYTES = 4 << 20
 MOST_VALUES = 200_000
 _LENGTH = struct.Struct("<I")
+# Before numbers: a byte that no JSON begins with, and how many there are.
+_NUMBERS = struct.Struct("<cI")
+_MARK = b"\0"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _PIECE = 1 << 16
 _ROUND = 1 << 16
@@ -61,6 +64,27 @@ def decode(body: bytes, most_values: int = MOST_VALUES) -> Any:
         raise Garbled(f"it is no JSON: {error}") from error
 
 
+def encode(message: Any, numbers: Sequence[int] = ()) -> bytes:
+    """A message's bytes; each of the numbers takes 64 bits."""
+    text = _encode(message).encode()
+    if not numbers:
+        return text
+    return _NUMBERS.pack(_MARK, len(numbers)) + struct.pack(f"<{len(numbers)}q", *numbers) + text
+
+
+def split(body: bytes, most: int) -> tuple[bytes, tuple[int, ...]]:
+    """The JSON of a message, and the numbers before it. Raises Garbled: they are more than ``most``, or cut off."""
+    if body[:1] != _MARK:
+        return body, ()
+    if len(body) < _NUMBERS.size:
+        raise Garbled("it is cut off")
+    _, count = _NUMBERS.unpack_from(body)
+    end = _NUMBERS.size + 8 * count
+    if count > most or end > len(body):
+        raise Garbled("it holds too many numbers, or fewer than it says")
+    return body[end:], struct.unpack_from(f"<{count}q", body, _NUMBERS.size)
+
+
 class Channel:
     """One end of a blocking socket that carries messages, either way, in order."""
 
@@ -78,7 +102,10 @@ class Channel:
             Closed: the other side is gone.
             Late: the other side did not take it in time.
         """
-        body = _encode(message).encode()
+        self.send_bytes(encode(message), fds, timeout)
+
+    def send_bytes(self, body: bytes, fds: list[int] | None = None, timeout: float | None = None) -> None:
+        """Send one message that :func:`encode` made; raises as :meth:`send`."""
         data = _LENGTH.pack(len(body)) + body
         try:
             if fds:
@@ -223,16 +250,19 @@ class Arena:
 
 def lay_out(arena: Arena, tensors: Iterable[tuple[str, Array]]) -> tuple[list[dict[str, Any]], int]:
     """Copy tensors into an arena; returns where each lies, as messages tell it, and how many bytes they take."""
-    named = [(name, array, to_bytes(array)) for name, array in tensors]
-    size = sum(aligned(data.nbytes) for _, _, data in named)
+    entries: list[dict[str, Any]] = []
+    places: list[tuple[int, int, memoryview]] = []
+    size = 0
+    for name, array in tensors:
+        data = to_bytes(array)
+        place, nbytes = size, data.nbytes
+        dtype, shape = dtype_name(array.dtype), list(array.shape)
+        entries.append({"name": name, "dtype": dtype, "shape": shape, "at": place, "bytes": nbytes})
+        places.append((place, place + nbytes, data))
+        size += aligned(nbytes)
     view = arena.view(size, grow=True)
-    entries = []
-    at = 0
-    for name, array, data in named:
-        view[at : at + data.nbytes] = data
-        entry = {"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape)}
-        entries.append({**entry, "at": at, "bytes": data.nbytes})
-        at += aligned(data.nbytes)
+    for begin, end, data in places:
+        view[begin:end] = data
     return entries, size
 
 

@@ -93,6 +93,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         self._channel = ipc.Channel(ours)
         self._stderr, their_stderr = os.pipe()
+        self._known = answers.Known()
         self._tail: collections.deque[str] = collections.deque(maxlen=_DETAIL_LINES)
         self._logs = logs
         self._exited = threading.Event()
@@ -151,7 +152,7 @@ class Worker:
             self.kill()
             raise answers.nonsense(str(why)).located(stage=stage) from None
         try:
-            return answers.read(body, op, iterations)
+            return answers.read(body, op, iterations, self._known)
         except RunCrashed as error:
             self.kill()
             raise error.located(stage=stage) from None

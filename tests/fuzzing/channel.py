@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,11 +26,6 @@ _ANSWERS: list[Any] = [
     {
         "ok": {
             "outputs": [{"name": "y", "dtype": "float32", "shape": [4], "at": 0, "bytes": 16}],
-            "start_ns": [1],
-            "end_ns": [2],
-            "warmup_ns": 0,
-            "cpu_ns": 3,
-            "peak": 1000,
             "placement": [{"device": "cpu", "nodes": 2, "names": ["a"], "elsewhere": False}],
         }
     },
@@ -39,13 +33,14 @@ _ANSWERS: list[Any] = [
 ]
 
 
-def _framed(value: Any) -> bytes:
-    body = json.dumps(value).encode()
+def _framed(value: Any, numbers: Sequence[int] = ()) -> bytes:
+    body = ipc.encode(value, numbers)
     return _FRAME.pack(len(body)) + body
 
 
 def _seeds() -> list[bytes]:
-    ready, signature, ran, failed = map(_framed, _ANSWERS)
+    ready, signature, failed = (_framed(_ANSWERS[number]) for number in (0, 1, 3))
+    ran = _framed(_ANSWERS[2], (0, 3, 1000, 1, 2))
     return [ready + signature + ran, ready + signature + failed, ready + failed, failed, ready + signature + ran * 3]
 
 
@@ -64,8 +59,22 @@ def _change(data: bytes, rng: Random) -> bytes:
     if not frames or rng.random() < 0.15:
         return mutate.havoc(data, rng)
     number = rng.randrange(len(frames))
-    frames[number] = mutate.json_bytes(frames[number], rng)[: 1 << 20]
+    numbers, text = _parted(frames[number])
+    if numbers and rng.random() < 0.3:
+        numbers = mutate.havoc(numbers, rng)
+    else:
+        text = mutate.json_bytes(text, rng)
+    frames[number] = (numbers + text)[: 1 << 20]
     return b"".join(_FRAME.pack(len(frame)) + frame for frame in frames)
+
+
+def _parted(body: bytes) -> tuple[bytes, bytes]:
+    """What stands before a message's JSON, and the JSON."""
+    try:
+        text, _ = ipc.split(body, len(body))
+    except ipc.Garbled:
+        text = body
+    return body[: len(body) - len(text)], text
 
 
 def _read(data: bytes) -> list[str]:

@@ -156,7 +156,9 @@ def test_an_answer_that_drips_in_ends_at_the_limit(board: Board):
         "send []",
         "send {}",
         'send {"ok": null}',
-        'send {"ok": {"outputs": [], "start_ns": [NaN], "end_ns": [1], "warmup_ns": 0, "cpu_ns": 0, "peak": 0}}',
+        'send {"ok": {"outputs": []}}',
+        "send cut numbers",
+        "send many numbers",
         'send {"error": "no"}',
         'send {"error": [1, 2, 3, 4]}',
     ],
@@ -188,9 +190,8 @@ OUTPUT = {"name": "y", "dtype": "float32", "shape": [16], "at": 0, "bytes": 64}
     ],
 )
 def test_outputs_that_are_not_there_are_the_programs_error(board: Board, outputs: list[object]):
-    ran = {"outputs": outputs, "start_ns": [1], "end_ns": [2], "warmup_ns": 0, "cpu_ns": 0, "peak": 0}
     with pytest.raises((errors.RunCrashed, errors.RunFailed)):
-        board.run(f"send {json.dumps({'ok': ran})}")
+        board.run(f"send ran {json.dumps({'outputs': outputs})}")
     assert board.is_well()
 
 

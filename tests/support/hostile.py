@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from hil.agent import ipc
 from hil.core.tensors import TensorSpec
 from hil.errors import LoadFailed, RunFailed
 
@@ -124,8 +125,10 @@ def drip(_: str) -> None:
 
 
 def send(what: str) -> None:
-    """Send bytes as the answer: the JSON after it, or one of the floods."""
+    """Send bytes as the answer: the JSON after it, that of a run with its numbers, or one of the floods."""
     body = what.encode()
+    if what.startswith("ran "):
+        body = ipc.encode({"ok": json.loads(what.removeprefix("ran "))}, (0, 0, 0, 1, 2))
     match what:
         case "deep":
             body = b"[" * 100_000
@@ -135,6 +138,10 @@ def send(what: str) -> None:
             body = b'{"ok": "\xff\xfe"}'
         case "surrogate":
             body = json.dumps({"ok": {"inputs": [], "outputs": [], "function": "\ud800", "load_ns": 1}}).encode()
+        case "cut numbers":
+            body = ipc.encode({"ok": {"outputs": []}}, (0, 0, 0, 1, 2))[:20]
+        case "many numbers":
+            body = ipc.encode({"ok": {"outputs": []}}, range(500_000))
         case "digits":
             body = b'{"ok": ' + b"9" * 100_000 + b"}"
     channel = _channel()

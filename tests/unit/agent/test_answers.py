@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,18 +20,12 @@ OPS = ("prepare", "load", "invoke", "profile")
 SPEC = {"name": "x", "dtype": "float32", "shape": [1, "n", None]}
 LOADED = {"inputs": [SPEC], "outputs": [], "function": "main", "load_ns": 5}
 OUTPUT = {"name": "y", "dtype": "float32", "shape": [2], "at": 0, "bytes": 8}
-RAN = {
-    "outputs": [OUTPUT],
-    "start_ns": [1],
-    "end_ns": [2],
-    "warmup_ns": 3,
-    "cpu_ns": 4,
-    "peak": 5,
-    "placement": [{"device": "cpu", "nodes": 2, "names": ["a", "b"], "elsewhere": False}],
-}
+RAN = {"outputs": [OUTPUT], "placement": [{"device": "cpu", "nodes": 2, "names": ["a", "b"], "elsewhere": False}]}
 FILE = {"name": "profile.json", "dtype": "uint8", "shape": [8], "at": 0, "bytes": 8}
-PROFILED = RAN | {"outputs": [FILE], "start_ns": [], "end_ns": [], "placement": None}
+PROFILED = {"outputs": [FILE]}
 SAID = {"prepare": {}, "load": LOADED, "invoke": RAN, "profile": PROFILED}
+# The warm-up's time, the CPU's, the most memory; one start, one end.
+TOLD = {"prepare": (), "load": (), "invoke": (3, 4, 5, 1, 2), "profile": (3, 4, 5)}
 
 numbers = st.integers() | st.floats() | st.sampled_from([-1, 0, 1, 1 << 31, 1 << 32, 1 << 62, 1 << 63, 1 << 64])
 leaves = st.none() | st.booleans() | numbers | st.text(max_size=4) | st.sampled_from(["float32", "string", "\ud800"])
@@ -39,8 +34,8 @@ values = st.recursive(
 )
 
 
-def encoded(ok: object) -> bytes:
-    return json.dumps({"ok": ok}).encode()
+def encoded(ok: object, numbers: Sequence[int] = ()) -> bytes:
+    return ipc.encode({"ok": ok}, numbers)
 
 
 def check(answer: answers.Answer, iterations: int) -> None:
@@ -61,9 +56,40 @@ def test_what_a_worker_says_is_read():
     assert answers.read(encoded({}), "prepare") is None
     spec = TensorSpec("x", "float32", (1, "n", None))
     assert answers.read(encoded(LOADED), "load") == answers.Signature((spec,), (), "main", 5)
-    ran = answers.read(encoded(RAN), "invoke", 1)
+    ran = answers.read(encoded(RAN, TOLD["invoke"]), "invoke", 1)
     placement = (Part("cpu", 2, ("a", "b")),)
-    assert ran == answers.Ran((answers.Output("y", "float32", (2,), 0, 8),), [1], [2], 3, 4, 5, placement)
+    assert ran == answers.Ran((answers.Output("y", "float32", (2,), 0, 8),), (1,), (2,), 3, 4, 5, placement)
+
+
+def test_the_same_words_are_read_once_and_their_numbers_each_time():
+    known = answers.Known()
+    runs = [
+        answers.read(encoded(ok, numbers), "invoke", 1, known)
+        for ok in (RAN, RAN | {"placement": None}, RAN | {"placement": None}, RAN)
+        for numbers in ((3, 4, 5, 1, 2), (6, 7, 8, -1, 9))
+    ]
+    whole = [answers.read(encoded(ok, (3, 4, 5, 1, 2)), "invoke", 1) for ok in (RAN, RAN | {"placement": None})]
+    assert runs[::2] == [whole[0], whole[1], whole[1], whole[0]]
+    assert [(run.start_ns, run.end_ns, run.peak_bytes) for run in runs[1::2]] == [((-1,), (9,), 8)] * 4
+    for numbers in ((), (3, 4, 5), (3, 4, 5, 1, 2, 3), (-3, 4, 5, 1, 2)):
+        with pytest.raises(RunCrashed):
+            answers.read(encoded(RAN, numbers), "invoke", 1, known)
+    # What a profile may not be, it is not because a run was.
+    with pytest.raises(RunCrashed, match="plain names"):
+        answers.read(encoded(RAN, (3, 4, 5)), "profile", 1, known)
+
+
+def test_words_that_are_long_are_not_kept():
+    known = answers.Known()
+    long = {"outputs": [OUTPUT | {"name": "y" * 10_000}]}
+    assert isinstance(answers.read(encoded(long, (3, 4, 5, 1, 2)), "invoke", 1, known), answers.Ran)
+    assert known == answers.Known()
+
+
+@pytest.mark.parametrize("body", [b"\0", b"\0\1\0\0\0", b"\0\xff\xff\xff\xff{}", ipc.encode({}, range(6))[:-3]])
+def test_numbers_that_are_cut_off_or_too_many_are_told(body: bytes):
+    with pytest.raises(RunCrashed, match="the worker's answer is none"):
+        answers.read(body, "invoke", 1)
 
 
 @given(st.binary(max_size=200), st.sampled_from(OPS), st.integers(0, 3))
@@ -90,16 +116,17 @@ def test_an_answer_with_anything_in_any_place_is_one_or_a_typed_error(data: st.D
             place[key] = data.draw(values)
             break
     try:
-        check(answers.read(json.dumps(said).encode(), op, 1), 0 if op == "profile" else 1)
+        numbers = data.draw(st.just(TOLD[op]) | st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=6))
+        check(answers.read(ipc.encode(said, numbers), op, 1), 0 if op == "profile" else 1)
     except HilError as error:
         assert type(error) in (LoadFailed, RunFailed, RunCrashed, UsageError)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\nb", "x" * 300])
 def test_a_profiles_files_have_plain_names(name: str):
-    assert isinstance(answers.read(encoded(PROFILED), "profile"), answers.Ran)
+    assert isinstance(answers.read(encoded(PROFILED, TOLD["profile"]), "profile"), answers.Ran)
     with pytest.raises(RunCrashed, match="plain names"):
-        answers.read(encoded(PROFILED | {"outputs": [FILE | {"name": name}]}), "profile")
+        answers.read(encoded({"outputs": [FILE | {"name": name}]}, TOLD["profile"]), "profile")
 
 
 @pytest.mark.parametrize(
@@ -143,8 +170,8 @@ def test_a_full_message_of_small_values_takes_little_memory(piece: bytes):
 
 
 def test_a_million_iterations_have_room():
-    times = list(range(10**18, 10**18 + 1_000_000))
-    body = encoded(RAN | {"start_ns": times, "end_ns": times})
+    times = tuple(range(10**18, 10**18 + 1_000_000))
+    body = encoded(RAN, (3, 4, 5, *times, *times))
     assert len(body) < answers.most_bytes(1_000_000)
     ran = answers.read(body, "invoke", 1_000_000)
     assert isinstance(ran, answers.Ran)
