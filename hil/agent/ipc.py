@@ -53,11 +53,11 @@ class Garbled(Exception):
     """What the other side sent is no message."""
 
 
-def decode(body: bytes, most_values: int = MOST_VALUES) -> Any:
+def decode(body: bytes) -> Any:
     """What a message's bytes say. Raises Garbled: they are no JSON in UTF-8, or hold more values than that."""
     # Each value that JSON can hold has one of these before it, but for the first: read, it takes many times its bytes.
-    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most_values:
-        raise Garbled(f"it holds more than {most_values} values")
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+        raise Garbled(f"it holds more than {MOST_VALUES} values")
     try:
         return json.loads(body.decode())
     except (ValueError, RecursionError) as error:

@@ -13,10 +13,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hil.agent import machine
+from hil.agent.answers import Ran
 from hil.agent.ipc import Arena, aligned
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
@@ -217,22 +219,27 @@ class Programs:
         """Make room for a call's inputs. Raises RunFailed: they are too large for the board."""
 
         def reserve(size: int) -> None:
+            # The memory of a program's inputs is kept for its next call: it never shrinks.
+            if size <= loaded.inputs_bytes:
+                return
             with self._lock:
-                # The memory of a program's inputs is kept for its next call: it never shrinks.
                 others = sum(one.inputs_bytes for one in self._loaded.values() if one is not loaded)
                 if size + others > self._limit:
                     beside = f" beside the {others} bytes of other programs' inputs" if others else ""
                     raise RunFailed(
                         f"the inputs take {size} bytes{beside}, more than the board's {self._limit} bytes of memory"
                     )
-                loaded.inputs_bytes = max(loaded.inputs_bytes, size)
+                loaded.inputs_bytes = size
 
         return Incoming(loaded.worker.inputs, start, self._store, reserve)
 
     def invoke(
         self, loaded: Loaded, incoming: Incoming, start: pb.InvokeStart
-    ) -> tuple[pb.InvokeDone, list[memoryview]]:
-        """Run (or profile) a program on inputs that have come; returns the answer and the outputs to stream after it.
+    ) -> tuple[pb.InvokeReply, list[memoryview], Callable[[], None]]:
+        """Run (or profile) a program on inputs that have come.
+
+        Returns the answer, the outputs to stream after it, and what writes into the journal that it has ended: there is
+        time for that while the answer is read. An error is noted here.
 
         Raises:
             RunFailed, RunCrashed, StageTimeout: as the worker ends; a worker that died is unloaded.
@@ -250,20 +257,38 @@ class Programs:
             if self._policy is not None:
                 self._policy.check_profile(tool)
             order |= {"op": "profile", "tool": str(self._store.path(tool)) if tool else "", "limit": self._limit}
+        timeout = _timeout(start.timeout_s)
+        note = partial(self._sessions.journal.note, fence=loaded.session.fence, program=start.program_id)
+        ended = partial(note, f"{order['op']} ended")
         try:
-            with self._sessions.journal.during(str(order["op"]), fence=loaded.session.fence, program=start.program_id):
-                ran = loaded.worker.run(order, _timeout(start.timeout_s))
-            if ran.size > self._limit:
-                raise RunFailed(f"the outputs take {ran.size} bytes and the board has {self._limit}")
-            view = loaded.worker.output_view(ran.size)
-        except (RunCrashed, StageTimeout):
-            with self._lock:
-                is_ours = self._loaded.pop(start.program_id, None) is not None
-            if is_ours:
-                self._release(loaded)
+            # That it begins is noted while the worker reads the order.
+            ran = loaded.worker.run(order, timeout, meanwhile=partial(note, f"{order['op']} begins"))
+            reply, streams = self._answer(loaded.worker, ran, received)
+        except BaseException as error:
+            ended(error=type(error).__name__)
+            if isinstance(error, (RunCrashed, StageTimeout)):
+                with self._lock:
+                    is_ours = self._loaded.pop(start.program_id, None) is not None
+                if is_ours:
+                    self._release(loaded)
             raise
-        times = {name: getattr(ran, name) for name in ("start_ns", "end_ns", "warmup_ns", "cpu_ns")}
-        done = pb.InvokeDone(received_ns=received, peak_memory_bytes=ran.peak_bytes, **times)
+        if start.state:
+            state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
+            reply.done.state.CopyFrom(state)
+        reply.done.ready_ns = clock.now_ns()
+        return reply, streams, ended
+
+    def _answer(self, worker: Worker, ran: Ran, received: int) -> tuple[pb.InvokeReply, list[memoryview]]:
+        """What a run gave, as an answer, and the outputs to stream after it."""
+        if ran.size > self._limit:
+            raise RunFailed(f"the outputs take {ran.size} bytes and the board has {self._limit}")
+        view = worker.output_view(ran.size)
+        reply = pb.InvokeReply()
+        done = reply.done  # filled where it is: put in as a whole, it would be copied
+        done.received_ns, done.peak_memory_bytes = received, ran.peak_bytes
+        done.warmup_ns, done.cpu_ns = ran.warmup_ns, ran.cpu_ns
+        done.start_ns.extend(ran.start_ns)
+        done.end_ns.extend(ran.end_ns)
         if ran.placement is not None:
             parts = [pb.Part(**part.to_json()) for part in ran.placement]
             done.placement.CopyFrom(pb.Placement(parts=parts))
@@ -277,11 +302,7 @@ class Programs:
                 streams.append(data)
             else:
                 left -= data.nbytes
-        if start.state:
-            state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
-            done.state.CopyFrom(state)
-        done.ready_ns = clock.now_ns()
-        return done, streams
+        return reply, streams
 
     def worker_pids(self) -> list[int]:
         """The processes of the programs that are loaded."""
@@ -383,8 +404,8 @@ class Incoming:
                 if size > wire.INLINE_MAX:
                     raise UsageError(f"a tensor inside a message has {size} bytes, and {wire.INLINE_MAX} are the most")
                 here.append((at, size, tensor.inline))
-            entry = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
-            self.entries.append({**entry, "at": at, "bytes": size})
+            entry = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape), "at": at, "bytes": size}
+            self.entries.append(entry)
             at += aligned(size)
         reserve(at)
         self.size = at

@@ -442,8 +442,11 @@ class ProgramService:
                     if not isinstance(check, pb.InvokeRequest) or check.WhichOneof("kind") != "digests":
                         raise UsageError("the digests of the streamed inputs are missing")
                     incoming.verify(list(check.digests.digests))
-                done, streams = self._programs.invoke(loaded, incoming, message.start)
-                yield pb.InvokeReply(done=done)
+                reply, streams, ended = self._programs.invoke(loaded, incoming, message.start)
+                try:
+                    yield reply
+                finally:
+                    ended()
                 hashers = [Hasher() for _ in streams]
                 for stream, hasher in zip(streams, hashers, strict=True):
                     for piece in wire.pieces(stream):

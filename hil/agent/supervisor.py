@@ -175,10 +175,17 @@ class Worker:
         assert isinstance(found, answers.Signature)
         return found
 
-    def run(self, order: dict[str, Any], timeout: float) -> answers.Ran:
-        """Order a run or a profiling pass and wait for its answer; raises as :meth:`answer`."""
+    def run(self, order: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> answers.Ran:
+        """Order a run or a profiling pass and wait for its answer; raises as :meth:`answer`.
+
+        Args:
+            meanwhile: called once the order is given, or could not be.
+        """
         begun = time.monotonic()
-        self.order(order, timeout)
+        try:
+            self.order(order, timeout)
+        finally:
+            meanwhile()
         found = self.answer(order["op"], timeout, begun, order["iterations"])
         assert isinstance(found, answers.Ran)
         return found

@@ -162,7 +162,7 @@ class _MethodRun:
     def _run(self, worker: Worker, case: BundledCase) -> tuple[list[Array], int]:
         entries, size = lay_out(worker.inputs, case.inputs.items())
         order = {"op": "invoke", "bytes": size, "inputs": entries, "warmup": 0, "iterations": 1}
-        ran = worker.run(order, self._timeout)
+        ran = worker.run(order, self._timeout, meanwhile=lambda: None)
         if ran.placement is not None:
             self._placement = ran.placement
         view = worker.output_view(ran.size)

@@ -159,8 +159,9 @@ def _opened(folder: Path) -> Iterator[Attempt]:
             kinds.append("loaded")
             start.program_id = reply.program_id
             with programs.called(session, start, lambda: True) as loaded:
-                done, _ = programs.invoke(loaded, programs.incoming(loaded, start), start)
-            done.SerializeToString()
+                reply, _, ended = programs.invoke(loaded, programs.incoming(loaded, start), start)
+                ended()
+            reply.SerializeToString()
             kinds.append("ran")
         except (StageError, BoardError, UsageError) as error:
             str(error).encode()

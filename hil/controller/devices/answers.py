@@ -201,10 +201,12 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
         raise broken(f"it gives the outputs {_listed(found)}, and the program has {_listed(names)}")
     _names(found, "outputs", empty=True)
     _fitting(sum(map(_size_of, done.outputs)), most, "the outputs")
-    _few(done.placement.parts, _PARTS_MOST, "parts of a program")
-    for part in done.placement.parts:
-        _few(part.names, _TENSORS_MOST, "nodes")
-    _readings(done.state.readings)
+    if done.HasField("placement"):
+        _few(done.placement.parts, _PARTS_MOST, "parts of a program")
+        for part in done.placement.parts:
+            _few(part.names, _TENSORS_MOST, "nodes")
+    if done.HasField("state"):
+        _readings(done.state.readings)
     return done
 
 
