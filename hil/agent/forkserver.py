@@ -48,12 +48,14 @@ _MOST_ERROR = 4000
 def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
     """Answer orders until the agent hangs up."""
     worker = _Worker(inputs, outputs)
-    last, order = b"", {}
+    asked, order = b"", {}
+    said: dict[str, Any] = {}
+    text = b""
     while True:
         try:
-            # Runs follow each other, and are mostly ordered in the same words.
-            if (body := channel.receive_bytes()) != last:
-                last, order = body, ipc.decode(body)
+            # Runs follow each other, and are mostly ordered and answered in the same words.
+            if (body := channel.receive_bytes()) != asked:
+                asked, order = body, ipc.decode(body)
             worker.numbers = []
             try:
                 reply = {"ok": getattr(worker, f"do_{order['op']}")(order)}
@@ -62,7 +64,9 @@ def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
             except Exception as error:
                 failed = RunFailed if worker.program else LoadFailed
                 reply = _error(failed, f"{type(error).__name__}: {error}", "", traceback.format_exc())
-            channel.send_bytes(ipc.encode(reply, [] if "error" in reply else worker.numbers))
+            if reply != said:
+                said, text = reply, ipc.encode(reply)
+            channel.send_bytes(ipc.joined([] if "error" in reply else worker.numbers, text))
         except ipc.Closed:
             return
 

@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<I")
 # Before numbers: a byte that no JSON begins with, and how many there are.
 _NUMBERS = struct.Struct("<cI")
 _MARK = b"\0"
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_text = json.JSONEncoder(separators=(",", ":")).encode
 _PIECE = 1 << 16
 _ROUND = 1 << 16
 ALIGN = 64
@@ -65,8 +65,12 @@ def decode(body: bytes) -> Any:
 
 
 def encode(message: Any, numbers: Sequence[int] = ()) -> bytes:
-    """A message's bytes; each of the numbers takes 64 bits."""
-    text = _encode(message).encode()
+    """A message's bytes, with numbers of 64 bits before its JSON, if there are any."""
+    return joined(numbers, _text(message).encode())
+
+
+def joined(numbers: Sequence[int], text: bytes) -> bytes:
+    """The bytes of a message with these numbers whose JSON is there already."""
     if not numbers:
         return text
     return _NUMBERS.pack(_MARK, len(numbers)) + struct.pack(f"<{len(numbers)}q", *numbers) + text

@@ -453,8 +453,8 @@ class ProgramService:
                         # What is sent, and not the memory again: a program that still writes there would make it
                         # look as if it had been damaged on its way.
                         data = memoryview(bytes(piece))
-                        hasher.update(data)
                         yield data
+                        hasher.update(data)  # while the caller reads it
                 if streams:
                     yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 

@@ -226,10 +226,10 @@ class InvokeStream:
         hashers = [Hasher() for _ in streams]
         for stream, hasher in zip(streams, hashers, strict=True):
             for piece in wire.pieces(stream):
-                hasher.update(piece)
                 self._guard.within(STALL_S)
                 self._call.send(piece)
                 self._heard()
+                hasher.update(piece)  # while the agent reads it
         self._call.send(pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers])))
 
     def _answer(self) -> Any:
