@@ -145,6 +145,17 @@ def test_a_load_ends_with_its_session_before_the_next_one_begins(tmp_path, start
     assert noted.index("load ended") < noted.index("session ended")
 
 
+def test_a_runs_end_is_noted_before_its_sessions(tmp_path, start_agent, open_client, add_programs):
+    address, add = start_agent(), add_programs["iree"]
+    for _ in range(5):
+        client = open_client(address)
+        assert passes(client, add)
+        client.close()  # at once: the agent may not have noted yet that the run has ended
+    noted = whats(tmp_path / "store-0/journal.jsonl")
+    runs = ["session opened", "load begins", "load ended", "invoke begins", "invoke ended", "session ended"]
+    assert [what for what in noted if what in runs] == runs * 5
+
+
 def test_programs_are_loaded_after_what_starts_their_workers_was_killed(start_agent, open_client, add_programs):
     add, client = add_programs["onnxruntime"], open_client(start_agent())
     add.push(client)
