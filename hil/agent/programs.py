@@ -263,7 +263,7 @@ class Programs:
         try:
             # That it begins is noted while the worker reads the order.
             ran = loaded.worker.run(order, timeout, meanwhile=partial(note, f"{order['op']} begins"))
-            reply, streams = self._answer(loaded.worker, ran, received)
+            reply, streams = self._answer(loaded.worker, ran, received, start.state)
         except BaseException as error:
             ended(error=type(error).__name__)
             if isinstance(error, (RunCrashed, StageTimeout)):
@@ -272,13 +272,11 @@ class Programs:
                 if is_ours:
                     self._release(loaded)
             raise
-        if start.state:
-            state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
-            reply.done.state.CopyFrom(state)
-        reply.done.ready_ns = clock.now_ns()
         return reply, streams, ended
 
-    def _answer(self, worker: Worker, ran: Ran, received: int) -> tuple[pb.InvokeReply, list[memoryview]]:
+    def _answer(
+        self, worker: Worker, ran: Ran, received: int, with_state: bool
+    ) -> tuple[pb.InvokeReply, list[memoryview]]:
         """What a run gave, as an answer, and the outputs to stream after it."""
         if ran.size > self._limit:
             raise RunFailed(f"the outputs take {ran.size} bytes and the board has {self._limit}")
@@ -302,6 +300,10 @@ class Programs:
                 streams.append(data)
             else:
                 left -= data.nbytes
+        if with_state:
+            state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
+            done.state.CopyFrom(state)
+        done.ready_ns = clock.now_ns()
         return reply, streams
 
     def worker_pids(self) -> list[int]:
