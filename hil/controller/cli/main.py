@@ -69,7 +69,7 @@ _PLAIN |= dict(zip("▁▂▃▄▅▆▇█", "._-=+*##", strict=True))
 _SPINNER = range(0x2800, 0x2900)
 # Python looks for cycles after so many new objects, by default after 700: what a verb imports alone makes a hundred
 # times that, and none of it is garbage.
-_NEW_OBJECTS = 10_000
+_NEW_OBJECTS = 100_000
 # The threads of OpenBLAS, which numpy starts when it is imported, wait for work for 2^26 cycles before they sleep, a
 # core each. With this for 2^4, here and in the processes that are started.
 _BLAS = ("OPENBLAS_THREAD_TIMEOUT", "4")

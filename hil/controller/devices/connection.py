@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tenacity
 from google.protobuf.json_format import MessageToDict
 
 from hil import errors
@@ -335,20 +334,27 @@ class AgentConnection:
     def _ask(self, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
 
-        # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
-        @tenacity.retry(
-            retry=tenacity.retry_if_exception(_was_cut),
-            stop=tenacity.stop_after_delay(timeout),
-            wait=tenacity.wait_fixed(0.1),
-            reraise=True,
-        )
         def ask() -> Any:
             left = max(deadline - time.monotonic(), 0.1)
             with self._guarded(call := self._calls.begin("Describe", within_s=left, waits=True), left):
                 call.send(pb.DescribeRequest())
                 return call.receive()
 
-        return ask()
+        try:
+            return ask()
+        except CallFailed as error:
+            if not _was_cut(error):
+                raise
+        import tenacity
+
+        # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_was_cut),
+            stop=tenacity.stop_after_delay(max(deadline - time.monotonic(), 0.0)),
+            wait=tenacity.wait_fixed(0.1),
+            reraise=True,
+        )
+        return retrying(ask)
 
     def _ask_again(self, waited: float) -> Any:
         """Ask an agent that is busy, for as long as it tells the time meanwhile: one that hangs does not."""

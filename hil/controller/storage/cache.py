@@ -13,10 +13,10 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -96,7 +96,7 @@ class Cache:
         path = self._path(key)
         self._uses.add(key)
         with self._storage():
-            temporary = self.making() / uuid.uuid4().hex
+            temporary = self.making() / secrets.token_hex(16)
             temporary.mkdir()
             try:
                 fill(temporary)
@@ -243,7 +243,7 @@ class Cache:
     def _buried(self, path: Path) -> Path | None:
         """An entry, renamed away so that nobody sees half of it while it is removed; None where there is none."""
         with contextlib.suppress(FileNotFoundError):
-            return path.rename(self.making() / uuid.uuid4().hex)
+            return path.rename(self.making() / secrets.token_hex(16))
         return None
 
     @contextlib.contextmanager
@@ -310,7 +310,7 @@ class Uses:
     def __init__(self, root: Path) -> None:
         self._folder = root / "users"
         self._gate = root / "users.lock"
-        self._name = uuid.uuid4().hex
+        self._name = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._keys: set[str] = set()
         self._file: int | None = None

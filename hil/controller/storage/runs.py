@@ -12,7 +12,6 @@ import os
 import secrets
 import shlex
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -188,6 +187,8 @@ class RunStore:
 
     def summaries(self) -> list[dict[str, Any]]:
         """The stored runs, oldest first: id, created, models, board, outcome, exit_code, finished, origin."""
+        import sqlite3  # most commands list nothing
+
         if not self.root.is_dir():
             return []
         index = self.root / _INDEX
@@ -199,6 +200,8 @@ class RunStore:
             return self._listed(":memory:")
 
     def _listed(self, index: Path | str) -> list[dict[str, Any]]:
+        import sqlite3
+
         with contextlib.closing(sqlite3.connect(index, timeout=10)) as database, database:
             database.row_factory = sqlite3.Row
             database.execute(_TABLE)
