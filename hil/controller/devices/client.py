@@ -223,18 +223,19 @@ class AgentClient(AgentConnection, BoardClient):
     def counters(self, period_s: float) -> Replies:
         """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled.
 
-        It raises CallFailed: whoever reads it is beside the run, never part of it.
+        Reading it raises CallFailed: whoever does is beside the run, never part of it.
         """
         return self._stream("Counters", pb.CountersRequest(period_ms=round(period_s * 1000)))
 
     def follow_logs(self) -> Replies:
-        """What workers write to stderr, as it comes; it raises CallFailed."""
+        """What workers write to stderr, as it comes; reading it raises CallFailed."""
         return self._stream("Logs", pb.LogsRequest(follow=True))
 
     def _stream(self, method: str, request: Any) -> Replies:
-        call = self._begin(method)
-        call.send(request)
-        return Replies(call)
+        with self._seam():
+            call = self._begin(method)
+            call.send(request)
+            return Replies(call)
 
     def logs(self, program_id: str = "") -> list[str]:
         """What workers wrote to stderr so far; of very much of it, the beginning."""

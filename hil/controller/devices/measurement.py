@@ -10,7 +10,7 @@ from hil.controller.devices import answers
 from hil.controller.devices.call import CallFailed
 from hil.core import clock
 from hil.core.timeline import Sample
-from hil.errors import BoardError, HilError, ProtocolBroken
+from hil.errors import HilError, ProtocolBroken
 
 # A clock runs evenly for some minutes, not for hours.
 _EVEN_NS = 600_000_000_000
@@ -73,7 +73,7 @@ class CounterWatch:
     def __enter__(self) -> CounterWatch:
         try:
             self._stream = self._start()
-        except (CallFailed, BoardError) as error:
+        except HilError as error:
             self.problem = f"the board tells no counters: {_text(error)}"
         else:
             self._thread = threading.Thread(target=self._collect, daemon=True, name="hil-counters")

@@ -8,7 +8,7 @@ from hil.controller.devices import measurement
 from hil.controller.devices.call import CallFailed
 from hil.controller.devices.measurement import CounterWatch
 from hil.core.timeline import Sample
-from hil.errors import BoardError
+from hil.errors import BoardError, BoardLost
 from hil.protocol.v1 import agent_pb2 as pb
 
 
@@ -52,7 +52,7 @@ def test_a_stream_that_breaks_is_told_and_keeps_what_came():
 
 def test_a_board_that_cannot_be_asked_is_told():
     def start():
-        raise BROKEN
+        raise BoardLost("it broke")
 
     with CounterWatch(start) as watch:
         pass

@@ -6,10 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 
 from hil.controller.devices.answers import LOG_CHARACTERS
+from hil.controller.devices.call import CallFailed
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage import live
 from hil.controller.storage.isolated import Isolated, IsolatedFailure
@@ -54,7 +54,7 @@ def test_what_an_isolated_call_prints_is_shown_before_it_ends(isolated: Isolated
 
 
 class Stream:
-    """A stream of lines, as gRPC has it."""
+    """A stream of lines, as a client has it."""
 
     def __init__(self) -> None:
         self.lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -65,7 +65,7 @@ class Stream:
     def __next__(self) -> Any:
         line = self.lines.get()
         if line is None:
-            raise grpc.RpcError("cancelled")
+            raise CallFailed("CANCELLED", "cancelled")
         return line
 
     def cancel(self) -> None:
