@@ -88,8 +88,8 @@ class _Calls:
             late = [context for context, value in self._calls.items() if self._is_due(value)]
             for context in late:
                 del self._calls[context]
-        for context in late:
-            context.cancel()
+                # Here, for once a call has left it may be another's connection that is ended.
+                context.cancel()
 
     def _is_due(self, value: Any) -> bool:
         raise NotImplementedError
@@ -115,10 +115,9 @@ class Room(_Calls):
             late = next(iter(self._calls)) if len(self._calls) >= self._most else None
             if late is not None:
                 del self._calls[late]
+                late.cancel()
             self._inside += 1
             self._calls[context] = time.monotonic()
-        if late is not None:
-            late.cancel()
 
     def heard(self, requests: Iterator[Any], context: CallContext) -> Iterator[Any]:
         """The messages of a call, whose client says something with each."""

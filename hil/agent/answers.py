@@ -102,7 +102,7 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
     """
     try:
         text, numbers = ipc.split(body, _NUMBERS + 2 * iterations)
-        if op == "invoke" and numbers and known is not None and text == known.text:
+        if op == "invoke" and numbers and text and known is not None and text == known.text:
             return _ran(known.made, numbers, iterations)
         answer = ipc.decode(text)
         if not isinstance(answer, dict) or answer.get("error") is None:

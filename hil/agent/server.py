@@ -48,6 +48,7 @@ MIN_PERIOD_MS = 10
 MAX_PERIOD_MS = 60_000
 _NOTICE_S = 0.5
 _SHORT = 200
+_BEARER = "Bearer "
 _UNREAD = 16
 
 
@@ -129,9 +130,15 @@ class Agent:
         )
         self._data: DataServer | None = None
         if path := data_path(self.address):
-            # Where it cannot be, such as on a path that is too long, everything goes over gRPC.
-            with contextlib.suppress(OSError):
+            try:
                 self._data = DataServer(path, admission, servicers, config.token)
+            except OSError as error:
+                # On a path that is too long everything goes over gRPC. Callers would take what is there for ours.
+                if os.path.lexists(path):
+                    raise UsageError(
+                        f"cannot listen on unix:{path}: {error.strerror or error}",
+                        hint="something is in its place: remove it, or listen elsewhere",
+                    ) from error
         self._server.start()
         for service in ("", *names):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -169,7 +176,7 @@ class _TokenCheck(grpc.ServerInterceptor):
     def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         given = str(dict(details.invocation_metadata).get("authorization", ""))
         try:
-            check_token(self._token, given.removeprefix("Bearer "))
+            check_token(self._token, given[len(_BEARER) :] if given.startswith(_BEARER) else "")
         except BoardRefused as error:
             return grpc.stream_stream_rpc_method_handler(partial(_refuse, error))
         return continuation(details)

@@ -1,9 +1,9 @@
-"""A data connection: a socket beside the agent's own that carries one call.
+"""A data connection: a socket beside the agent's own that carries calls.
 
-gRPC costs a small call several threads' turns, large data several copies, and a command a tenth of a second of imports
-and set-up. An agent that listens on a Unix socket therefore listens on a second one, :func:`data_path`, for the same
-methods, with the same messages. A connection carries one call after another, in frames of a byte (the kind), four (the
-length, little-endian) and the content:
+gRPC costs a small call several threads' turns, large data several copies, and a command 50 ms of imports and set-up. An
+agent that listens on a Unix socket therefore listens on a second one, :func:`data_path`, for the same methods, with the
+same messages. A connection carries one call after another, in frames of a byte (the kind), four (the length,
+little-endian) and the content:
 
 - the caller sends CALL with a ``DataCall``: the method, the session's token, the agent's; READY says that the call was
   taken on;

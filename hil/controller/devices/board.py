@@ -287,8 +287,11 @@ class Board:
             return
         if self._log is None or self._log.client is not self.client:
             self._end_log()
-            self._log = WorkerLog(self.name, self.client)
-        self._log.add(program_id)
+            # It is beside the run: what it cannot have, the program's own calls tell, or its end.
+            with contextlib.suppress(errors.BoardError):
+                self._log = WorkerLog(self.name, self.client)
+        if self._log is not None:
+            self._log.add(program_id)
 
     def finish_log(self, program_id: str) -> None:
         """Show what is left of that."""

@@ -43,7 +43,8 @@ class Calls:
             CallFailed: the agent refuses it, or hangs.
         """
         call = self._over_data(method, session, within_s) or self._over_grpc().begin(method, session, waits=waits)
-        self._open.add(call)
+        with self._lock:
+            self._open.add(call)
         return call
 
     def is_answered(self, within_s: float) -> bool:
@@ -52,13 +53,15 @@ class Calls:
             if call := self._over_data("Clock", "", within_s):
                 call.cancel()
                 return True
-        except CallFailed:
-            return False
+        except CallFailed as error:
+            return error.code != "DEADLINE_EXCEEDED"  # a refusal is an answer, too
         return self._over_grpc().is_answered(within_s)
 
     def close(self) -> None:
         """End all calls, and disconnect."""
-        for call in list(self._open):
+        with self._lock:
+            calls = list(self._open)
+        for call in calls:
             call.cancel()
         if self._data is not None:
             self._data.close()
@@ -73,8 +76,8 @@ class Calls:
         except NoDataConnection:
             return None
         except CallFailed as error:
-            # An agent of an older hil knows only calls of a session there.
-            if not session and isinstance(wire_errors.from_bytes(error.error), UsageError):
+            # An agent of an older hil carries fewer methods there.
+            if isinstance(wire_errors.from_bytes(error.error), UsageError):
                 return None
             raise
 

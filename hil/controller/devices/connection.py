@@ -285,6 +285,8 @@ _CONNECT_S = 10.0
 # An agent that is there may take longer to say what it is: at first it imports its runtimes.
 _ANSWER_S = 60.0
 _WHOLE_S = 10.0
+# What an agent that is busy takes to take a call on.
+_PRESENCE_S = 2.0
 _LOOK_S = 5.0
 
 
@@ -306,7 +308,7 @@ class AgentConnection:
             try:
                 reply = self._ask(timeout)
             except CallFailed as error:
-                if error.code != "DEADLINE_EXCEEDED" or not self._calls.is_answered(1.0):
+                if error.code != "DEADLINE_EXCEEDED" or not self._calls.is_answered(_PRESENCE_S):
                     raise
                 reply = self._ask_again(timeout)
         except CallFailed as error:
@@ -485,6 +487,8 @@ class AgentConnection:
             elif isinstance(found, errors.BoardBusy) and (why := self._lease_over()):
                 found = errors.SessionEnded(f"the lease ended: {why}")
             return found.located(board=self.board)
+        if error.code == "UNAUTHENTICATED":
+            return errors.BoardRefused(f"the agent refused us: {error.text}", board=self.board)
         if error.code == "UNIMPLEMENTED":
             return errors.BoardError("what answers there is no agent of hil", board=self.board)
         if self._hold and self._hold.silent:

@@ -110,7 +110,7 @@ class DataCall:
             connection.within(open_s)
             connection.send(frames.CALL, called.SerializeToString())
             kind, size = self._begin()
-            if kind == frames.END:
+            if kind == frames.END and size:
                 self._ended(size)
             connection.within(None)
         except frames.ConnectionBroken as error:
@@ -131,9 +131,9 @@ class DataCall:
                 self._came.append(self._next())
             self._frames.send(frames.DATA, message)
         except frames.ConnectionBroken as error:
-            # Why it hung up may have come before that.
+            # Why it hung up may have come before that. A session's answers are another thread's to read.
             with contextlib.suppress(frames.ConnectionBroken):
-                while not self._is_over:
+                while frames.may_go_on(self._name) and not self._is_over:
                     self._next()
             raise _broke(error) from error
 
@@ -199,14 +199,16 @@ class DataCall:
     def _ended(self, size: int) -> None:
         with self._lock:
             self._is_over = True
+        if not size and self._has_said_all and frames.may_go_on(self._name):
+            self._rest(self._frames)
+            return
+        error = self._frames.content(size) if size <= frames.ERROR_MOST else b""
+        self._frames.cancel()
         if size > frames.ERROR_MOST:
             raise answers.broken(f"its error has {size} bytes")
         if size:
-            error = self._frames.content(size)
             found = wire_errors.from_bytes(error)
             raise CallFailed("UNKNOWN", found.message if found else "the agent ended the call with an error", error)
-        if self._has_said_all and frames.may_go_on(self._name):
-            self._rest(self._frames)
 
 
 def _broke(error: frames.ConnectionBroken) -> CallFailed:

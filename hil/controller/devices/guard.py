@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class Guard:
         """Watch no more."""
         self.within(float("inf"))
         _WATCH.remove(self)
+        self._cancel = _nothing  # which may hold on to whoever has this guard
 
     def pass_time(self, seconds: float) -> None:
         """Count seconds that have passed."""
@@ -44,8 +46,12 @@ class Guard:
             self._left -= seconds
             self.expired = self._left <= 0
         if self.expired:
-            self.close()
             threading.Thread(target=self._cancel, daemon=True, name="hil-guard").start()
+            self.close()
+
+
+def _nothing() -> None:
+    """What a guard that watches no more has to end."""
 
 
 class _Watch:
@@ -61,8 +67,7 @@ class _Watch:
         with self._lock:
             self._guards.add(guard)
             self._some.set()
-            # A forked process has none of its parent's threads.
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._count, daemon=True, name="hil-guards")
                 self._thread.start()
 
@@ -88,3 +93,5 @@ class _Watch:
 
 
 _WATCH = _Watch()
+# A forked process has none of its parent's threads, and its parent's connections are not its to end.
+os.register_at_fork(after_in_child=_WATCH.__init__)  # type: ignore[misc]

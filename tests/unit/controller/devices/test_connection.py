@@ -11,7 +11,7 @@ from hil.agent.supervisor import Supervisor
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.call import CallFailed
 from hil.controller.devices.connection import AgentConnection
-from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable
+from hil.errors import BoardBusy, BoardError, BoardLost, BoardRefused, BoardUnreachable, UsageError
 
 
 def test_an_agent_that_imports_its_runtimes_first_is_waited_for(
@@ -31,6 +31,13 @@ def test_an_agent_that_imports_its_runtimes_first_is_waited_for(
         agent.stop()
 
 
+def test_an_agent_does_not_start_beside_what_callers_would_take_for_its_data_connections(tmp_path: Path) -> None:
+    (tmp_path / "a.sock.data").mkdir()
+    (tmp_path / "a.sock.data" / "somebody's").touch()
+    with pytest.raises(UsageError, match=r"a\.sock\.data"):
+        Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
+
+
 def test_one_that_hangs_is_told_of_soon(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as hung:
         hung.bind(str(tmp_path / "a.sock"))
@@ -48,13 +55,21 @@ def reset(error: int) -> CallFailed:
     return CallFailed("UNAVAILABLE", f"Stream removed (RST_STREAM (Received RST_STREAM with error code {error}))")
 
 
-@pytest.mark.parametrize(("error", "kind"), [(7, BoardBusy), (2, BoardLost)])
-def test_an_agent_that_takes_no_more_calls_is_busy_and_not_lost(
-    tmp_path: Path, error: int, kind: type[BoardError]
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (reset(7), BoardBusy),
+        (reset(2), BoardLost),
+        # Of an agent that sends no typed error of it.
+        (CallFailed("UNAUTHENTICATED", "the token is not this agent's"), BoardRefused),
+    ],
+)
+def test_an_agent_that_takes_no_more_calls_or_refuses_them_is_not_lost(
+    tmp_path: Path, error: CallFailed, kind: type[BoardError]
 ) -> None:
     connection = AgentConnection(Target(f"unix:{tmp_path}/nobody.sock"), "board")
     try:
-        told = connection._translated(reset(error))
+        told = connection._translated(error)
         assert type(told) is kind
     finally:
         connection.close()

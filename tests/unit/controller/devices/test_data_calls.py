@@ -260,6 +260,20 @@ def test_an_agent_that_was_started_anew_is_called_as_any_other(folder, sessions,
     connections.close()
 
 
+def test_an_agent_that_ends_every_call_before_it_begins_takes_none_on(folder):
+    def end_all(frames: Frames, connected: socket.socket) -> None:
+        while (begun := frames.begin()) is not None:
+            frames.content(begun[1])
+            frames.send(END)
+
+    with peer(folder, end_all) as path:
+        connections = DataConnections(path, "")
+        with pytest.raises(NoDataConnection):
+            connections.begin("Missing", "token", OPEN_S)
+        assert not connections._resting
+        connections.close()
+
+
 def test_of_connections_that_rest_the_agent_keeps_so_many(folder, sessions, session, blobs, monkeypatch):
     monkeypatch.setattr(admission, "RESTING", 2)
     path = f"{folder}/few.data"
@@ -294,9 +308,20 @@ def test_an_agent_that_knows_fewer_methods_there_is_called_over_grpc(folder, mon
         error = wire_errors.to_message(errors.UsageError("'Describe' is no method of data connections"))
         frames.send(END, error.SerializeToString())
 
+    for method, session in (("Describe", ""), ("Counters", "token")):
+        with peer(folder, refuse) as path, contextlib.closing(Calls(Target(f"unix:{folder}/agent"))) as calls:
+            monkeypatch.setattr(calls, "_data", DataConnections(path, ""))
+            assert isinstance(calls.begin(method, session), GrpcCall)
+
+
+def test_an_agent_that_refuses_a_call_is_there(folder, monkeypatch):
+    def refuse(frames: Frames, connected: socket.socket) -> None:
+        frames.begin()
+        frames.send(END, wire_errors.to_message(errors.BoardBusy("too many calls")).SerializeToString())
+
     with peer(folder, refuse) as path, contextlib.closing(Calls(Target(f"unix:{folder}/agent"))) as calls:
         monkeypatch.setattr(calls, "_data", DataConnections(path, ""))
-        assert isinstance(calls.begin("Describe"), GrpcCall)
+        assert calls.is_answered(5.0)
 
 
 def test_an_agent_that_keeps_the_connection_and_says_nothing_hangs(folder):
