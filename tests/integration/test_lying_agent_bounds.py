@@ -16,6 +16,7 @@ from support.agents import start_process, stop_process
 from support.lying_agent import HONEST, Lie, LyingAgent
 
 from hil.controller.devices.board_client import Target
+from hil.controller.devices.call import CallFailed
 from hil.controller.devices.client import AgentClient
 from hil.errors import BoardError
 from hil.protocol.v1 import agent_pb2 as pb
@@ -147,7 +148,7 @@ def test_a_call_that_goes_on_ends_with_a_frozen_agent_or_its_connection(end: str
         start = time.monotonic()
         if end:
             threading.Timer(0.5, client.close).start()
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(CallFailed):
             call.receive()
         assert time.monotonic() - start < (5 if end else 15 + 5)
     finally:

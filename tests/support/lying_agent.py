@@ -29,7 +29,7 @@ from hil.core.board_config import BoardConfig, Connection
 from hil.core.digest import digest_of
 from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
-from hil.protocol import grpc_calls, wire
+from hil.protocol import grpc_calls, wire, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
 PROGRAM = b"a program"
@@ -159,7 +159,7 @@ class LyingAgent:
             pass
         if lie.status is not grpc.StatusCode.OK:
             if lie.error is not None:
-                context.set_trailing_metadata(((wire.ERROR_KEY, lie.error),))
+                context.set_trailing_metadata(((wire_errors.ERROR_KEY, lie.error),))
             context.abort(lie.status, "it says so")
         if method in ("Hold", "Invoke"):
             for _ in requests:
