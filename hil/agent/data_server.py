@@ -100,15 +100,17 @@ class DataServer:
             if begun is None:
                 return None
             kind, size = begun
-            if kind != CALL or size > CALL_MOST:
-                raise UsageError("a data connection begins with a call")
+            if kind != CALL:
+                raise UsageError("a call begins with a frame that says which")
+            if size > CALL_MOST:
+                raise UsageError(f"a call's first frame has {size} bytes, and {CALL_MOST} are the most")
             called: pb.DataCall = decoded(frames.content(size), pb.DataCall.FromString)
             return called
 
     def _answer(self, frames: Frames, called: pb.DataCall) -> None:
+        check_token(self._token, called.token)
         if (method := METHODS.get(called.method)) is None:
             raise UsageError(f"the protocol has no method {called.method[:100]!r}")
-        check_token(self._token, called.token)
         context = DataCallContext(frames, called.session)
         behaviour = getattr(self._servicers[method.service], called.method)
         path = f"/{wire.PACKAGE}.{method.service}/{called.method}"
@@ -127,10 +129,14 @@ def _requests(frames: Frames, method: str) -> Iterator[Any]:
     The first that is asked for tells the caller that the call was taken on.
     """
     frames.send(READY)
+    request = METHODS[method].request
+    takes_data = "data" in request.DESCRIPTOR.fields_by_name
     room = memoryview(b"")
     while (begun := frames.begin()) is not None and begun[0] != END:
         kind, size = begun
         if kind == DATA:
+            if not takes_data:
+                raise UsageError(f"{method} takes no data")
             if size > wire.CHUNK:
                 raise UsageError(f"data of {size} bytes came at once, and {wire.CHUNK} are the most")
             room = room if room.nbytes else memoryview(bytearray(wire.CHUNK))
@@ -138,6 +144,9 @@ def _requests(frames: Frames, method: str) -> Iterator[Any]:
             yield room[:size]
         elif kind == MESSAGE:
             check_size(method, size)
-            yield decoded(frames.content(size), METHODS[method].request.FromString)
+            message = decoded(frames.content(size), request.FromString)
+            if takes_data and message.HasField("data"):
+                raise UsageError("data comes in frames of its own here, and in no message")
+            yield message
         else:
             raise UsageError(f"a frame of the kind {kind}, where there is none such")

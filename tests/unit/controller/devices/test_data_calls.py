@@ -156,6 +156,15 @@ def test_what_an_agent_says_in_the_middle_of_an_upload_is_heard(path, session, b
     assert (found.message, found.hint) == ("the disk is full", "make room")
 
 
+@pytest.mark.parametrize(("method", "message"), [("Missing", PIECE), ("Put", pb.PutRequest(data=b"abc"))])
+def test_data_is_refused_where_it_does_not_belong(path, session, method, message):
+    call = called(path, method, session.token)
+    call.send(message)
+    with pytest.raises(CallFailed, match="data") as caught:
+        call.receive()
+    assert isinstance(wire_errors.from_bytes(caught.value.error), errors.UsageError)
+
+
 def test_a_cancelled_call_wakes_up_whoever_waits_in_it(path, session):
     call = called(path, "Put", session.token)
     threading.Timer(0.2, call.cancel).start()
