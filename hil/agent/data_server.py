@@ -130,7 +130,7 @@ def _requests(frames: Frames, method: str) -> Iterator[Any]:
     """
     frames.send(READY)
     request = METHODS[method].request
-    takes_data = "data" in request.DESCRIPTOR.fields_by_name
+    takes_data = wire.carries_data(request)
     room = memoryview(b"")
     while (begun := frames.begin()) is not None and begun[0] != END:
         kind, size = begun

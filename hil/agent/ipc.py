@@ -54,7 +54,7 @@ class Garbled(Exception):
 
 
 def decode(body: bytes) -> Any:
-    """What a message's bytes say. Raises Garbled: they are no JSON in UTF-8, or hold more values than that."""
+    """What a message's bytes say. Raises Garbled: they are no JSON in UTF-8, or hold more than :data:`MOST_VALUES`."""
     # Each value that JSON can hold has one of these before it, but for the first: read, it takes many times its bytes.
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
         raise Garbled(f"it holds more than {MOST_VALUES} values")
@@ -64,13 +64,13 @@ def decode(body: bytes) -> Any:
         raise Garbled(f"it is no JSON: {error}") from error
 
 
-def encode(message: Any, numbers: Sequence[int] = ()) -> bytes:
-    """A message's bytes, with numbers of 64 bits before its JSON, if there are any."""
-    return joined(numbers, _text(message).encode())
+def encode(message: Any) -> bytes:
+    """A message's JSON."""
+    return _text(message).encode()
 
 
 def joined(numbers: Sequence[int], text: bytes) -> bytes:
-    """The bytes of a message with these numbers whose JSON is there already."""
+    """The bytes of a message: numbers of 64 bits, if there are any, before its JSON."""
     if not numbers:
         return text
     return _NUMBERS.pack(_MARK, len(numbers)) + struct.pack(f"<{len(numbers)}q", *numbers) + text

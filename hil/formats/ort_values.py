@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hil.core.tensors import ML_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, dtype_name, dtype_of, pack, unpack
+from hil.core.varint import varint
 from hil.errors import UsageError
 
 # ONNX's TensorProto element types by our names: onnx itself is not a dependency of an agent.
@@ -122,17 +123,9 @@ def _strings_to_ort(array: Array) -> Any:
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run_with_ort_values(None, {})[0]
 
 
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
 def _number(field: int, number: int) -> bytes:
-    return _varint(field << 3) + _varint(number)
+    return varint(field << 3) + varint(number)
 
 
 def _bytes(field: int, payload: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(payload)) + payload
+    return varint(field << 3 | 2) + varint(len(payload)) + payload

@@ -16,9 +16,10 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from hil import errors
+from hil.core.varint import varint
 from hil.protocol import wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
-from hil.protocol.wire import KEPT_ERRORS, PACKAGE, SERVICES, failure
+from hil.protocol.wire import KEPT_ERRORS, PACKAGE, SERVICES, carries_data, failure
 
 GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", -1),
@@ -48,31 +49,21 @@ def close_channel(channel: grpc.Channel) -> None:
 
 
 # In every message that has a `data` field it is number 2, of type bytes.
-_DATA_TAG = 0x12
-_BULK = {"PutRequest", "GetReply", "InvokeRequest", "InvokeReply"}
+_DATA_TAG = b"\x12"
 
 Bulk: TypeAlias = "Message | memoryview"
-
-
-def _data_header(size: int) -> bytes:
-    header = bytearray([_DATA_TAG])
-    while size > 0x7F:
-        header.append(size & 0x7F | 0x80)
-        size >>= 7
-    header.append(size)
-    return bytes(header)
 
 
 def encode(message: Any) -> bytes:
     """A message's bytes; a memoryview is what a `data` message carries."""
     if isinstance(message, memoryview):
-        return b"".join((_data_header(message.nbytes), message))
+        return b"".join((_DATA_TAG, varint(message.nbytes), message))
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
 def _decoder(kind: type[Message]) -> Callable[[bytes], Bulk]:
     def decode(raw: bytes) -> Bulk:
-        if raw[:1] == b"\x12":
+        if raw[:1] == _DATA_TAG:
             size = shift = 0
             for position in range(1, min(len(raw), 6)):
                 size |= (raw[position] & 0x7F) << shift
@@ -95,7 +86,7 @@ def _methods(service: str) -> Iterable[tuple[str, str, bool, bool, Callable[[byt
         decoders = []
         for descriptor in (method.input_type, method.output_type):
             kind = GetMessageClass(descriptor)
-            decoders.append(_decoder(kind) if descriptor.name in _BULK else kind.FromString)
+            decoders.append(_decoder(kind) if carries_data(kind) else kind.FromString)
         path = f"/{PACKAGE}.{service}/{method.name}"
         yield method.name, path, method.client_streaming, method.server_streaming, decoders[0], decoders[1]
 

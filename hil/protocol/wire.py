@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from hil import errors
 from hil.core import tensors
@@ -38,6 +39,11 @@ KEPT_ERRORS = wire_errors.KeptErrors()
 def pieces(payload: memoryview) -> Iterator[memoryview]:
     """A buffer in pieces of :data:`CHUNK` bytes, each of which a `data` message carries."""
     return (payload[offset : offset + CHUNK] for offset in range(0, payload.nbytes, CHUNK))
+
+
+def carries_data(message: type[Message]) -> bool:
+    """Whether a method's messages of this type may be data."""
+    return "data" in message.DESCRIPTOR.fields_by_name
 
 
 def failure(error: Exception) -> errors.HilError:

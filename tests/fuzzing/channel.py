@@ -34,7 +34,7 @@ _ANSWERS: list[Any] = [
 
 
 def _framed(value: Any, numbers: Sequence[int] = ()) -> bytes:
-    body = ipc.encode(value, numbers)
+    body = ipc.joined(numbers, ipc.encode(value))
     return _FRAME.pack(len(body)) + body
 
 

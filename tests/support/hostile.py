@@ -128,7 +128,7 @@ def send(what: str) -> None:
     """Send bytes as the answer: the JSON after it, that of a run with its numbers, or one of the floods."""
     body = what.encode()
     if what.startswith("ran "):
-        body = ipc.encode({"ok": json.loads(what.removeprefix("ran "))}, (0, 0, 0, 1, 2))
+        body = ipc.joined((0, 0, 0, 1, 2), ipc.encode({"ok": json.loads(what.removeprefix("ran "))}))
     match what:
         case "deep":
             body = b"[" * 100_000
@@ -139,9 +139,9 @@ def send(what: str) -> None:
         case "surrogate":
             body = json.dumps({"ok": {"inputs": [], "outputs": [], "function": "\ud800", "load_ns": 1}}).encode()
         case "cut numbers":
-            body = ipc.encode({"ok": {"outputs": []}}, (0, 0, 0, 1, 2))[:20]
+            body = ipc.joined((0, 0, 0, 1, 2), ipc.encode({"ok": {"outputs": []}}))[:20]
         case "many numbers":
-            body = ipc.encode({"ok": {"outputs": []}}, range(500_000))
+            body = ipc.joined(range(500_000), ipc.encode({"ok": {"outputs": []}}))
         case "digits":
             body = b'{"ok": ' + b"9" * 100_000 + b"}"
     channel = _channel()

@@ -58,6 +58,10 @@ class _Watch:
     """Has all guards of this process count, in one thread: a call begins and ends faster than a thread."""
 
     def __init__(self) -> None:
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Watch nothing: a forked process has none of its parent's threads, and its calls are not its to end."""
         self._guards: set[Guard] = set()
         self._lock = threading.Lock()
         self._some = threading.Event()
@@ -93,5 +97,4 @@ class _Watch:
 
 
 _WATCH = _Watch()
-# A forked process has none of its parent's threads, and its parent's connections are not its to end.
-os.register_at_fork(after_in_child=_WATCH.__init__)  # type: ignore[misc]
+os.register_at_fork(after_in_child=_WATCH.start_anew)

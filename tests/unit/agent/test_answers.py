@@ -35,7 +35,7 @@ values = st.recursive(
 
 
 def encoded(ok: object, numbers: Sequence[int] = ()) -> bytes:
-    return ipc.encode({"ok": ok}, numbers)
+    return ipc.joined(numbers, ipc.encode({"ok": ok}))
 
 
 def check(answer: answers.Answer, iterations: int) -> None:
@@ -86,7 +86,7 @@ def test_words_that_are_long_are_not_kept():
     assert known == answers.Known()
 
 
-@pytest.mark.parametrize("body", [b"\0", b"\0\1\0\0\0", b"\0\xff\xff\xff\xff{}", ipc.encode({}, range(6))[:-3]])
+@pytest.mark.parametrize("body", [b"\0", b"\0\1\0\0\0", b"\0\xff\xff\xff\xff{}", ipc.joined(range(6), b"{}")[:-3]])
 def test_numbers_that_are_cut_off_or_too_many_are_told(body: bytes):
     with pytest.raises(RunCrashed, match="the worker's answer is none"):
         answers.read(body, "invoke", 1)
@@ -117,7 +117,7 @@ def test_an_answer_with_anything_in_any_place_is_one_or_a_typed_error(data: st.D
             break
     try:
         numbers = data.draw(st.just(TOLD[op]) | st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=6))
-        check(answers.read(ipc.encode(said, numbers), op, 1), 0 if op == "profile" else 1)
+        check(answers.read(ipc.joined(numbers, ipc.encode(said)), op, 1), 0 if op == "profile" else 1)
     except HilError as error:
         assert type(error) in (LoadFailed, RunFailed, RunCrashed, UsageError)
 

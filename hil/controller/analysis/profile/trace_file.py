@@ -8,10 +8,11 @@ fields.)
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import IO, Any
+
+from hil.core.varint import varint
 
 Argument = str | int | float
 
@@ -173,8 +174,8 @@ class Stream:
         if self._unwritten:
             self._write_names()
         self._head.timestamp = at - self._zero
-        body = self._head.SerializeToString() + self._before_event + _varint(len(event)) + event
-        trace.write_bytes(self._before_packet + _varint(len(body)) + body)
+        body = self._head.SerializeToString() + self._before_event + varint(len(event)) + event
+        trace.write_bytes(self._before_packet + varint(len(body)) + body)
         trace.events += 1
 
     def _start(self) -> None:
@@ -235,17 +236,6 @@ class Lanes:
         return self._lanes[-1][0]
 
 
-@functools.lru_cache(4096)
-def _varint(value: int) -> bytes:
-    """Encode a number for protobuf: seven bits a byte, the lowest first, the top bit set in all but the last."""
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
 def _before(field: int) -> bytes:
     """Return the tag of a field that is a message; its length follows."""
-    return _varint(field << 3 | 2)
+    return varint(field << 3 | 2)
