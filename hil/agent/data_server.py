@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent.admission import Admission, Room, argument_of, check_size, check_token, decoded
-from hil.errors import UsageError
+from hil.errors import BoardBusy, UsageError
 from hil.protocol import wire, wire_errors
 from hil.protocol.data_connection import (
     CALL,
@@ -75,15 +75,13 @@ class DataServer:
 
     def _serve(self, connected: socket.socket) -> None:
         frames = Frames(connected)
-        waits_in = self._admission.silent
         with contextlib.closing(frames), contextlib.suppress(ConnectionBroken):
             try:
-                while (called := self._called(frames, waits_in)) is not None:
+                called = self._called(frames, self._admission.silent)
+                while called is not None:
                     self._answer(frames, called)
                     frames.send(END)
-                    if not may_go_on(called.method):
-                        break
-                    waits_in = self._admission.resting
+                    called = self._next_called(frames) if may_go_on(called.method) else None
             except ConnectionBroken:
                 raise
             except Exception as error:
@@ -106,6 +104,13 @@ class DataServer:
                 raise UsageError(f"a call's first frame has {size} bytes, and {CALL_MOST} are the most")
             called: pb.DataCall = decoded(frames.content(size), pb.DataCall.FromString)
             return called
+
+    def _next_called(self, frames: Frames) -> pb.DataCall | None:
+        """The call after another one; None where no more comes, or too many connections rest: nobody has asked yet."""
+        try:
+            return self._called(frames, self._admission.resting)
+        except BoardBusy:
+            return None
 
     def _answer(self, frames: Frames, called: pb.DataCall) -> None:
         check_token(self._token, called.token)

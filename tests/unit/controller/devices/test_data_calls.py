@@ -296,6 +296,18 @@ def test_of_connections_that_rest_the_agent_keeps_so_many(folder, sessions, sess
             caller.close()
 
 
+def test_where_no_connection_may_rest_each_call_has_its_own(folder, sessions, session, blobs, opened):
+    admitting = Admission(sessions)
+    admitting.resting._inside = 2 * admission.RESTING
+    path = f"{folder}/full.data"
+    connections = DataConnections(path, "")
+    with contextlib.closing(DataServer(path, admitting, {"Blobs": SimpleNamespace(Missing=blobs.missing)}, "")):
+        for _ in range(5):
+            assert ask(connections, session, "a") == ["a"]
+        connections.close()
+    assert len(opened) == 5
+
+
 def test_where_nobody_takes_data_connections_the_call_goes_over_grpc(folder):
     with contextlib.closing(Calls(Target(f"unix:{folder}/nothing"))) as calls:
         assert isinstance(calls.begin("Put", "token"), GrpcCall)
