@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tenacity
-
 from hil import errors
 from hil.controller.devices.agentless.signature import check_inputs, fits
 from hil.controller.devices.answers import expected_bytes
@@ -228,19 +226,25 @@ class Board:
                 self.look_again(error)
                 once()
 
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((errors.BoardLost, errors.SessionEnded)),
-            stop=tenacity.stop_after_attempt(_PUSH_TRIES),
-            wait=tenacity.wait_exponential(_PUSH_PAUSE_S, max=2),
-            before_sleep=lambda state: self._reconnect(state.outcome),
-            reraise=True,
-        )
-        retrying(once_or_again)
+        broken = (errors.BoardLost, errors.SessionEnded)
+        try:
+            once_or_again()
+        except broken as error:
+            import tenacity  # 3 ms, and links break seldom
+
+            self._reconnect(error)
+            retrying = tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(broken),
+                stop=tenacity.stop_after_attempt(_PUSH_TRIES - 1),
+                wait=tenacity.wait_exponential(_PUSH_PAUSE_S, max=2),
+                before_sleep=lambda state: self._reconnect(state.outcome.exception()),
+                reraise=True,
+            )
+            retrying(once_or_again)
         return self.payload_bytes_sent - before
 
-    def _reconnect(self, outcome: Any) -> None:
+    def _reconnect(self, error: Any) -> None:
         """After a broken upload: a new connection and session. Nothing that ran is lost: nothing has run yet."""
-        error = outcome.exception()
         self._say(f"the link broke during the upload ({error.message}); connecting again")
         try:
             self._connect_anew()

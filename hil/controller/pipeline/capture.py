@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.pipeline.options import PROFILED_COUNTS
@@ -67,7 +68,7 @@ class Capture:
         What goes wrong is a note: the run before has its answer already.
         """
         times = [end - start for call in self.calls for start, end in call.iterations_ns]
-        runs, cold = (bounded(asked, statistics.median(times) if times else 0.0) for asked in (iterations, warmup))
+        runs, cold = (bounded(asked, float(np.median(times)) if times else 0.0) for asked in (iterations, warmup))
         if (runs, cold) != (iterations, warmup):
             asked = f"{iterations} iterations after {warmup} of warm-up"
             self.notes.append(f"of the {asked}, {runs} after {cold} were profiled: more would make huge files")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict
@@ -41,15 +42,15 @@ def device_statistics(result: RunResult) -> dict[str, Any]:
     samples = result.device_ns
     if not samples:
         return {"iterations": 0}
-    ordered = sorted(samples[1:] if result.cold and len(samples) > 1 else samples)
+    ordered = np.sort(samples[1:] if result.cold and len(samples) > 1 else samples)
     return {
         "iterations": len(samples),
         "cold_ns": samples[0] if result.cold else None,
-        "p50_ns": statistics.median(ordered),
-        "p90_ns": ordered[min(int(0.9 * len(ordered)), len(ordered) - 1)],
-        "min_ns": ordered[0],
-        "mean_ns": statistics.fmean(ordered),
-        "stdev_ns": statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
+        "p50_ns": float(np.median(ordered)),
+        "p90_ns": int(ordered[min(int(0.9 * len(ordered)), len(ordered) - 1)]),
+        "min_ns": int(ordered[0]),
+        "mean_ns": float(np.mean(ordered)),
+        "stdev_ns": float(np.std(ordered, ddof=1)) if len(ordered) > 1 else 0.0,
         "samples_ns": samples[:_SAMPLES_KEPT],
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import IO
+from typing import IO, Any
 
 import rich.console
 from rich.segment import Segment
@@ -15,7 +15,13 @@ _UNLIMITED = 4000
 
 
 class Console(rich.console.Console):
-    """rich's console, which shows what a terminal would obey in a text (see :func:`hil.core.text.visible`)."""
+    """rich's console, which shows what a terminal would obey in a text (see :func:`hil.core.text.visible`).
+
+    A name with ``:snake:`` in it is no emoji.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
 
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None

@@ -6,8 +6,6 @@ import contextlib
 import shlex
 from typing import TYPE_CHECKING
 
-import tenacity
-
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import BoardClient, Target
 from hil.controller.devices.links.link import Link, LinkKind
@@ -61,14 +59,19 @@ class _SshLink:
 class _AgentLink(_SshLink):
     """With an agent, which is put there. Of a link that breaks meanwhile: what arrived is not sent again."""
 
-    @tenacity.retry(
-        retry=tenacity.retry_if_exception_type(BoardLost),
-        stop=tenacity.stop_after_attempt(3),
-        wait=tenacity.wait_fixed(1.0),
-        reraise=True,
-    )
     def open(self) -> Link:
         """Log in, have the agent run, and make the tunnel to it."""
+        import tenacity  # 3 ms, of every command that any link is known to
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(BoardLost),
+            stop=tenacity.stop_after_attempt(3),
+            wait=tenacity.wait_fixed(1.0),
+            reraise=True,
+        )
+        return retrying(self._open)
+
+    def _open(self) -> Link:
         from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
         from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
         from hil.controller.devices.ssh.login import exposure
