@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from hil.agent import ipc
-from hil.agent.confinement import confine, enter_sandbox, seclude
+from hil.agent.confinement import confine, enter_sandbox, prepare, seclude
 from hil.agent.ipc import Arena, lay_out
 from hil.core import tensors
 from hil.core.clock import now_ns
@@ -215,6 +215,7 @@ def serve(sock: socket.socket, reference: str, memory_limit: int) -> None:
     except ipc.Closed:  # the agent has ended meanwhile
         return
     preload(reference)
+    prepare()
     gc.freeze()
     workers: set[int] = set()
     # A library's own, which it started as it was imported: they stay as long as we do.

@@ -18,7 +18,7 @@ from hil.core.runtimes import RUNTIMES
 # What a run of an ONNX model on a simulator, with everything in the cache, has nothing to do with.
 NOT_NEEDED = (
     "grpc ml_dtypes onnx onnxruntime iree torch tensorflow perfetto matplotlib paramiko cryptography "
-    "rich.progress rich.live "
+    "rich.progress rich.live tenacity statistics "
     "hil.controller.models.tensorflow hil.controller.models.conversions.torch_program "
     "hil.controller.models.conversions.tensorflow_program hil.controller.models.importers.onnx "
     "hil.controller.backends.compilers.tfcompile hil.controller.backends.compilers.executorch "
@@ -49,6 +49,9 @@ def test_a_run_imports_nothing_that_it_does_not_use(environment, tmp_path, monke
     assert "hil.controller.pipeline.stages" in there
     assert there.isdisjoint(NOT_NEEDED), sorted(there & set(NOT_NEEDED))
     assert not any(name.startswith("rich.") for name in there), "rich is for what is printed, and --json is not"
+    shown = imported(*run[:-1], cwd=tmp_path)
+    tables = [name for name in shown if "_unicode_data.unicode" in name or name == "rich._emoji_codes"]
+    assert "rich.table" in shown and not tables, "rich reads tables of thousands of characters for none of what is shown"
 
 
 def names() -> Iterator[str]:

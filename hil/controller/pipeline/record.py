@@ -42,15 +42,16 @@ def device_statistics(result: RunResult) -> dict[str, Any]:
     samples = result.device_ns
     if not samples:
         return {"iterations": 0}
-    ordered = np.sort(samples[1:] if result.cold and len(samples) > 1 else samples)
+    ordered = sorted(samples[1:] if result.cold and len(samples) > 1 else samples)
+    count = len(ordered)
     return {
         "iterations": len(samples),
         "cold_ns": samples[0] if result.cold else None,
-        "p50_ns": float(np.median(ordered)),
-        "p90_ns": int(ordered[min(int(0.9 * len(ordered)), len(ordered) - 1)]),
-        "min_ns": int(ordered[0]),
-        "mean_ns": float(np.mean(ordered)),
-        "stdev_ns": float(np.std(ordered, ddof=1)) if len(ordered) > 1 else 0.0,
+        "p50_ns": (ordered[(count - 1) // 2] + ordered[count // 2]) / 2,
+        "p90_ns": ordered[min(int(0.9 * count), count - 1)],
+        "min_ns": ordered[0],
+        "mean_ns": sum(ordered) / count,
+        "stdev_ns": float(np.std(ordered, ddof=1)) if count > 1 else 0.0,
         "samples_ns": samples[:_SAMPLES_KEPT],
     }
 

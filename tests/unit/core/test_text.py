@@ -68,6 +68,16 @@ def test_a_console_on_a_visible_stream_colours_and_a_print_does_not():
     assert not hasattr(stream, "buffer")
 
 
+@pytest.mark.parametrize("markup", [True, False])
+def test_a_name_with_colons_is_no_emoji(markup: bool):
+    file = io.StringIO()
+    console = Console(file=file, width=80)
+    table = Table("node")
+    table.add_row("block:star:relu")
+    console.print("block:star:relu", table, markup=markup)
+    assert file.getvalue().count("block:star:relu") == 2
+
+
 def test_reports_hold_nothing_to_obey():
     assert plain("\x1b[31mred\x1b[0m\x9b2J\u202e\x85\x00") == "red2J\\u202e\\x85"
 
