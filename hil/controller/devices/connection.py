@@ -83,6 +83,11 @@ class Hold:
         """Whether the agent is heard no more."""
         return self._guard.expired
 
+    @property
+    def ended(self) -> bool:
+        """Whether the session is over, as far as we have heard."""
+        return self._closed.is_set()
+
     def _opened(self, opening: pb.SessionOpen, on_wait: Callable[[str], None]) -> pb.SessionOpened:
         """Wait for the device, as long as was said, and as the agent tells that it is there."""
         deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_S
@@ -403,10 +408,14 @@ class AgentConnection:
         ttl_s: float = TTL_S,
         on_wait: Callable[[str], None],
     ) -> int:
-        """Take the device; returns the session's fence. ``on_wait`` is told who has it meanwhile (BoardBusy)."""
-        opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
+        """Take the device, unless we have it: a client may be handed over with its session. Returns the session's fence.
+
+        ``on_wait`` is told who has the device meanwhile (BoardBusy).
+        """
         with self._seam():
-            self._hold = Hold(self._calls.begin("Hold"), opening, on_wait, self._calls.close)
+            if self._hold is None or self._hold.ended:
+                opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
+                self._hold = Hold(self._calls.begin("Hold"), opening, on_wait, self._calls.close)
         given: int = self._hold.fence
         return given
 

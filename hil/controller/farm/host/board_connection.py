@@ -166,15 +166,14 @@ class BoardConnection:
         return seen.HasField("holder") and seen.holder.fence == fence
 
     def choice(self, grant: Grant) -> BoardChoice:
-        """The board for a lease's job, by the lease's fence and over the connection that took it."""
+        """The board for a lease's job, by the lease's fence, and in the session that took it."""
         address = self.target.address if self.target else ""
         config = lease_config(self.config, address, grant.fence, describe_lease(self.card(), grant))
         return BoardChoice(config, connect=self._hand_over if address else None)
 
     def _hand_over(self, board: str) -> AgentClient:
-        """Give the client away, without its session; a new one where it is gone already."""
+        """Give the client away, with the session that took the board; a new one where it is gone already."""
         assert self._link is not None
-        self.release()
         client, self._client = self._client, None
         return client or AgentClient(self._link.target, board)
 
