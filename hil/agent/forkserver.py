@@ -85,22 +85,28 @@ class _Worker:
         # What the answer to an order tells beside its text: see hil.agent.answers.
         self.numbers: list[int] = []
         self._folder = Path()
-        self._sandboxed = False
+        self._sandboxed = self._is_open = False
         self._entries: list[dict[str, Any]] | None = None
         self._arrays: list[Array] = []
         self._placed: Placement | None = None
 
     def do_prepare(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Make the runtime and open its device ahead of the load."""
+        """Make the runtime, and open its device ahead of the load where it is known."""
         self._sandboxed = "sandbox" in order["options"]
         if self._sandboxed:
             # Before the device is opened: that starts threads.
             enter_sandbox([Path(one) for one in order["options"]["sandbox"]])
         self._runtime = resolve(order["runtime"])(order["options"])
-        self._runtime.prepare(order["device"])
+        self._open(order["device"])
         return {}
 
+    def _open(self, device: str | None) -> None:
+        if device is not None and not self._is_open:
+            self._runtime.prepare(device)
+            self._is_open = True
+
     def do_load(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._open(order["device"])
         start = now_ns()
         self._folder = Path(order["folder"]).absolute()
         self.program = self._runtime.load(self._folder, order["main"], order["device"], order["function"])

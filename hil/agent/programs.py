@@ -91,6 +91,8 @@ class Programs:
         self._limit = memory_limit or machine.memory_bytes() or 1 << 62
         self._loaded: dict[str, Loaded] = {}
         self._loading: set[Loading] = set()
+        # How often the session has had a program loaded, and by which runtime the last time.
+        self._loads, self._runtime = 0, ""
         self._freeing: list[threading.Thread] = []
         self._lock = threading.Lock()
 
@@ -141,6 +143,7 @@ class Programs:
             with self._lock:
                 self._sessions.require(session)
                 loading.worker = worker
+                self._loads, self._runtime = self._loads + 1, request.runtime
             worker.program_id = uuid.uuid4().hex
             order = {name: getattr(request, name) for name in ("main", "device", "function")} | {"folder": str(folder)}
 
@@ -174,8 +177,10 @@ class Programs:
         )
 
     def _refill(self, session: Session, request: pb.LoadRequest) -> None:
-        """Have a worker made ready for the session's next program."""
+        """Have a worker made ready for the session's next program; many sessions have only one."""
         with self._lock:
+            if self._loads < 2:
+                return
             # Under the lock that its end takes before it ends what is kept ready: none is made for it after that.
             self._sessions.require(session)
             self._supervisor.refill(request.runtime, request.device)
@@ -325,6 +330,7 @@ class Programs:
             for program_id in list(self._loaded):
                 self._let_go(program_id, because)
             freeing, loads = self._freeing, list(self._loading)
+            used, self._loads, self._runtime = self._runtime, 0, ""
             for load in loads:
                 if load.worker is not None:
                     load.worker.kill(because)
@@ -336,6 +342,9 @@ class Programs:
             load.done.wait(max(deadline - time.monotonic(), 0.0))
         self._supervisor.logs.forget()
         self._store.forget_session()
+        if used:
+            # Nothing of the session is left that could touch it.
+            self._supervisor.stand_by(used)
 
     def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:
         """End a program's worker, and give back what it held; under our lock, so that none is overlooked meanwhile."""

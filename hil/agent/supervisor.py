@@ -273,7 +273,8 @@ class _Spare:
 
 
 class Supervisor:
-    """Workers by runtime, with one kept ready for each runtime and device that a session used last.
+    """Workers by runtime, with one kept ready for each runtime and device that a session used last, and between sessions
+    one that has opened no device.
 
     Args:
         memory_limit: most bytes that a program may take; 0 is the machine's memory.
@@ -286,8 +287,8 @@ class Supervisor:
         }
         self._references = runtimes
         self._options = options
-        # The one that was asked for last is the last.
-        self._spares: dict[tuple[str, str], _Spare] = {}
+        # By runtime and device, None for one that has opened none; the one that was asked for last is the last.
+        self._spares: dict[tuple[str, str | None], _Spare] = {}
         self._lock = threading.Lock()
         self._closed = False
         self.logs = LogBook()
@@ -309,7 +310,7 @@ class Supervisor:
         return {name: server.described for name, server in servers.items()}
 
     def take(self, runtime: str, device: str) -> Worker:
-        """A worker with this runtime and device prepared: the one that :meth:`refill` made, if it did.
+        """A worker with this runtime prepared: one that :meth:`refill` or :meth:`stand_by` made, if they did.
 
         Raises:
             LoadFailed: there is no such runtime, or it does not work here.
@@ -323,22 +324,27 @@ class Supervisor:
                 "over SSH, a simulated one has what is installed beside hil",
             )
         with self._lock:
-            spare = self._spares.get((runtime, device))
-            if spare is not None and spare.worker is not None:
-                del self._spares[runtime, device]
-                if spare.worker.alive:
-                    return spare.worker
-                spare.worker.close()
+            for key in ((runtime, device), (runtime, None)):
+                spare = self._spares.get(key)
+                if spare is not None and spare.worker is not None:
+                    del self._spares[key]
+                    if spare.worker.alive:
+                        return spare.worker
+                    spare.worker.close()
         return self._start(runtime, device)
 
     def has(self, runtime: str, device: str) -> bool:
         """Whether a runtime lists a device; its default one it always has."""
         return not device or device in self._servers[runtime].described.get("devices", ())
 
-    def refill(self, runtime: str, device: str) -> None:
+    def stand_by(self, runtime: str) -> None:
+        """Make a worker ready in the background for whoever has the board next. The devices stay free until then."""
+        self.refill(runtime, None)
+
+    def refill(self, runtime: str, device: str | None) -> None:
         """Make another worker ready in the background, unless there is one.
 
-        Only for a device that there is: anybody may ask for any other.
+        Only for a device that there is (or for none): anybody may ask for any other.
         """
         with self._lock:
             known = self._spares.pop((runtime, device), None)
@@ -375,14 +381,14 @@ class Supervisor:
     def _installed(self) -> list[str]:
         return sorted(name for name in self._servers if not lacking(name))
 
-    def _start(self, runtime: str, device: str) -> Worker:
+    def _start(self, runtime: str, device: str | None) -> Worker:
         worker = Worker(self._servers[runtime], self.logs)
         worker.order(
             {"op": "prepare", "runtime": self._references[runtime], "device": device, "options": self._options}
         )
         return worker
 
-    def _refill(self, runtime: str, device: str, spare: _Spare, surplus: list[_Spare]) -> None:
+    def _refill(self, runtime: str, device: str | None, spare: _Spare, surplus: list[_Spare]) -> None:
         _close(surplus)
         made = None
         # It may be given up at any time: its session has ended, or others were asked for.

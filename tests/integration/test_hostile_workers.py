@@ -303,7 +303,31 @@ def test_workers_are_kept_ready_for_devices_that_there_are(board: Board):
     spares = board.below()
     assert board.load("behave", device="secret").worker_pid in spares
     board.client.close_session()
-    eventually(lambda: not board.below())
+    eventually(lambda: not spares & board.below())
+
+
+def test_a_session_with_one_program_has_no_second_worker_made(board: Board):
+    loaded = board.load("behave")
+    time.sleep(0.5)
+    assert board.below() == {loaded.worker_pid}
+
+
+def test_a_worker_that_no_program_saw_stands_by_for_the_next_session_and_has_opened_no_device(board: Board):
+    for _ in range(2):
+        loaded = board.load("behave", device="here")
+    eventually(lambda: len(board.below()) == 3)
+    seen = board.below()
+    board.client.close_session()
+    eventually(lambda: len(board.below()) == 1 and not seen & board.below())
+    (standing,) = board.below()
+    time.sleep(0.2)
+    board.client = board.connect()
+    begun = time.monotonic()
+    loaded = board.load("tell_opened", device="here")
+    assert loaded.worker_pid == standing
+    with pytest.raises(errors.RunFailed) as told:
+        board.client.invoke(loaded.program_id, {}, timeout=60)
+    assert float(told.value.message) > begun
 
 
 def test_a_worker_has_limits(make_board: Callable[..., Board]):

@@ -160,8 +160,9 @@ def test_programs_are_loaded_after_what_starts_their_workers_was_killed(start_ag
     add, client = add_programs["onnxruntime"], open_client(start_agent())
     add.push(client)
     forker = parent_of(add.load(client).worker_pid)
+    add.load(client)
     # The worker that is made ready for the next program goes with it.
-    eventually(lambda: len(children_of(forker)) == 2)
+    eventually(lambda: len(children_of(forker)) == 3)
     os.kill(forker, signal.SIGKILL)
     eventually(lambda: not alive(forker))
     eventually(lambda: passes_by_now(client, add))

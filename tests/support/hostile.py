@@ -28,6 +28,7 @@ from hil.errors import LoadFailed, RunFailed
 
 OUTPUTS = (TensorSpec("y", "float32", (1 << 20,)),)
 FOREVER = 3600.0
+OPENED = 0.0  # when the device was, by the monotonic clock
 
 
 class Runtime:
@@ -41,7 +42,8 @@ class Runtime:
         return {"version": "1", "devices": ["here"]}
 
     def prepare(self, device: str) -> None:
-        pass
+        global OPENED
+        OPENED = time.monotonic()
 
     def load(self, folder: Path, main: str, device: str, function: str) -> Program:
         if device not in ("", "here", "secret"):
@@ -74,6 +76,11 @@ class Program:
 
 def behave(_: str) -> None:
     """Do nothing bad."""
+
+
+def tell_opened(_: str) -> None:
+    """Say when the device was opened."""
+    raise RunFailed(str(OPENED))
 
 
 def at_load(_: str) -> None:
