@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -94,7 +94,7 @@ class Document:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        plain: dict[str, Any] = jsonable(asdict(self))
+        plain: dict[str, Any] = jsonable({one.name: getattr(self, one.name) for one in fields(self)})
         return plain
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -170,8 +171,16 @@ async def _learn(tx: Tx, digests: set[str]) -> None:
             _labels[row["labels_digest"]] = row["labels"]
 
 
+_NUL = "\\u0000"
+
+
 def as_json(value: Any) -> str:
     """A document as text for a jsonb column."""
+    # Nearly all are storable as they are, which shows in their text.
+    with contextlib.suppress(ValueError):
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        if _NUL not in text and text.encode():
+            return text
     return json.dumps(storable(value), ensure_ascii=False)
 
 
