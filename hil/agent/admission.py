@@ -14,14 +14,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
-
-import grpc
 
 from hil.agent.session import CallContext, Session, Sessions
 from hil.errors import BoardBusy, BoardRefused, UsageError
-from hil.protocol import grpc_calls, wire
+from hil.protocol import wire
 
 # Calls without a session that have said nothing yet, and how long they may take to say something.
 SILENT_CALLS = 16
@@ -150,8 +147,8 @@ class SessionCalls(_Calls):
         return value.ended_at < time.monotonic() - GOODBYE_S
 
 
-class Admission(grpc.ServerInterceptor):
-    """Lets calls in, and reads what they say: within the size of its method, and in the thread of the call.
+class Admission:
+    """Lets calls in, whichever way they come.
 
     Attributes:
         goodbyes: the streams of sessions that are over, until their owners have read that.
@@ -173,15 +170,6 @@ class Admission(grpc.ServerInterceptor):
             "/grpc.health.v1.Health/Watch": self._watching,
         }
         threading.Thread(target=self._watch, daemon=True, name="admission").start()
-
-    def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
-        """Serve every method as a stream of bytes: a unary one would wait for its message before it is asked."""
-        handler = continuation(details)
-        if handler is None:
-            return None
-        return grpc.stream_stream_rpc_method_handler(
-            partial(self._serve, details.method, handler), response_serializer=handler.response_serializer
-        )
 
     @contextlib.contextmanager
     def admitted(
@@ -207,29 +195,11 @@ class Admission(grpc.ServerInterceptor):
         with room.entered(context) if room else contextlib.nullcontext():
             yield itertools.chain(first, room.heard(requests, context) if room else requests)
 
-    def _serve(self, method: str, handler: Any, raw: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-        try:
-            sent = _decoded(raw, method, handler.request_deserializer)
-            with self.admitted(method, handler.request_streaming, sent, context) as requests:
-                yield from _answers(handler, requests, context)
-        except Exception as error:
-            grpc_calls.fail(error, context)
-
     def _watch(self) -> None:
         while True:
             time.sleep(_LOOK_S)
             for room in (self._calls, self.silent, self._talking, self.goodbyes):
                 room.sweep()
-
-
-def _answers(handler: Any, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-    """What a handler answers, whichever of the two sides streams."""
-    sides = grpc_calls.kind_of(handler.request_streaming, handler.response_streaming)
-    answer = getattr(handler, sides)(argument_of(requests, handler.request_streaming), context)
-    if handler.response_streaming:
-        yield from answer
-    else:
-        yield answer
 
 
 def argument_of(requests: Iterator[Any], are_streamed: bool) -> Any:
@@ -254,14 +224,6 @@ def decoded(data: bytes, decode: Callable[[bytes], Any]) -> Any:
         return decode(data)
     except Exception as error:
         raise UsageError("the request is no message of this protocol") from error
-
-
-def _decoded(raw: Iterator[bytes], method: str, decode: Callable[[bytes], Any]) -> Iterator[Any]:
-    """The messages that the bytes are. Raises UsageError: they are none, or longer than the method's."""
-    name = method.rpartition("/")[2]
-    for data in raw:
-        check_size(name, len(data))
-        yield decoded(data, decode)
 
 
 def check_token(wanted: str, given: str) -> None:

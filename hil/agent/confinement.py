@@ -262,7 +262,7 @@ class _Filter:
         code = ctypes.create_string_buffer(self._code, len(self._code))
         own = struct.pack("=I", os.getpid())
         for at in self._own:
-            code[at : at + 4] = own
+            ctypes.memmove(ctypes.addressof(code) + at, own, len(own))
         program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", self._lines, ctypes.addressof(code)))
         words = [ctypes.c_ulong(one) for one in (2, ctypes.addressof(program), 0, 0)]  # SECCOMP_MODE_FILTER
         if _libc().prctl(22, *words) < 0:  # PR_SET_SECCOMP
@@ -284,7 +284,7 @@ def _sandbox_filter() -> _Filter:
         (_LEAST, 0, 1, _X32),
         (_GIVE, 0, 0, _REFUSE),
     ]
-    rules = [
+    rules: list[_Line] = [
         line
         for number in (*_REFUSED[machine], *_NEW_CALLS)
         for line in ((_EQUAL, 0, 1, number), (_GIVE, 0, 0, _REFUSE))

@@ -1,4 +1,4 @@
-"""The agent as a gRPC server: its four services, where it may listen, who may call, its life from start to stop."""
+"""The agent: its four services, the two ways by which they are called, its life from start to stop."""
 
 from __future__ import annotations
 
@@ -11,44 +11,32 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
 from hil.agent import machine, runtimes
-from hil.agent.admission import THREADS, Admission, Room, check_token
+from hil.agent.admission import Admission, Room
 from hil.agent.data_server import DataServer
+from hil.agent.grpc_server import GrpcServer
 from hil.agent.machine import Counters
 from hil.agent.programs import Policy, Programs
-from hil.agent.session import Journal, Session, Sessions
+from hil.agent.session import CallContext, Journal, Session, Sessions
 from hil.agent.store import BlobStore, StoreLock
 from hil.agent.supervisor import Supervisor
 from hil.core import clock, own_version
 from hil.core.digest import Hasher
-from hil.errors import BoardBusy, BoardRefused, HilError, SessionEnded, UsageError
-from hil.protocol import grpc_calls, wire
+from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
+from hil.protocol import wire
 from hil.protocol.data_connection import data_path
-from hil.protocol.listening import HANDSHAKE, check_listen, listen_on
+from hil.protocol.listening import check_listen
 from hil.protocol.v1 import agent_pb2 as pb
 
-_OPTIONS = {
-    **dict((*grpc_calls.GRPC_OPTIONS, HANDSHAKE)),
-    "grpc.so_reuseport": 0,
-    # Refused by its length, before any of it is read.
-    "grpc.max_receive_message_length": wire.MESSAGE_MAX,
-    "grpc.max_concurrent_streams": 128,
-}
 MAX_WAITING = 8
 MAX_DIGESTS = 20_000
 MIN_PERIOD_MS = 10
 MAX_PERIOD_MS = 60_000
 _NOTICE_S = 0.5
 _SHORT = 200
-_BEARER = "Bearer "
 _UNREAD = 16
 
 
@@ -109,25 +97,22 @@ class Agent:
         policy = Policy(config.trusted_keys) if config.trusted_keys else None
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)
         admission = Admission(self._sessions)
-        interceptors: list[grpc.ServerInterceptor] = [_TokenCheck(config.token)] if config.token else []
-        interceptors.append(admission)
-        # Threads are made as they are needed; admission sees to it that there is always one.
-        pool = futures.ThreadPoolExecutor(THREADS, thread_name_prefix="rpc")
-        self._server = grpc.server(pool, interceptors=interceptors, options=tuple(_OPTIONS.items()))
         servicers = {
             "Board": BoardService(config, self._supervisor, self._sessions, self._programs),
             "Sessions": SessionService(self._sessions, admission.goodbyes),
             "Blobs": BlobService(store, self._sessions),
             "Programs": ProgramService(self._programs, self._sessions),
         }
-        self._server.add_generic_rpc_handlers([grpc_calls.handlers(*item) for item in servicers.items()])
-        self._health = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [f"{wire.PACKAGE}.{service}" for service in wire.SERVICES]
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        self.address = listen_on(
-            self._server, config.listen, cert=config.tls_cert, key=config.tls_key, client_ca=config.tls_client_ca
+        self._grpc = GrpcServer(
+            config.listen,
+            admission,
+            servicers,
+            config.token,
+            cert=config.tls_cert,
+            key=config.tls_key,
+            client_ca=config.tls_client_ca,
         )
+        self.address = self._grpc.address
         self._data: DataServer | None = None
         if path := data_path(self.address):
             try:
@@ -139,9 +124,6 @@ class Agent:
                         f"cannot listen on unix:{path}: {error.strerror or error}",
                         hint="something is in its place: remove it, or listen elsewhere",
                     ) from error
-        self._server.start()
-        for service in ("", *names):
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     def idle_s(self) -> float:
         """For how many seconds no session has been open."""
@@ -156,9 +138,7 @@ class Agent:
 
     def stop(self) -> None:
         """Stop serving and end every worker."""
-        self._health.enter_graceful_shutdown()
-        # A call that its client broke off may never be counted as ended by gRPC: do not wait for it for ever.
-        self._server.stop(grace=0.2).wait(2.0)
+        self._grpc.close()
         self._programs.unload_all(SessionEnded("the agent was stopped"))
         if self._data:
             self._data.close()
@@ -167,23 +147,6 @@ class Agent:
 
     def _session_over(self) -> None:
         self._programs.unload_all(SessionEnded("the session that ran this program has ended"))
-
-
-class _TokenCheck(grpc.ServerInterceptor):
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
-        given = str(dict(details.invocation_metadata).get("authorization", ""))
-        try:
-            check_token(self._token, given[len(_BEARER) :] if given.startswith(_BEARER) else "")
-        except BoardRefused as error:
-            return grpc.stream_stream_rpc_method_handler(partial(_refuse, error))
-        return continuation(details)
-
-
-def _refuse(error: BoardRefused, _: Any, context: grpc.ServicerContext) -> None:
-    grpc_calls.fail(error, context)
 
 
 class BoardService:
@@ -199,7 +162,7 @@ class BoardService:
         self._describing = futures.Future[dict[str, dict[str, Any]]]()
         self._describing.set_result({})
 
-    def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.DescribeReply:
+    def Describe(self, request: pb.DescribeRequest, context: CallContext) -> pb.DescribeReply:
         """Who the board is."""
         keys = ("version", "devices", "error", "profile_tool")
         runtimes = [
@@ -224,7 +187,7 @@ class BoardService:
             build=self._config.build,
         )
 
-    def _runtimes(self, context: grpc.ServicerContext) -> dict[str, dict[str, Any]]:
+    def _runtimes(self, context: CallContext) -> dict[str, dict[str, Any]]:
         """What there is to run programs with. Finding out may take long, and whoever does not wait may go."""
         with self._lock:
             if self._describing.done():
@@ -236,12 +199,12 @@ class BoardService:
                 return found.result(_NOTICE_S)
         raise SessionEnded("whoever asked is gone")
 
-    def Clock(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.ClockPong]:
+    def Clock(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.ClockPong]:
         """Answer each ping with the clock."""
         for _ in requests:
             yield pb.ClockPong(clock_ns=clock.now_ns())
 
-    def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogLine]:
+    def Logs(self, request: pb.LogsRequest, context: CallContext) -> Iterator[pb.LogLine]:
         """Lines of the workers' stderr, or a long error."""
         session = self._sessions.of_call(context)
         if request.error:
@@ -258,7 +221,7 @@ class BoardService:
             if not request.follow:
                 return
 
-    def Counters(self, request: pb.CountersRequest, context: grpc.ServicerContext) -> Iterator[pb.CounterSample]:
+    def Counters(self, request: pb.CountersRequest, context: CallContext) -> Iterator[pb.CounterSample]:
         """Look at the board again and again."""
         session = self._sessions.of_call(context)
         if not MIN_PERIOD_MS <= request.period_ms <= MAX_PERIOD_MS:
@@ -289,7 +252,7 @@ class SessionService:
         self._goodbyes = goodbyes
         self._waiting = threading.Semaphore(MAX_WAITING)
 
-    def Hold(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.HoldReply]:
+    def Hold(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.HoldReply]:
         """Open, keep alive, end."""
         first = next(iter(requests), None)
         if first is None or first.WhichOneof("kind") != "open":
@@ -321,7 +284,7 @@ class SessionService:
             if leaving.is_set():
                 self._goodbyes.leave(context)
 
-    def _opened(self, wanted: pb.SessionOpen, context: grpc.ServicerContext, on_end: Any) -> Any:
+    def _opened(self, wanted: pb.SessionOpen, context: CallContext, on_end: Any) -> Any:
         """Wait for the device, telling who has it; returns the session."""
         if not wanted.wait_s >= 0:
             raise UsageError(f"nobody can wait {wanted.wait_s:g} s for a board")
@@ -374,7 +337,7 @@ class BlobService:
         self._store = store
         self._sessions = sessions
 
-    def Missing(self, request: pb.MissingRequest, context: grpc.ServicerContext) -> pb.MissingReply:
+    def Missing(self, request: pb.MissingRequest, context: CallContext) -> pb.MissingReply:
         """Which blobs are not here."""
         self._sessions.of_call(context)
         if len(request.digests) > MAX_DIGESTS:
@@ -383,7 +346,7 @@ class BlobService:
         missing = [pb.MissingBlob(digest=one, have_bytes=self._store.partial_size(one)) for one in absent]
         return pb.MissingReply(missing=missing)
 
-    def Put(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.PutReply]:
+    def Put(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.PutReply]:
         """Store blobs."""
         session = self._sessions.of_call(context)
         for message in requests:
@@ -406,7 +369,7 @@ class BlobService:
                     upload.finish()
             yield pb.PutReply(digest=start.digest)
 
-    def Get(self, request: pb.GetRequest, context: grpc.ServicerContext) -> Iterator[pb.GetReply | memoryview]:
+    def Get(self, request: pb.GetRequest, context: CallContext) -> Iterator[pb.GetReply | memoryview]:
         """Read a blob."""
         session = self._sessions.of_call(context)
         path = self._store.path(request.digest)
@@ -426,11 +389,11 @@ class ProgramService:
         self._programs = programs
         self._sessions = sessions
 
-    def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> pb.LoadReply:
+    def Load(self, request: pb.LoadRequest, context: CallContext) -> pb.LoadReply:
         """Load a program."""
         return self._programs.load(self._sessions.of_call(context), request)
 
-    def Invoke(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.InvokeReply | memoryview]:
+    def Invoke(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.InvokeReply | memoryview]:
         """Run programs, one call after another."""
         session = self._sessions.of_call(context)
         for message in requests:
@@ -465,7 +428,7 @@ class ProgramService:
                 if streams:
                     yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 
-    def Unload(self, request: pb.UnloadRequest, context: grpc.ServicerContext) -> pb.UnloadReply:
+    def Unload(self, request: pb.UnloadRequest, context: CallContext) -> pb.UnloadReply:
         """End a program."""
         self._programs.unload(self._sessions.of_call(context), request.program_id)
         return pb.UnloadReply()

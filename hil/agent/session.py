@@ -32,10 +32,13 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class CallContext(Protocol):
-    """What of a call's context sessions and rooms need: gRPC's has it."""
+    """What of a call's context services, sessions and rooms need: gRPC's has it."""
 
     def invocation_metadata(self) -> Any:
         """What its caller says beside its messages."""
+
+    def is_active(self) -> bool:
+        """Whether the call goes on."""
 
     def cancel(self) -> Any:
         """End the call."""

@@ -273,8 +273,9 @@ class _Spare:
 
 
 class Supervisor:
-    """Workers by runtime, with one kept ready for each runtime and device that a session used last, and between sessions
-    one that has opened no device.
+    """Workers by runtime, with one kept ready for each runtime and device that a session used last.
+
+    Between sessions one stands by that has opened no device.
 
     Args:
         memory_limit: most bytes that a program may take; 0 is the machine's memory.

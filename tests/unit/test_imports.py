@@ -51,7 +51,9 @@ def test_a_run_imports_nothing_that_it_does_not_use(environment, tmp_path, monke
     assert not any(name.startswith("rich.") for name in there), "rich is for what is printed, and --json is not"
     shown = imported(*run[:-1], cwd=tmp_path)
     tables = [name for name in shown if "_unicode_data.unicode" in name or name == "rich._emoji_codes"]
-    assert "rich.table" in shown and not tables, "rich reads tables of thousands of characters for none of what is shown"
+    assert "rich.table" in shown and not tables, (
+        "rich reads tables of thousands of characters for none of what is shown"
+    )
 
 
 def names() -> Iterator[str]:

@@ -237,7 +237,7 @@ class Board:
                 retry=tenacity.retry_if_exception_type(broken),
                 stop=tenacity.stop_after_attempt(_PUSH_TRIES - 1),
                 wait=tenacity.wait_exponential(_PUSH_PAUSE_S, max=2),
-                before_sleep=lambda state: self._reconnect(state.outcome.exception()),
+                before_sleep=lambda state: self._reconnect(state.outcome and state.outcome.exception()),
                 reraise=True,
             )
             retrying(once_or_again)

@@ -95,8 +95,9 @@ class BoardClient(Protocol):
         """What the board says of itself: hil.v1's DescribeReply as JSON. ``not_measured`` lists what it lacks."""
 
     def open_session(self, purpose: str, *, fence: int, wait_s: float, on_wait: Callable[[str], None]) -> int:
-        """Take the board, unless we have it; returns the session's fence. Without an agent each run waits until the board
-        is free.
+        """Take the board, unless we have it; returns the session's fence.
+
+        Without an agent each run waits until the board is free.
         """
         return 0
 

@@ -408,9 +408,9 @@ class AgentConnection:
         ttl_s: float = TTL_S,
         on_wait: Callable[[str], None],
     ) -> int:
-        """Take the device, unless we have it: a client may be handed over with its session. Returns the session's fence.
+        """Take the device, unless we have it: a client may be handed over with its session.
 
-        ``on_wait`` is told who has the device meanwhile (BoardBusy).
+        Returns the session's fence. ``on_wait`` is told who has the device meanwhile (BoardBusy).
         """
         with self._seam():
             if self._hold is None or self._hold.ended:
