@@ -91,7 +91,7 @@ class Programs:
         self._limit = memory_limit or machine.memory_bytes() or 1 << 62
         self._loaded: dict[str, Loaded] = {}
         self._loading: set[Loading] = set()
-        # How often the session has had a program loaded, and by which runtime the last time.
+        # How often the session has had a program loaded; and by which runtime one was last.
         self._loads, self._runtime = 0, ""
         self._freeing: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -330,11 +330,12 @@ class Programs:
             for program_id in list(self._loaded):
                 self._let_go(program_id, because)
             freeing, loads = self._freeing, list(self._loading)
-            used, self._loads, self._runtime = self._runtime, 0, ""
+            had_any, self._loads = self._loads > 0, 0
             for load in loads:
                 if load.worker is not None:
                     load.worker.kill(because)
-        self._supervisor.end_spares()
+        if had_any:
+            self._supervisor.end_spares()
         deadline = time.monotonic() + _LET_GO_S
         for one in freeing:
             one.join(max(deadline - time.monotonic(), 0.0))
@@ -342,9 +343,11 @@ class Programs:
             load.done.wait(max(deadline - time.monotonic(), 0.0))
         self._supervisor.logs.forget()
         self._store.forget_session()
-        if used:
-            # Nothing of the session is left that could touch it.
-            self._supervisor.stand_by(used)
+
+    def stand_by(self) -> None:
+        """After a session: have a worker made ready for the next one. Nothing is left that could touch it."""
+        if self._runtime:
+            self._supervisor.stand_by(self._runtime)
 
     def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:
         """End a program's worker, and give back what it held; under our lock, so that none is overlooked meanwhile."""

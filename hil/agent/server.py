@@ -147,6 +147,7 @@ class Agent:
 
     def _session_over(self) -> None:
         self._programs.unload_all(SessionEnded("the session that ran this program has ended"))
+        self._programs.stand_by()
 
 
 class BoardService:

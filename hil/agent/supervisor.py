@@ -101,6 +101,10 @@ class Worker:
         self.ended_because: HilError | None = None
         try:
             self.pid = server.fork([theirs.fileno(), self.inputs.fd, self._outputs.fd, their_stderr], self._on_exit)
+        except BaseException:
+            os.close(self._stderr)
+            self._give_back()
+            raise
         finally:
             theirs.close()
             os.close(their_stderr)
@@ -205,6 +209,9 @@ class Worker:
         self.kill()
         self._exited.wait(2.0)
         self._reader.join(2.0)
+        self._give_back()
+
+    def _give_back(self) -> None:
         self._channel.close()
         self.inputs.close()
         self._outputs.close()
