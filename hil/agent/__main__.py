@@ -102,7 +102,8 @@ def serve(
     if lifeline:
 
         def wait_for_end() -> None:
-            while sys.stdin.buffer.read(1):
+            # Not through Python's stream, which cannot be ended while a thread reads from it.
+            while os.read(sys.stdin.fileno(), 1):
                 pass
             told.put(signal.SIGTERM)
 

@@ -52,10 +52,15 @@ _LARGEST = {
 
 
 class _Calls:
-    """Calls that go on: of those that were ended some may not have let go of their threads yet."""
+    """Calls that go on: of those that were ended some may not have let go of their threads yet.
 
-    def __init__(self, most: int) -> None:
+    Args:
+        busy: is set when a call is let in.
+    """
+
+    def __init__(self, most: int, busy: threading.Event) -> None:
         self._most = most
+        self._busy = busy
         self._lock = threading.Lock()
         self._calls: dict[CallContext, Any] = {}
         self._inside = 0
@@ -79,14 +84,21 @@ class _Calls:
             self._inside -= 1
             self._calls.pop(context, None)
 
-    def sweep(self) -> None:
-        """End the calls that are due."""
+    def sweep(self) -> bool:
+        """End the calls that are due; returns whether any go on."""
         with self._lock:
             late = [context for context, value in self._calls.items() if self._is_due(value)]
             for context in late:
                 del self._calls[context]
                 # Here, for once a call has left it may be another's connection that is ended.
                 context.cancel()
+            return bool(self._calls)
+
+    def _add(self, context: CallContext, value: Any) -> None:
+        self._inside += 1
+        self._calls[context] = value
+        if not self._busy.is_set():
+            self._busy.set()
 
     def _is_due(self, value: Any) -> bool:
         raise NotImplementedError
@@ -99,8 +111,8 @@ class Room(_Calls):
         silence_s: how long a client may keep one waiting.
     """
 
-    def __init__(self, most: int, silence_s: float = math.inf) -> None:
-        super().__init__(most)
+    def __init__(self, most: int, busy: threading.Event, silence_s: float = math.inf) -> None:
+        super().__init__(most, busy)
         self._silence_s = silence_s
 
     def enter(self, context: CallContext, *more: Any) -> None:
@@ -113,8 +125,7 @@ class Room(_Calls):
             if late is not None:
                 del self._calls[late]
                 late.cancel()
-            self._inside += 1
-            self._calls[context] = time.monotonic()
+            self._add(context, time.monotonic())
 
     def heard(self, requests: Iterator[Any], context: CallContext) -> Iterator[Any]:
         """The messages of a call, whose client says something with each."""
@@ -140,8 +151,7 @@ class SessionCalls(_Calls):
                 raise BoardBusy(
                     f"{own or self._inside} calls of this session go on already", hint="end some, or wait for them"
                 )
-            self._inside += 1
-            self._calls[context] = session
+            self._add(context, session)
 
     def _is_due(self, value: Session) -> bool:
         return value.ended_at < time.monotonic() - GOODBYE_S
@@ -158,13 +168,14 @@ class Admission:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._calls = SessionCalls(SESSION_CALLS)
-        self.silent = Room(SILENT_CALLS, FIRST_MESSAGE_S)
-        self._asking = Room(OPEN_CALLS)
-        self._talking = Room(OPEN_CALLS, NEXT_MESSAGE_S)
-        self._watching = Room(OPEN_CALLS)
-        self.goodbyes = Room(GOODBYES, GOODBYE_S)
-        self.resting = Room(RESTING)
+        self._busy = busy = threading.Event()
+        self._calls = SessionCalls(SESSION_CALLS, busy)
+        self.silent = Room(SILENT_CALLS, busy, FIRST_MESSAGE_S)
+        self._asking = Room(OPEN_CALLS, busy)
+        self._talking = Room(OPEN_CALLS, busy, NEXT_MESSAGE_S)
+        self._watching = Room(OPEN_CALLS, busy)
+        self.goodbyes = Room(GOODBYES, busy, GOODBYE_S)
+        self.resting = Room(RESTING, busy)
         self._rooms = {
             f"/{wire.PACKAGE}.Sessions/Hold": None,  # it has limits of its own: those who wait, one that has the device
             "/grpc.health.v1.Health/Watch": self._watching,
@@ -197,9 +208,12 @@ class Admission:
 
     def _watch(self) -> None:
         while True:
+            # An agent that nobody calls does not wake up.
+            self._busy.wait()
             time.sleep(_LOOK_S)
-            for room in (self._calls, self.silent, self._talking, self.goodbyes):
-                room.sweep()
+            self._busy.clear()
+            if any([room.sweep() for room in (self._calls, self.silent, self._talking, self.goodbyes)]):
+                self._busy.set()
 
 
 def argument_of(requests: Iterator[Any], are_streamed: bool) -> Any:

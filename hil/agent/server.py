@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hil.agent import machine, runtimes
 from hil.agent.admission import Admission, Room
 from hil.agent.data_server import DataServer
-from hil.agent.grpc_server import GrpcServer
+from hil.agent.grpc_on_demand import GrpcOnDemand
 from hil.agent.machine import Counters
 from hil.agent.programs import Policy, Programs
 from hil.agent.session import CallContext, Journal, Session, Sessions
@@ -30,6 +30,9 @@ from hil.protocol import wire
 from hil.protocol.data_connection import data_path
 from hil.protocol.listening import check_listen
 from hil.protocol.v1 import agent_pb2 as pb
+
+if TYPE_CHECKING:
+    from hil.agent.grpc_server import GrpcServer
 
 MAX_WAITING = 8
 MAX_DIGESTS = 20_000
@@ -103,27 +106,31 @@ class Agent:
             "Blobs": BlobService(store, self._sessions),
             "Programs": ProgramService(self._programs, self._sessions),
         }
-        self._grpc = GrpcServer(
-            config.listen,
-            admission,
-            servicers,
-            config.token,
-            cert=config.tls_cert,
-            key=config.tls_key,
-            client_ca=config.tls_client_ca,
-        )
-        self.address = self._grpc.address
+        self._grpc: GrpcServer | GrpcOnDemand
         self._data: DataServer | None = None
-        if path := data_path(self.address):
+
+        def start_grpc(listen: str) -> GrpcServer:
+            from hil.agent.grpc_server import GrpcServer
+
+            files = {"cert": config.tls_cert, "key": config.tls_key, "client_ca": config.tls_client_ca}
+            return GrpcServer(listen, admission, servicers, config.token, **files)
+
+        if path := data_path(config.listen):
+            self._grpc = GrpcOnDemand(config.listen.removeprefix("unix:"), admission.silent, start_grpc)
+            self.address = config.listen
             try:
                 self._data = DataServer(path, admission, servicers, config.token)
+                return
             except OSError as error:
+                self._grpc.close()
                 # On a path that is too long everything goes over gRPC. Callers would take what is there for ours.
                 if os.path.lexists(path):
                     raise UsageError(
                         f"cannot listen on unix:{path}: {error.strerror or error}",
                         hint="something is in its place: remove it, or listen elsewhere",
                     ) from error
+        self._grpc = start_grpc(config.listen)
+        self.address = self._grpc.address
 
     def idle_s(self) -> float:
         """For how many seconds no session has been open."""

@@ -128,6 +128,7 @@ class Sessions:
             ttl_s = min(max(ttl_s, MIN_TTL_S), MAX_TTL_S)
             self._current = Session(owner, purpose, ttl_s, wanted, on_end)
             self.journal.note("session opened", fence=wanted, owner=owner, purpose=purpose)
+            self._changed.notify_all()
             return self._current
 
     def _keep(self, fence: int) -> None:
@@ -198,9 +199,13 @@ class Sessions:
 
     def _watch(self) -> None:
         while True:
-            session = self._current
-            time.sleep(min(0.2, session.ttl_s / 4) if session else 0.2)
-            if session and time.monotonic() - session.heard_at > session.ttl_s:
+            with self._changed:
+                # An agent that nobody uses does not wake up.
+                self._changed.wait_for(lambda: self._current is not None)
+                session = self._current
+            assert session is not None
+            time.sleep(min(0.2, session.ttl_s / 4))
+            if time.monotonic() - session.heard_at > session.ttl_s:
                 self.end(session, f"nothing was heard for {session.ttl_s:g} s")
 
 

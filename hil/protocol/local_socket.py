@@ -33,7 +33,8 @@ class LocalSocket:
         except OSError:
             self._listener.close()
             raise
-        self._listener.listen()
+        # Where many connect at once, one for whom there is no room is refused at once.
+        self._listener.listen(socket.SOMAXCONN)
         threading.Thread(target=self._accept, daemon=True, name=name).start()
 
     def alive(self) -> bool:

@@ -104,6 +104,7 @@ def test_the_port_is_for_who_has_the_token_alone_and_no_process_shows_it(
                 stranger.sendall(token + (b"" if len(token) == 64 else b"PRI * HTTP/2.0\r\n" + b"x" * 64))
                 assert answer(stranger) == b""
         channel, pieces = relay.open()
+        channel.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
         assert next(pieces)  # an HTTP/2 server's first words
         channel.close()
         relay.close()
