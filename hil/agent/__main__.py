@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -102,9 +103,11 @@ def serve(
     if lifeline:
 
         def wait_for_end() -> None:
+            stdin = sys.stdin.fileno()
             # Not through Python's stream, which cannot be ended while a thread reads from it.
-            while os.read(sys.stdin.fileno(), 1):
-                pass
+            with contextlib.suppress(OSError):
+                while select.select([stdin], [], []) and os.read(stdin, 1):
+                    pass
             told.put(signal.SIGTERM)
 
         threading.Thread(target=wait_for_end, daemon=True, name="lifeline").start()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hil.agent.session import CallContext, Session, Sessions
+from hil.agent.session import CallContext, Cancellable, Session, Sessions
 from hil.errors import BoardBusy, BoardRefused, UsageError
 from hil.protocol import wire
 
@@ -55,6 +55,7 @@ class _Calls:
     """Calls that go on: of those that were ended some may not have let go of their threads yet.
 
     Args:
+        most: so many go on at a time.
         busy: is set when a call is let in.
     """
 
@@ -62,11 +63,11 @@ class _Calls:
         self._most = most
         self._busy = busy
         self._lock = threading.Lock()
-        self._calls: dict[CallContext, Any] = {}
+        self._calls: dict[Cancellable, Any] = {}
         self._inside = 0
 
     @contextlib.contextmanager
-    def entered(self, context: CallContext, *more: Any) -> Iterator[None]:
+    def entered(self, context: Cancellable, *more: Any) -> Iterator[None]:
         """Count a call as long as it goes on. Raises BoardBusy: there are too many."""
         self.enter(context, *more)
         try:
@@ -74,11 +75,11 @@ class _Calls:
         finally:
             self.leave(context)
 
-    def enter(self, context: CallContext, *more: Any) -> None:
+    def enter(self, context: Cancellable, *more: Any) -> None:
         """Let a call in; raises as :meth:`entered`."""
         raise NotImplementedError
 
-    def leave(self, context: CallContext) -> None:
+    def leave(self, context: Cancellable) -> None:
         """A call has ended."""
         with self._lock:
             self._inside -= 1
@@ -94,7 +95,7 @@ class _Calls:
                 context.cancel()
             return bool(self._calls)
 
-    def _add(self, context: CallContext, value: Any) -> None:
+    def _add(self, context: Cancellable, value: Any) -> None:
         self._inside += 1
         self._calls[context] = value
         if not self._busy.is_set():
@@ -115,7 +116,7 @@ class Room(_Calls):
         super().__init__(most, busy)
         self._silence_s = silence_s
 
-    def enter(self, context: CallContext, *more: Any) -> None:
+    def enter(self, context: Cancellable, *more: Any) -> None:
         """Let a call in. Raises BoardBusy: too many calls that were ended have not gone yet."""
         with self._lock:
             if self._inside >= 2 * self._most:
@@ -127,7 +128,7 @@ class Room(_Calls):
                 late.cancel()
             self._add(context, time.monotonic())
 
-    def heard(self, requests: Iterator[Any], context: CallContext) -> Iterator[Any]:
+    def heard(self, requests: Iterator[Any], context: Cancellable) -> Iterator[Any]:
         """The messages of a call, whose client says something with each."""
         for request in requests:
             with self._lock:
@@ -142,7 +143,7 @@ class Room(_Calls):
 class SessionCalls(_Calls):
     """The calls of the session that has the device, and those of sessions that are over: these would wait for ever."""
 
-    def enter(self, context: CallContext, *more: Any) -> None:
+    def enter(self, context: Cancellable, *more: Any) -> None:
         """Let a call of a session in. Raises BoardBusy: the session has too many."""
         (session,) = more
         with self._lock:

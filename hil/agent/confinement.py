@@ -80,7 +80,7 @@ def prepare() -> None:
     """Make what every worker needs, in the process that they are forked from: once, and not in each of them."""
     if sys.platform == "linux":
         for name in ("capset", "mount", "prctl", "syscall", "unshare"):
-            getattr(_libc(), name)
+            getattr(_libc(), name, None)
         _own_limits_filter()
         if platform.machine() in _ARCHS:
             _sandbox_filter()

@@ -137,6 +137,7 @@ class ForkServer:
         self._awake = False
         self.described: dict[str, Any] = {}
         self._failed_at = -math.inf
+        self._is_over = False
 
     def describe(self) -> dict[str, Any]:
         """What the runtime says of itself. One that did not work is tried again now and then."""
@@ -172,6 +173,8 @@ class ForkServer:
     def start(self) -> dict[str, Any]:
         """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""
         with self._lock:
+            if self._is_over:
+                return {"error": "the agent ends"}
             if self._channel is None:
                 self.described = self._launch()
                 if "error" in self.described:
@@ -284,6 +287,12 @@ class ForkServer:
                 self.stop()
             finally:
                 self._forking.release()
+
+    def close(self) -> None:
+        """End it for good."""
+        with self._lock:
+            self._is_over = True
+        self.stop()
 
     def stop(self) -> None:
         """End it, and with it every worker."""

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hil.agent.admission import FIRST_MESSAGE_S, Room
 from hil.errors import BoardBusy, UsageError
@@ -43,6 +43,7 @@ class GrpcOnDemand:
         self._start = start
         self._lock = threading.Lock()
         self._closed = False
+        self._failed = ""  # why there can be no server
         self._server: GrpcServer | None = None
         refuse_if_served(path)
         try:
@@ -56,10 +57,10 @@ class GrpcOnDemand:
         """End all connections, and listen no more."""
         with self._lock:
             self._closed = True
+        self._path.unlink(missing_ok=True)  # as long as it is ours
         self._socket.close()
         if self._server is not None:
             self._server.close()
-        self._path.unlink(missing_ok=True)
 
     def _carry(self, near: socket.socket) -> None:
         near.settimeout(FIRST_MESSAGE_S)
@@ -84,19 +85,26 @@ class GrpcOnDemand:
         with self._lock:
             if self._closed:
                 raise NotCarried("the agent ends")
+            if self._failed:
+                raise NotCarried(self._failed)
             if self._server is not None:
                 return
-            own = f"{self._path}{_SUFFIX}"
+            own = self._path.with_name(f"{self._path.name}{_SUFFIX}")
+            server = None
             try:
-                self._server = self._start(f"unix:{own}")
-                Path(own).replace(self._path)
-            except (UsageError, OSError, ImportError) as error:
-                print(f"gRPC cannot be served: {error}", file=sys.stderr, flush=True)
-                raise NotCarried(str(error)) from error
+                server = self._start(f"unix:{own}")
+                own.replace(self._path)
+            except Exception as error:  # of a library that may be of the wrong version, too
+                self._failed = f"{type(error).__name__}: {error}"
+                print(f"gRPC cannot be served: {self._failed}", file=sys.stderr, flush=True)
+                if server is not None:
+                    server.close()
+                raise NotCarried(self._failed) from error
+            self._server = server
 
 
 class _Caller:
-    """A connection as a room knows calls."""
+    """A connection as a room knows calls: it can be ended."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -104,12 +112,6 @@ class _Caller:
     def cancel(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-
-    def invocation_metadata(self) -> Any:
-        return ()
-
-    def is_active(self) -> bool:
-        return self._connection.fileno() >= 0
 
 
 def _pass(source: socket.socket, target: socket.socket) -> None:

@@ -324,8 +324,12 @@ class Programs:
             # Nobody waits here until a killed process is gone; the end of the session does.
             self._let_go(program_id)
 
-    def unload_all(self, because: SessionEnded) -> None:
-        """End every worker: the session is over."""
+    def unload_all(self, because: SessionEnded) -> bool:
+        """End every worker: the session is over.
+
+        Returns:
+            Whether it had any, and nothing is left of them.
+        """
         with self._lock:
             for program_id in list(self._loaded):
                 self._let_go(program_id, because)
@@ -343,11 +347,12 @@ class Programs:
             load.done.wait(max(deadline - time.monotonic(), 0.0))
         self._supervisor.logs.forget()
         self._store.forget_session()
+        is_left = any(one.is_alive() for one in freeing) or not all(load.done.is_set() for load in loads)
+        return had_any and not is_left
 
     def stand_by(self) -> None:
-        """After a session: have a worker made ready for the next one. Nothing is left that could touch it."""
-        if self._runtime:
-            self._supervisor.stand_by(self._runtime)
+        """After a session of which nothing is left that could touch it: have a worker made ready for the next one."""
+        self._supervisor.stand_by(self._runtime)
 
     def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:
         """End a program's worker, and give back what it held; under our lock, so that none is overlooked meanwhile."""

@@ -28,7 +28,7 @@ from hil.core.digest import Hasher
 from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.protocol import wire
 from hil.protocol.data_connection import data_path
-from hil.protocol.listening import check_listen
+from hil.protocol.listening import check_listen, check_tls_files
 from hil.protocol.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Agent:
             needs="TLS and a token",
             hint="--tls-cert, --tls-key and --token-file",
         )
+        check_tls_files(cert=config.tls_cert, key=config.tls_key, ca=config.tls_client_ca, ca_needs_cert=True)
         self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
         # Before anything in the store is touched: it may be another agent's.
         self._store_lock = StoreLock(config.store)
@@ -145,6 +146,7 @@ class Agent:
 
     def stop(self) -> None:
         """Stop serving and end every worker."""
+        self._supervisor.retire()
         self._grpc.close()
         self._programs.unload_all(SessionEnded("the agent was stopped"))
         if self._data:
@@ -153,8 +155,8 @@ class Agent:
         self._store_lock.release()
 
     def _session_over(self) -> None:
-        self._programs.unload_all(SessionEnded("the session that ran this program has ended"))
-        self._programs.stand_by()
+        if self._programs.unload_all(SessionEnded("the session that ran this program has ended")):
+            self._programs.stand_by()
 
 
 class BoardService:

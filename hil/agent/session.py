@@ -31,17 +31,21 @@ _JOURNAL_BYTES = 8 << 20
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-class CallContext(Protocol):
-    """What of a call's context services, sessions and rooms need: gRPC's has it."""
+class Cancellable(Protocol):
+    """What a room can end."""
+
+    def cancel(self) -> Any:
+        """End it."""
+
+
+class CallContext(Cancellable, Protocol):
+    """What of a call's context services and sessions need: gRPC's has it."""
 
     def invocation_metadata(self) -> Any:
         """What its caller says beside its messages."""
 
     def is_active(self) -> bool:
         """Whether the call goes on."""
-
-    def cancel(self) -> Any:
-        """End the call."""
 
 
 @dataclass

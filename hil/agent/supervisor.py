@@ -298,7 +298,7 @@ class Supervisor:
         # By runtime and device, None for one that has opened none; the one that was asked for last is the last.
         self._spares: dict[tuple[str, str | None], _Spare] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self._retired = False
         self.logs = LogBook()
 
     def fork_ahead(self) -> None:
@@ -355,16 +355,20 @@ class Supervisor:
         Only for a device that there is (or for none): anybody may ask for any other.
         """
         with self._lock:
-            known = self._spares.pop((runtime, device), None)
-            if self._closed:
+            if self._retired:
                 return
+            known = self._spares.pop((runtime, device), None)
             if known is not None and (known.worker is None or known.worker.alive):
                 self._spares[runtime, device] = known
                 return
             surplus = [self._spares.pop(key) for key in list(self._spares)[: len(self._spares) + 1 - _MOST_SPARES]]
             spare = self._spares[runtime, device] = _Spare()
         surplus += [known] if known is not None else []
-        threading.Thread(target=self._refill, args=(runtime, device, spare, surplus), daemon=True).start()
+        try:
+            threading.Thread(target=self._refill, args=(runtime, device, spare, surplus), daemon=True).start()
+        except RuntimeError:  # no room for another thread
+            with self._lock:
+                self._spares.pop((runtime, device), None)
 
     def end_spares(self) -> None:
         """End what is kept ready: the session that it was for is over."""
@@ -378,13 +382,17 @@ class Supervisor:
         for server in self._servers.values():
             server.rest()
 
-    def close(self) -> None:
-        """End every worker and fork server."""
+    def retire(self) -> None:
+        """Make no worker ready any more."""
         with self._lock:
-            self._closed = True
+            self._retired = True
+
+    def close(self) -> None:
+        """End every worker and fork server, for good."""
+        self.retire()
         self.end_spares()
         for server in self._servers.values():
-            server.stop()
+            server.close()
 
     def _installed(self) -> list[str]:
         return sorted(name for name in self._servers if not lacking(name))
@@ -401,7 +409,7 @@ class Supervisor:
         made = None
         # It may be given up at any time: its session has ended, or others were asked for.
         if self._spares.get((runtime, device)) is spare:
-            with contextlib.suppress(HilError):
+            with contextlib.suppress(HilError, OSError, RuntimeError):
                 made = self._start(runtime, device)
         with self._lock:
             if self._spares.get((runtime, device)) is spare:

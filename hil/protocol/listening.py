@@ -94,6 +94,11 @@ def check_tls_files(*, cert: object, key: object, ca: object = None, ca_needs_ce
         )
 
 
+def grpc_address(address: str) -> str:
+    """An address as gRPC takes it, which reads a percent sign in a path as the beginning of a character's number."""
+    return address.replace("%", "%25") if address.startswith("unix:") else address
+
+
 def take_descriptors() -> None:
     """Let this process, a server, have as many descriptors as the system lets it."""
     import resource  # there is none on Windows, where hil only calls servers
@@ -196,7 +201,7 @@ def listen_on(
                 credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
                 port = server.add_secure_port(listen, credentials)
             else:
-                port = server.add_insecure_port(listen)
+                port = server.add_insecure_port(grpc_address(listen))
     except (RuntimeError, OSError) as error:
         raise UsageError(f"cannot listen on {listen}: {error}") from error
     if not port:

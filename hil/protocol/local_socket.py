@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 _LINES = 100
+_AGAIN_S = 0.05
 
 
 class NotCarried(Exception):
@@ -54,10 +56,18 @@ class LocalSocket:
             one.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        while self.alive():
+            try:
                 near, _ = self._listener.accept()
+            except OSError:
+                # There is no descriptor left, say: who connects waits until there is.
+                time.sleep(_AGAIN_S)
+                continue
+            try:
                 threading.Thread(target=self._serve, args=(near,), daemon=True, name=self._name).start()
+            except RuntimeError as error:  # no room for another thread
+                self._said.append(str(error))
+                near.close()
 
     def _serve(self, near: socket.socket) -> None:
         self._open.add(near)

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,9 @@ import pytest
 from support.agents import start_process, stop_process
 from support.waiting import eventually
 
+from hil.agent.admission import Room
+from hil.agent.grpc_on_demand import GrpcOnDemand
+from hil.agent.grpc_server import GrpcServer
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.client import AgentClient
 from hil.core.digest import digest_of
@@ -103,3 +107,45 @@ def test_an_agent_that_ends_does_not_wait_for_who_says_nothing(agent):
         process.terminate()
         eventually(lambda: process.poll() is not None, 10)
     assert process.returncode == 0
+
+
+def test_a_path_with_a_percent_sign_is_no_trouble(tmp_path):
+    process, address = start_process("hil.agent", f"unix:{tmp_path}/x%41y.sock", tmp_path / "store")
+    with calling(address.replace("%", "%25")) as stub:
+        assert stub.Describe(pb.DescribeRequest(), timeout=60).protocol == wire.PROTOCOL
+    assert Path(address.removeprefix("unix:")).is_socket()
+    stop_process(process)
+
+
+def test_the_token_is_asked_for_there_too(tmp_path):
+    (tmp_path / "token").write_text("secret")
+    more = ("--token-file", str(tmp_path / "token"))
+    process, address = start_process("hil.agent", f"unix:{tmp_path}/a.sock", tmp_path / "store", *more)
+    with calling(address) as stub:
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Describe(pb.DescribeRequest(), timeout=60)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        given = [("authorization", "Bearer secret")]
+        assert stub.Describe(pb.DescribeRequest(), metadata=given, timeout=60).protocol == wire.PROTOCOL
+    stop_process(process)
+
+
+def test_grpc_that_cannot_be_served_is_told_once_and_the_agent_goes_on(tmp_path, capsys):
+    started: list[str] = []
+
+    def start(listen: str) -> GrpcServer:
+        started.append(listen)
+        raise RuntimeError("the generated code is of another version")
+
+    path = str(tmp_path / "a.sock")
+    door = GrpcOnDemand(path, Room(16, threading.Event()), start)
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(60)
+            caller.connect(path)
+            caller.sendall(b"PRI")
+            with contextlib.suppress(ConnectionResetError):
+                assert caller.recv(1) == b""
+    door.close()
+    assert started == [f"unix:{path}.grpc"]
+    assert capsys.readouterr().err.count("gRPC cannot be served") == 1

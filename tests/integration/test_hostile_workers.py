@@ -306,6 +306,23 @@ def test_workers_are_kept_ready_for_devices_that_there_are(board: Board):
     eventually(lambda: not spares & board.below())
 
 
+def test_a_session_that_loads_nothing_leaves_what_stands_by_and_makes_none(board: Board):
+    board.client.close_session()
+    board.client = board.connect()
+    board.client.close_session()
+    time.sleep(0.3)
+    assert not board.below()
+    board.client = board.connect()
+    board.load("behave")
+    board.client.close_session()
+    eventually(lambda: len(board.below()) == 1)
+    standing = board.below()
+    board.client = board.connect()
+    board.client.close_session()
+    time.sleep(0.3)
+    assert board.below() == standing
+
+
 def test_a_session_with_one_program_has_no_second_worker_made(board: Board):
     loaded = board.load("behave")
     time.sleep(0.5)

@@ -75,7 +75,10 @@ class Runtime(Protocol):
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Each class has its own: Python 3.10 lets none inherit it from a Protocol."""
+        """Opens no device: a worker may be made, and wait, while nobody has the board.
+
+        Each class has its own: Python 3.10 lets none inherit it from a Protocol.
+        """
 
     @staticmethod
     def describe() -> dict[str, Any]:
@@ -85,7 +88,10 @@ class Runtime(Protocol):
         """
 
     def prepare(self, device: str) -> None:
-        """Open the device, if that takes long: nothing by default. An unknown one is an error of the load."""
+        """Open the device, if that takes long: nothing by default. An unknown one is an error of the load.
+
+        Called before the first load: as soon as the device is known, which may be with that load.
+        """
 
     def load(self, folder: Path, main: str, device: str, function: str) -> Program:
         """Load a program from its folder.

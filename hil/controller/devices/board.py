@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hil import errors
 from hil.controller.devices.agentless.signature import check_inputs, fits
@@ -233,11 +233,12 @@ class Board:
             import tenacity  # 3 ms, and links break seldom
 
             self._reconnect(error)
+            time.sleep(_PUSH_PAUSE_S)
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(broken),
                 stop=tenacity.stop_after_attempt(_PUSH_TRIES - 1),
-                wait=tenacity.wait_exponential(_PUSH_PAUSE_S, max=2),
-                before_sleep=lambda state: self._reconnect(state.outcome and state.outcome.exception()),
+                wait=tenacity.wait_exponential(2 * _PUSH_PAUSE_S, max=2),
+                before_sleep=lambda state: self._reconnect(cast(tenacity.Future, state.outcome).exception()),
                 reraise=True,
             )
             retrying(once_or_again)

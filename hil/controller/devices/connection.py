@@ -412,12 +412,21 @@ class AgentConnection:
 
         Returns the session's fence. ``on_wait`` is told who has the device meanwhile (BoardBusy).
         """
+        if (hold := self._hold) is not None and (not self.has_session or fence not in (0, hold.fence)):
+            self.close_session()
+            if hold.silent:  # our calls ended with it
+                self._calls = Calls(self._target)
         with self._seam():
-            if self._hold is None or self._hold.ended:
+            if self._hold is None:
                 opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
                 self._hold = Hold(self._calls.begin("Hold"), opening, on_wait, self._calls.close)
         given: int = self._hold.fence
         return given
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the device is ours, as far as we have heard."""
+        return self._hold is not None and not self._hold.ended and not self._hold.silent
 
     def close_session(self) -> None:
         """Give the device back."""

@@ -16,7 +16,7 @@ from hil.controller.devices.board_client import Target
 from hil.controller.devices.call import Call, CallFailed
 from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.protocol import data_connection, grpc_calls, wire
-from hil.protocol.listening import check_tls_files, check_token_way
+from hil.protocol.listening import check_tls_files, check_token_way, grpc_address
 
 _LOOK_S = 0.2
 # A call that is sent data keeps so many messages waiting.
@@ -142,7 +142,7 @@ def agent_channel(target: Target) -> grpc.Channel:
         ("grpc.service_config", answers.service_config()),
     ]
     if target.ca is None:
-        return grpc.insecure_channel(target.address, options)
+        return grpc.insecure_channel(grpc_address(target.address), options)
     try:
         key = target.key.read_bytes() if target.key else None
         certificate = target.cert.read_bytes() if target.cert else None

@@ -26,7 +26,7 @@ from hil.core.files import replacing
 from hil.core.scratch import new_folder
 from hil.errors import HilError
 from hil.protocol import grpc_calls, wire
-from hil.protocol.listening import check_token_way, host_port
+from hil.protocol.listening import check_token_way, grpc_address, host_port
 from hil.protocol.local_socket import LocalSocket, NotCarried
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -252,7 +252,7 @@ def open_channel(gateway: str, ca: Path | None) -> grpc.Channel:
     _check_way(gateway, ca)
     options = [*grpc_calls.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if ca is None or gateway.startswith("unix:"):
-        return grpc.insecure_channel(gateway, options)
+        return grpc.insecure_channel(grpc_address(gateway), options)
     try:
         return grpc.secure_channel(gateway, grpc.ssl_channel_credentials(ca.read_bytes()), options)
     except OSError as error:

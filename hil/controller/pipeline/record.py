@@ -47,7 +47,7 @@ def device_statistics(result: RunResult) -> dict[str, Any]:
     return {
         "iterations": len(samples),
         "cold_ns": samples[0] if result.cold else None,
-        "p50_ns": (ordered[(count - 1) // 2] + ordered[count // 2]) / 2,
+        "p50_ns": ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2,
         "p90_ns": ordered[min(int(0.9 * count), count - 1)],
         "min_ns": ordered[0],
         "mean_ns": sum(ordered) / count,

@@ -58,6 +58,11 @@ def test_what_is_no_address_is_refused(tmp_path, listen):
         start(tmp_path, listen)
 
 
+def test_half_of_tls_is_refused_on_a_unix_socket_too(tmp_path, pki):
+    with pytest.raises(errors.UsageError, match="without its key"):
+        start(tmp_path, f"unix:{tmp_path}/a.sock", tls_cert=pki / "server.pem")
+
+
 def test_a_unix_socket_is_its_owners_alone(tmp_path):
     agent = start(tmp_path, f"unix:{tmp_path}/s.sock")
     try:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 from pathlib import Path
@@ -70,3 +71,38 @@ def test_closing_wakes_whoever_waits_in_a_connection_and_takes_no_more(tmp_path)
     assert not way.alive()
     with socket.socket(socket.AF_UNIX) as near, pytest.raises(ConnectionRefusedError):
         near.connect(str(tmp_path / "s"))
+
+
+def test_one_moment_without_descriptors_ends_nothing(tmp_path, monkeypatch):
+    way = LocalSocket(tmp_path / "s", echo, "hil-test")
+    accept, refusals = socket.socket.accept, iter(range(3))
+
+    def accept_later(listener: socket.socket) -> object:
+        if next(refusals, None) is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    for _ in range(2):  # the first is taken by the call that waits already
+        with connected(tmp_path / "s") as near:
+            near.sendall(b"said")
+            assert near.recv(100) == b"said"
+    assert next(refusals, None) is None
+    way.close()
+
+
+def test_a_connection_that_finds_no_thread_is_hung_up_on(tmp_path, monkeypatch):
+    way = LocalSocket(tmp_path / "s", echo, "hil-test")
+
+    def no_room(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_room)
+        with connected(tmp_path / "s") as near:
+            assert near.recv(1) == b""
+    with connected(tmp_path / "s") as near:
+        near.sendall(b"said")
+        assert near.recv(100) == b"said"
+    assert "new thread" in way.log()
+    way.close()

@@ -172,9 +172,12 @@ class BoardConnection:
         return BoardChoice(config, connect=self._hand_over if address else None)
 
     def _hand_over(self, board: str) -> AgentClient:
-        """Give the client away, with the session that took the board; a new one where it is gone already."""
+        """Give the client away, with the session that took the board; a new one where either is gone already."""
         assert self._link is not None
         client, self._client = self._client, None
+        if client is not None and not client.has_session:
+            client.close()
+            client = None
         return client or AgentClient(self._link.target, board)
 
     def hang_up(self) -> None:

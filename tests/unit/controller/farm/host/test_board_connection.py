@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually
 
 from hil.agent.server import Agent, AgentConfig
 from hil.controller.devices.board_client import Target
@@ -108,14 +109,54 @@ def test_a_job_uses_the_connection_that_took_its_board_and_the_next_one_another(
     assert (choice.target, choice.config.connection.fence) == (f"unix:{tmp_path}/a.sock", 7)
     with open_board(choice) as board:
         taken = board.client
+        token = taken._hold.token
         board.take()
-        assert way.is_held(7)
+        assert way.is_held(7) and taken._hold.token == token, "in the session that took it"
     assert not way.is_held(7)
     way.take(grant(8))
     with open_board(way.choice(grant(8))) as board:
         assert board.client is not taken
         board.take()
         assert way.is_held(8)
+
+
+def silence(client: AgentClient) -> None:
+    """As if nothing had been heard for too long."""
+    hold = client._hold
+    assert hold is not None
+    hold._guard.within(0.0)
+    eventually(lambda: hold.silent)
+
+
+def test_a_board_that_was_silent_while_its_job_was_made_ready_is_taken_again(agent, way):
+    agent()
+    way.take(grant(7))
+    silence(way._client)
+    with open_board(way.choice(grant(7))) as board:
+        board.take()
+        assert way.is_held(7)
+        silence(board.client)
+        board.client.open_session("again", fence=7, wait_s=60, on_wait=print)
+        assert way.is_held(7)
+
+
+def test_a_board_that_was_taken_from_a_job_that_is_made_ready_is_not_the_jobs(agent, way, tmp_path):
+    agent()
+    way.take(grant(7))
+    newer = AgentClient(Target(f"unix:{tmp_path}/a.sock"), "bench")
+    newer.open_session("newer", fence=8, on_wait=print)
+    eventually(lambda: not way._client.has_session)
+    with open_board(way.choice(grant(7))) as board, pytest.raises(BoardBusy, match="too old"):
+        board.take()
+    newer.close()
+
+
+def test_a_session_by_another_fence_is_another_session(agent, way):
+    agent()
+    way.take(grant(7))
+    assert way._client.open_session("same", fence=7, on_wait=print) == 7
+    assert way._client.open_session("higher", fence=9, wait_s=60, on_wait=print) == 9
+    assert way.is_held(9)
 
 
 def test_a_job_that_never_came_to_its_board_leaves_it_to_the_next(agent, way):
