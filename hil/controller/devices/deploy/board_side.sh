@@ -205,7 +205,7 @@ stop() {
         say "busy$tab$pid"
         return 1
     fi
-    rm -f "$folder/run/agent.pid" "$folder/run/agent.sock"
+    rm -f "$folder/run/agent.pid" "$folder/run/agent.sock" "$folder/run/agent.sock.data" "$folder/run/agent.sock.grpc"
     if [ -n "$was" ]; then say "stopped$tab$was"; fi
 }
 
