@@ -70,8 +70,8 @@ class DataServer:
 
     def close(self) -> None:
         """Take on no more calls, and end those that go on."""
+        self._path.unlink(missing_ok=True)  # as long as it is ours
         self._socket.close()
-        self._path.unlink(missing_ok=True)
 
     def _serve(self, connected: socket.socket) -> None:
         frames = Frames(connected)

@@ -58,9 +58,9 @@ class GrpcOnDemand:
         with self._lock:
             self._closed = True
         self._path.unlink(missing_ok=True)  # as long as it is ours
-        self._socket.close()
         if self._server is not None:
             self._server.close()
+        self._socket.close()
 
     def _carry(self, near: socket.socket) -> None:
         near.settimeout(FIRST_MESSAGE_S)

@@ -179,7 +179,8 @@ def as_json(value: Any) -> str:
     # Nearly all are storable as they are, which shows in their text.
     with contextlib.suppress(ValueError):
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()  # no half of a pair of surrogates
+        if not text.isascii():
+            text.encode()  # no half of a pair of surrogates
         if _NUL not in text:
             return text
     return json.dumps(storable(value), ensure_ascii=False)
