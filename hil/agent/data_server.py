@@ -26,7 +26,7 @@ from hil.protocol.data_connection import (
     Frames,
     may_go_on,
 )
-from hil.protocol.listening import private_sockets
+from hil.protocol.listening import clear_socket, private_sockets
 from hil.protocol.local_socket import LocalSocket
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -57,6 +57,7 @@ class DataServer:
 
     Raises:
         OSError: it cannot listen there.
+        UsageError: what lies there is no socket.
     """
 
     def __init__(self, path: str, admission: Admission, servicers: dict[str, Any], token: str) -> None:
@@ -65,7 +66,7 @@ class DataServer:
         self._servicers = servicers
         self._token = token
         with private_sockets():
-            self._path.unlink(missing_ok=True)
+            clear_socket(self._path)
             self._socket = LocalSocket(self._path, self._serve, "data-call")
 
     def close(self) -> None:

@@ -79,6 +79,8 @@ class Agent:
             hint="--tls-cert, --tls-key and --token-file",
         )
         check_tls_files(cert=config.tls_cert, key=config.tls_key, ca=config.tls_client_ca, ca_needs_cert=True)
+        if config.tls_cert and config.listen.startswith("unix:"):
+            raise UsageError("TLS is for ports, and a Unix socket is its user's alone", hint="listen on HOST:PORT")
         self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
         # Before anything in the store is touched: it may be another agent's.
         self._store_lock = StoreLock(config.store)
@@ -123,13 +125,15 @@ class Agent:
                 self._data = DataServer(path, admission, servicers, config.token)
                 return
             except OSError as error:
-                self._grpc.close()
                 # On a path that is too long everything goes over gRPC. Callers would take what is there for ours.
                 if os.path.lexists(path):
                     raise UsageError(
                         f"cannot listen on unix:{path}: {error.strerror or error}",
                         hint="something is in its place: remove it, or listen elsewhere",
                     ) from error
+            finally:
+                if self._data is None:
+                    self._grpc.close()
         self._grpc = start_grpc(config.listen)
         self.address = self._grpc.address
 

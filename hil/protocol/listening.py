@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,18 @@ def refuse_if_taken(listen: str) -> None:
         ) from error
 
 
+def clear_socket(path: Path) -> None:
+    """Remove the socket that a killed server left behind, if there is one.
+
+    Raises:
+        UsageError: something else lies there.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise UsageError(f"cannot listen on unix:{path}: what lies there is no socket", hint="listen elsewhere")
+        path.unlink()
+
+
 @contextlib.contextmanager
 def private_sockets() -> Iterator[None]:
     """Have the Unix sockets that are made meanwhile open to this process's user alone."""
@@ -192,7 +205,7 @@ def listen_on(
     try:
         with private_sockets():
             if kind == "unix":
-                Path(path).unlink(missing_ok=True)
+                clear_socket(Path(path))
             if kind != "unix" and cert and key:
                 pairs = [(key.read_bytes(), cert.read_bytes())]
                 authority = client_ca.read_bytes() if client_ca else None

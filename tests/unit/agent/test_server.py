@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 
@@ -56,6 +57,20 @@ def test_an_address_beyond_loopback_is_refused_without_tls_and_token(tmp_path, l
 def test_what_is_no_address_is_refused(tmp_path, listen):
     with pytest.raises(errors.UsageError):
         start(tmp_path, listen)
+
+
+def test_tls_is_refused_on_a_unix_socket_where_there_would_be_none(tmp_path, pki):
+    with pytest.raises(errors.UsageError, match="TLS is for ports"):
+        start(tmp_path, f"unix:{tmp_path}/a.sock", tls_key=pki / "server.key", tls_cert=pki / "server.pem")
+
+
+@pytest.mark.parametrize("name", ["a.sock", "a.sock.data"])
+def test_a_file_in_a_sockets_place_stays(tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(errors.UsageError, match="no socket"):
+        start(tmp_path, f"unix:{tmp_path}/a.sock")
+    assert (tmp_path / name).read_text() == "precious"
+    assert [path.name for path in tmp_path.glob("a.sock*")] == [name]
 
 
 def test_half_of_tls_is_refused_on_a_unix_socket_too(tmp_path, pki):
@@ -119,7 +134,9 @@ def test_a_socket_that_another_agent_serves_is_left_to_it(tmp_path):
         client.close()
     finally:
         first.stop()
-    (tmp_path / "s.sock").touch()  # as a killed agent leaves it
+    for name in ("s.sock", "s.sock.data"):  # as a killed agent leaves them
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(tmp_path / name))
     start(tmp_path / "third", listen).stop()
 
 
