@@ -106,8 +106,10 @@ def serve(
             stdin = sys.stdin.fileno()
             # Not through Python's stream, which cannot be ended while a thread reads from it.
             with contextlib.suppress(OSError):
-                while select.select([stdin], [], []) and os.read(stdin, 1):
-                    pass
+                said = b"-"
+                while said:
+                    select.select([stdin], [], [])  # the starter may have made it one that does not wait
+                    said = os.read(stdin, 1)
             told.put(signal.SIGTERM)
 
         threading.Thread(target=wait_for_end, daemon=True, name="lifeline").start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -75,7 +74,7 @@ class IreeRuntime:
                 module = rt.VmModule.wrap_buffer(self._instance, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             modules = [rt.create_hal_module(self._instance, hal_device)]
             # In a process that was just forked, `glob` takes 0.4 ms: each page of memory that it looks at is copied.
-            parameters = [folder / name for name in sorted(os.listdir(folder)) if name.endswith(".irpa")]  # noqa: PTH208
+            parameters = sorted(path for path in folder.iterdir() if path.suffix == ".irpa")
             if parameters:
                 index = rt.ParameterIndex()
                 for parameter in parameters:
