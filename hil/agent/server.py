@@ -78,9 +78,13 @@ class Agent:
             needs="TLS and a token",
             hint="--tls-cert, --tls-key and --token-file",
         )
-        check_tls_files(cert=config.tls_cert, key=config.tls_key, ca=config.tls_client_ca, ca_needs_cert=True)
-        if config.tls_cert and config.listen.startswith("unix:"):
-            raise UsageError("TLS is for ports, and a Unix socket is its user's alone", hint="listen on HOST:PORT")
+        check_tls_files(
+            cert=config.tls_cert,
+            key=config.tls_key,
+            ca=config.tls_client_ca,
+            ca_needs_cert=True,
+            listens=[config.listen],
+        )
         self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
         # Before anything in the store is touched: it may be another agent's.
         self._store_lock = StoreLock(config.store)

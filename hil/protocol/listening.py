@@ -8,7 +8,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +72,22 @@ def check_token_way(address: str, *, encrypted: bool, hint: str) -> None:
         raise UsageError(f"the token would be sent to {address} in the clear: that needs TLS", hint=hint)
 
 
-def check_tls_files(*, cert: object, key: object, ca: object = None, ca_needs_cert: bool = False) -> None:
+def check_tls_files(
+    *, cert: object, key: object, ca: object = None, ca_needs_cert: bool = False, listens: Sequence[str] = ()
+) -> None:
     """Refuse half of a TLS configuration: without the other half it would be none, in silence.
 
     Args:
         ca: the authority of the other side's certificate.
         ca_needs_cert: whether it is a server's: there ``ca`` says whose clients are let in, and means nothing without
             a certificate; a client's certificate means nothing without ``ca``.
+        listens: where a server listens: on Unix sockets alone there is no TLS.
 
     Raises:
         UsageError: something is given without what it needs.
     """
+    if cert and key and listens and all(listen.startswith("unix:") for listen in listens):
+        raise UsageError("TLS is for ports, and a Unix socket is its user's alone", hint="listen on HOST:PORT")
     if bool(cert) != bool(key):
         given, lacking = ("certificate", "key") if cert else ("key", "certificate")
         raise UsageError(f"a {given} for TLS was given without its {lacking}", hint="they go together")

@@ -59,7 +59,8 @@ def up(detach: bool, as_json: bool, **settings: Any) -> int:
     from hil.protocol.listening import check_tls_files
 
     wishes = UpOptions(**settings)
-    check_tls_files(cert=wishes.tls_cert, key=wishes.tls_key, ca_needs_cert=True)
+    listens = [wishes.listen or "unix:"]  # without a port of the user's, on the farm's own socket alone
+    check_tls_files(cert=wishes.tls_cert, key=wishes.tls_key, ca_needs_cert=True, listens=listens)
     if as_json and not detach:
         raise UsageError("--json tells what --detach has started", hint="hil farm up --detach --json")
     if detach:

@@ -149,7 +149,7 @@ def _progress(columns: Sequence[str], width: int) -> Progress:
         "count": progress.MofNCompleteColumn,
         "time": progress.TimeElapsedColumn,
     }
-    shown = (made[name]() if name in made else progress.TextColumn(name) for name in columns)
+    shown = (made[name]() if name in made else progress.TextColumn(name, markup=False) for name in columns)
     return progress.Progress(*shown, console=_console(), transient=True)
 
 

@@ -85,6 +85,14 @@ def test_half_of_tls_is_none_and_is_refused(given, why):
         check_tls_files(**given)
 
 
+def test_tls_of_unix_sockets_alone_would_be_none_and_is_refused():
+    tls = {"cert": "c", "key": "k", "ca_needs_cert": True}
+    with pytest.raises(UsageError, match="TLS is for ports"):
+        check_tls_files(**tls, listens=("unix:/a", "unix:/b"))
+    check_tls_files(**tls, listens=("unix:/a", "0.0.0.0:0"))
+    check_tls_files(cert=None, key=None, listens=("unix:/a",))
+
+
 @pytest.mark.parametrize("given", [{}, {"ca": "a"}, {"ca": "a", "cert": "c", "key": "k"}])
 def test_whole_tls_of_a_client_is_taken_or_none(given):
     check_tls_files(**{"cert": None, "key": None, **given})

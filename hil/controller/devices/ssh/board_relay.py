@@ -15,11 +15,13 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 PIECE = 1 << 18
 TOKEN_S = 10.0
+AGAIN_S = 0.05
 
 
 def connected(path: str) -> socket.socket:
@@ -89,7 +91,12 @@ def by_port(stdin: Any, path: str, token: bytes) -> None:
 
     def accept() -> None:
         while True:
-            near, _ = listener.accept()
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                # There is no descriptor left, say: who connects waits until there is.
+                time.sleep(AGAIN_S)
+                continue
             threading.Thread(target=serve, args=(near,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()

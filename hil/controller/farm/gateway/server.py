@@ -158,7 +158,7 @@ async def _connected(config: GatewayConfig) -> Database:
 
 def _check(config: GatewayConfig) -> None:
     """Refuse where it may not listen, before anything is opened."""
-    check_tls_files(cert=config.tls_cert, key=config.tls_key, ca_needs_cert=True)
+    check_tls_files(cert=config.tls_cert, key=config.tls_key, ca_needs_cert=True, listens=config.listen)
     for listen in config.listen:
         protected = bool(config.tls_cert and config.tls_key)
         check_listen(listen, protected=protected, needs="TLS", hint="--tls-cert and --tls-key")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.suite_runs import case
 
-from hil.controller.cli.screen import SuiteScreen, answer
+from hil.controller.cli.screen import SuiteScreen, _progress, answer
 
 
 def test_what_is_not_as_it_should_be_is_told_at_once_and_a_lost_board_once(capsys):
@@ -25,3 +25,9 @@ def test_what_is_not_as_it_should_be_is_told_at_once_and_a_lost_board_once(capsy
 def test_a_run_that_has_not_ended_is_shown_without_an_exit_code(capsys):
     assert answer(True, {"id": "a", "exit_code": None}) == 0
     assert '"exit_code": null' in capsys.readouterr().out
+
+
+def test_a_bar_shows_a_cases_name_as_it_is():
+    bars = _progress(("{task.description}", "{task.fields[stage]}"), 10)
+    bars.add_task("a:star:b[red]c", stage="x[0]")
+    assert [str(column.render(bars.tasks[0])) for column in bars.columns] == ["a:star:b[red]c", "x[0]"]
