@@ -57,7 +57,7 @@ METHODS = {
 CALL_MOST = 1 << 12
 ERROR_MOST = 1 << 16
 
-_HEADER = struct.Struct("<BI")
+HEADER = struct.Struct("<BI")
 # What comes is read in so large pieces; it is enough for the messages of most calls.
 _READ = 1 << 16
 _TOGETHER = 1 << 15
@@ -101,7 +101,7 @@ class Frames:
     def send(self, kind: int, content: Any = b"") -> None:
         """Send a frame; ``content`` is bytes, or any buffer of them."""
         size = len(content)
-        header = _HEADER.pack(kind, size)
+        header = HEADER.pack(kind, size)
         try:
             if size <= _TOGETHER:
                 self._socket.sendall(header + content)
@@ -121,17 +121,17 @@ class Frames:
 
     def begin(self) -> tuple[int, int] | None:
         """The next frame's kind and size, once it comes; its content has to be read next. None at the end."""
-        if (here := self._end - self._at) < _HEADER.size:
+        if (here := self._end - self._at) < HEADER.size:
             self._read[:here] = bytes(self._read[self._at : self._end])
             self._at, self._end = 0, here
-            while self._end < _HEADER.size:
+            while self._end < HEADER.size:
                 if not (count := self._receive(self._read[self._end :])):
                     if self._end:
                         raise ConnectionBroken(_CUT)
                     return None
                 self._end += count
-        kind, size = _HEADER.unpack_from(self._read, self._at)
-        self._at += _HEADER.size
+        kind, size = HEADER.unpack_from(self._read, self._at)
+        self._at += HEADER.size
         return kind, size
 
     def content(self, size: int) -> bytes:

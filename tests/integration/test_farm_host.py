@@ -181,6 +181,27 @@ def test_a_job_goes_on_while_the_gateway_is_away(lab, away_s):
     assert (result["outcome"], result["attempts"]) == ("PASS", 1)
 
 
+def test_a_job_goes_on_while_its_host_connects_to_the_farm_anew(lab):
+    name, board = lab.begun(_of_seconds(lab, 3))
+    worker = lab.host.worker(board)
+    os.kill(lab.host.uplink(), signal.SIGKILL)
+    result = result_of(lab.client, name)
+    assert (result["outcome"], result["attempts"], lab.host.worker(board)) == ("PASS", 1, worker)
+
+
+def test_boards_whose_host_is_cut_off_are_offline_and_back_when_it_is(lab):
+    lab.ready()
+    uplink = lab.host.uplink()
+    os.kill(uplink, signal.SIGSTOP)
+    try:
+        eventually(lambda: set(states(lab.client).values()) == {"offline"})
+    finally:
+        os.kill(uplink, signal.SIGCONT)
+    lab.ready()
+    (after,) = submit(lab.client, lab.specs["short"])
+    assert result_of(lab.client, after)["outcome"] == "PASS"
+
+
 def test_a_worker_that_was_frozen_past_its_lease_does_nothing_more_to_the_board(lab):
     name, board = lab.begun(board="lab-sim-1")
     worker = lab.host.worker(board)

@@ -59,6 +59,10 @@ class Host:
         """The simulated board's agent."""
         return self._child(f"simulator {board}")
 
+    def uplink(self) -> int:
+        """The process that has the host's connection to the farm."""
+        return self._child("uplink")
+
     def _child(self, name: str) -> int:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         (found,) = (pid for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == name[-15:])

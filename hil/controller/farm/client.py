@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,9 +19,9 @@ import tenacity
 
 from hil import errors
 from hil.controller.devices.interrupts import InterruptibleChannel
-from hil.controller.farm.messages import JobResult, Submission
+from hil.controller.farm.messages import Submission
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import FarmStub, json_of, result_message, submission_message
+from hil.controller.farm.rpc import FarmStub, json_of, submission_message
 from hil.core.digest import digest_file
 from hil.core.files import replacing
 from hil.core.scratch import new_folder
@@ -33,7 +34,7 @@ from hil.protocol.v1 import farm_pb2 as pb
 T = TypeVar("T")
 M = TypeVar("M", pb.AskRequest, pb.DoRequest)
 
-_CONNECT_S = 5.0
+CONNECT_S = 5.0
 _CALL_S = 60.0
 # A gateway whose connection lives says something on its streams every 5 s; one that does not hangs. A store of files
 # may take longer over one of them.
@@ -60,7 +61,7 @@ class FarmClient:
     def __init__(self, address: FarmAddress, *, patience_s: float = _PATIENCE_S, call_s: float = _CALL_S) -> None:
         self.address = address
         self._patience_s, self._call_s = patience_s, call_s
-        self.metadata: list[tuple[str, str]] = [("authorization", f"Bearer {address.token}")]
+        self.metadata = address.metadata
         self._channel: grpc.Channel | None = None
         self.gateway = ""
         self.stub: FarmStub  # the calls themselves, for streams; their errors are gRPC's: see `seam`
@@ -75,21 +76,18 @@ class FarmClient:
         self.close()
         for gateway in self.address.gateways:
             _check_way(gateway, self.address.ca)
-            if not _listens(gateway):
+            if not listens(gateway):
                 continue
             channel = open_channel(gateway, self.address.ca)
             try:
-                grpc.channel_ready_future(channel).result(_CONNECT_S)
+                grpc.channel_ready_future(channel).result(CONNECT_S)
             except grpc.FutureTimeoutError:
                 grpc_calls.close_channel(channel)
                 continue
             self._channel, self.gateway = channel, gateway
             self.stub = FarmStub(InterruptibleChannel(channel))
             return
-        raise errors.FarmUnreachable(
-            f"no gateway of the farm answers at {', '.join(self.address.gateways)}",
-            hint="is it running? `hil farm up` starts one on this machine; with TLS, HIL_FARM_CA names its authority",
-        )
+        raise nobody_answers(self.address)
 
     def close(self) -> None:
         """End the connection."""
@@ -100,7 +98,7 @@ class FarmClient:
     def as_bearer(self, token: str) -> FarmClient:
         """The same connection with another's token: not to be closed, it ends with this one."""
         other = copy.copy(self)
-        other.metadata = [("authorization", f"Bearer {token}")]
+        other.metadata = replace(self.address, token=token).metadata
         return other
 
     def __enter__(self) -> FarmClient:
@@ -156,13 +154,6 @@ class FarmClient:
             finally:
                 stream.cancel()
                 replies.close()
-
-    def report(self, lease: int, worker: str, result: JobResult, fence: int) -> pb.ReportReply:
-        """How a job ended, until the farm has heard it: saying it twice is no error."""
-        message = result_message(result)
-        request = pb.ReportRequest(lease=lease, worker=worker, result=message, fence=fence)
-        reply: pb.ReportReply = self._repeat("Report", request)
-        return reply
 
     def upload(self, files: dict[str, Path]) -> int:
         """Send the files that the store lacks: digest -> file; returns the bytes sent. Idempotent, so it is repeated.
@@ -247,14 +238,26 @@ def _filled(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
         raise errors.UsageError(f"{what!r} cannot be asked with that: {error}") from error
 
 
-def open_channel(gateway: str, ca: Path | None) -> grpc.Channel:
-    """A channel to a gateway; UsageError where tokens would go to another machine in the clear."""
+def nobody_answers(address: FarmAddress) -> errors.FarmUnreachable:
+    """What is said where no gateway of a farm answers."""
+    return errors.FarmUnreachable(
+        f"no gateway of the farm answers at {', '.join(address.gateways)}",
+        hint="is it running? `hil farm up` starts one on this machine; with TLS, HIL_FARM_CA names its authority",
+    )
+
+
+def open_channel(gateway: str, ca: Path | None, api: Any = grpc) -> Any:
+    """A channel to a gateway, of ``grpc`` or ``grpc.aio``.
+
+    Raises:
+        UsageError: tokens would go to another machine in the clear.
+    """
     _check_way(gateway, ca)
     options = [*grpc_calls.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if ca is None or gateway.startswith("unix:"):
-        return grpc.insecure_channel(grpc_address(gateway), options)
+        return api.insecure_channel(grpc_address(gateway), options)
     try:
-        return grpc.secure_channel(gateway, grpc.ssl_channel_credentials(ca.read_bytes()), options)
+        return api.secure_channel(gateway, grpc.ssl_channel_credentials(ca.read_bytes()), options)
     except OSError as error:
         raise errors.UsageError(f"the farm's authority {ca} cannot be read: {error}") from error
 
@@ -295,15 +298,15 @@ def _check_way(gateway: str, ca: Path | None) -> None:
     check_token_way(gateway, encrypted=ca is not None, hint=hint)
 
 
-def _listens(gateway: str) -> bool:
-    """Whether anybody listens there: gRPC would find out only by trying for as long as it may."""
+def listens(gateway: str) -> bool:
+    """Whether anybody listens at an address: gRPC would find out only by trying for as long as it may."""
     try:
         if gateway.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(_CONNECT_S)
+                probe.settimeout(CONNECT_S)
                 probe.connect(gateway.removeprefix("unix:"))
         else:
-            socket.create_connection(host_port(gateway, what="gateway's address"), _CONNECT_S).close()
+            socket.create_connection(host_port(gateway, what="gateway's address"), CONNECT_S).close()
     except OSError:
         return False
     return True
@@ -315,7 +318,7 @@ def is_away(error: BaseException) -> bool:
     if isinstance(error, ValueError) and {"closed", "channel"} <= set(re.findall(r"\w+", str(error).lower())):
         return True
     away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    return isinstance(error, grpc.Call) and error.code() in away
+    return isinstance(error, (grpc.Call, grpc.aio.AioRpcError)) and error.code() in away
 
 
 @contextlib.contextmanager

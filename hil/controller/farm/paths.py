@@ -32,6 +32,11 @@ class FarmAddress:
     # alone.
     ca: Path | None = None
 
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """What each call says of who makes it."""
+        return [("authorization", f"Bearer {self.token}")]
+
 
 def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> FarmAddress:
     """The farm that is meant: what is given, else ``HIL_FARM``, ``HIL_FARM_TOKEN``, ``HIL_FARM_CA``, else this

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
-import grpc
-
-from hil.controller.farm.client import FarmClient, translated
+from hil.controller.farm.host.uplink_call import UplinkCall
 from hil.controller.farm.messages import BoardCard, Grant
-from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import card_message, grant_of
 from hil.errors import AccessRefused, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
@@ -36,15 +35,15 @@ class _Listener(Protocol):
     def leases(self) -> list[int]: ...  # those that are worked on
     def granted(self, grant: Grant) -> None: ...  # perhaps not for the first time
     def ended(self, lease: int, reason: str) -> None: ...
-    def dialled(self, dial: pb.DialIn, client: FarmClient) -> None: ...
+    def dialled(self, dial: pb.DialIn, gateway: str) -> None: ...  # by the gateway that we attend
     def say(self, text: str) -> None: ...  # what a person who looks after the host should know
 
 
 class GatewayStream:
     """Presents a board to the farm, beats, and passes on what comes, until it is closed."""
 
-    def __init__(self, farm: FarmAddress, worker: str, listener: _Listener) -> None:
-        self._farm, self._worker, self._listener = farm, worker, listener
+    def __init__(self, uplink: Path, worker: str, listener: _Listener) -> None:
+        self._uplink, self._worker, self._listener = uplink, worker, listener
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._outgoing: queue.SimpleQueue[pb.FromBoard | None] | None = None
@@ -121,14 +120,11 @@ class GatewayStream:
         while not self._closed.is_set():
             began, refused = time.monotonic(), False
             try:
-                with FarmClient(self._farm, patience_s=0) as client:
-                    self._talk(client)
+                self._talk()
                 problem = "the gateway hung up; trying again"
-            except (grpc.RpcError, HilError) as error:
-                because = translated(error) if isinstance(error, grpc.RpcError) else error
-                silent = self._is_silent and because is not error
-                refused = isinstance(because, AccessRefused) and not silent
-                problem = "the gateway is silent; trying again" if silent else _error_text(because)
+            except HilError as error:
+                refused = isinstance(error, AccessRefused) and not self._is_silent
+                problem = "the gateway is silent; trying again" if self._is_silent else _error_text(error)
             except Exception as error:  # what the farm said makes no sense here; perhaps it does to another gateway
                 problem = f"{type(error).__name__}: {error}; trying again"
             self.owner = False
@@ -140,11 +136,14 @@ class GatewayStream:
             self._closed.wait(_REFUSED_S if refused else pause)
             pause = min(pause * 2, _AGAIN_S[1])
 
-    def _talk(self, client: FarmClient) -> None:
+    def _talk(self) -> None:
+        self._is_silent = False
         outgoing: queue.SimpleQueue[pb.FromBoard | None] = queue.SimpleQueue()
-        stream = client.stub.Attend(iter(outgoing.get, None), metadata=client.metadata)
+        stream = UplinkCall(self._uplink, "Attend")
         self._cancel = stream.cancel
-        self._heard_at, self._is_silent = time.monotonic(), False
+        self._heard_at = time.monotonic()
+        sending = threading.Thread(target=_send_all, args=(outgoing, stream), daemon=True)
+        sending.start()
         try:
             # What is said from here on goes the same way: nothing is between what there is and what is new.
             with self._lock:
@@ -155,17 +154,19 @@ class GatewayStream:
             if self._closed.is_set():
                 outgoing.put(None)
             self._wake.set()
-            for message in stream:
+            for message in stream.replies():
                 self._heard_at = time.monotonic()
-                self._pass_on(message, client)
+                self._pass_on(message, stream.gateway)
         finally:
             with self._lock:
                 self._outgoing = None
             # The thread that sends must not wait for ever.
             outgoing.put(None)
             stream.cancel()
+            sending.join()
+            stream.close()
 
-    def _pass_on(self, message: pb.ToBoard, client: FarmClient) -> None:
+    def _pass_on(self, message: pb.ToBoard, gateway: str) -> None:
         kind = message.WhichOneof("kind")
         if kind == "beat":
             self._silent_s = _SILENT_S
@@ -179,7 +180,7 @@ class GatewayStream:
                 self._started.pop(message.ended.lease, None)
             self._listener.ended(message.ended.lease, message.ended.reason)
         elif kind == "dial":
-            self._listener.dialled(message.dial, client)
+            self._listener.dialled(message.dial, gateway)
 
     def _hello(self) -> pb.FromBoard:
         card = card_message(self._listener.card())
@@ -203,7 +204,7 @@ class GatewayStream:
                 self.send_lines()
             if time.monotonic() < due:
                 continue
-            due = time.monotonic() + self._beat_s
+            due = _next_beat(time.monotonic(), self._beat_s)
             sent = self._send(pb.FromBoard(beat=pb.BoardBeat(leases=self._listener.leases())))
             if sent and time.monotonic() - self._heard_at > _SILENT_BEATS * self._beat_s + self._silent_s:
                 self._is_silent, self._silent_s = True, min(2 * self._silent_s, _SLOW_S)
@@ -220,6 +221,19 @@ class GatewayStream:
                 self._outgoing.put(pb.FromBoard(printed=printed))
             self._lines.clear()
             self._cases.clear()
+
+
+def _send_all(outgoing: queue.SimpleQueue[pb.FromBoard | None], stream: UplinkCall) -> None:
+    """Send what comes, and None, which says that no more comes; a stream that breaks is found out by its reader."""
+    with contextlib.suppress(FarmUnreachable):
+        for message in iter(outgoing.get, None):
+            stream.send(message)
+        stream.send(None)
+
+
+def _next_beat(now: float, every_s: float) -> float:
+    """When to beat next: all workers of a host in the same moment, which costs it and the farm a fifth."""
+    return (now // every_s + 1) * every_s
 
 
 def _sendable(text: str) -> str:

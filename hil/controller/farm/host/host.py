@@ -1,12 +1,14 @@
-"""The host of boards: a process a board, and one more for each that it simulates."""
+"""The host of boards: a process a board, one more for each that it simulates, and one that talks with the farm."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import filelock
 
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, checked, find_boards, make_simulators, sockets_for
+from hil.controller.farm.host.uplink import Uplink, listen
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
 from hil.errors import FarmError, StorageError, UsageError
@@ -87,12 +90,23 @@ def serve(
             post.folder.mkdir(parents=True, exist_ok=True)
         _preload(simulators > 0)
         say(f"host {name}: {len(posts)} board{'s' * (len(posts) > 1)}: {_few(posts)}")
-        children = [child for post in posts for child in _children_of(post, place)]
+        listening = afterwards.enter_context(listen(place.uplink))
+        children = [_uplink(place, listening), *(child for post in posts for child in _children_of(post, place))]
         PreforkSupervisor(children, say).run()
 
 
 def _children_of(post: BoardEntry, site: HostInfo) -> list[ForkedProcess]:
     return [_simulator(post), _worker(post, site)] if post.simulator else [_worker(post, site)]
+
+
+def _uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
+    """The connection to the farm: it outlives the workers, which say how their last jobs ended."""
+
+    def run() -> None:
+        end_with_parent()
+        asyncio.run(Uplink(site.farm).serve(listening))
+
+    return ForkedProcess("uplink", run, rank=1)
 
 
 def _worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:

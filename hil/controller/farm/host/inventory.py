@@ -36,6 +36,11 @@ class HostInfo:
     boards: int = 1  # how many there are: they share the machine
 
     @property
+    def uplink(self) -> Path:
+        """The socket of the process that has the connection to the farm."""
+        return self.sockets / "uplink"
+
+    @property
     def files(self) -> Path:
         """What was fetched from the farm's store."""
         return self.folder / "files"

@@ -168,7 +168,7 @@ class LeaseRunner:
             raise UsageError(f"nobody can hold {grant.board}: {why}", hint="a selector that leaves it out")
         self.way.release()
         guard = LeaseGuard(target, grant.fence, self.way.site.sockets / f"lease-{grant.lease}.sock")
-        self.serving = TunnelEndpoint(grant.lease, guard.address, self.way.say)
+        self.serving = TunnelEndpoint(grant.lease, guard.address, self.way.site.farm, self.way.say)
         try:
             yield
         finally:

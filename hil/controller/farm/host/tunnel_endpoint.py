@@ -21,7 +21,8 @@ from google.protobuf.message import DecodeError
 
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.grpc_call import agent_channel
-from hil.controller.farm.client import FarmClient, open_channel, pass_on, pieces_from
+from hil.controller.farm.client import open_channel, pass_on, pieces_from
+from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import DIAL_KEY, FarmStub
 from hil.core.text import TextSink
 from hil.errors import BoardError, HilError, UsageError
@@ -34,15 +35,19 @@ from hil.protocol.v1 import farm_pb2 as pb
 class TunnelEndpoint:
     """The connections of one lease, until it is over; the holder's calls are served at ``address``, ``unix:PATH``."""
 
-    def __init__(self, lease: int, address: str, say: TextSink) -> None:
-        self.lease, self.address, self._say = lease, address, say
+    def __init__(self, lease: int, address: str, farm: FarmAddress, say: TextSink) -> None:
+        self.lease, self.address, self._farm, self._say = lease, address, farm, say
         self._lock = threading.Lock()
         self._open: dict[socket.socket, Any] = {}
         self._over = False
 
-    def dialled(self, dial: pb.DialIn, client: FarmClient) -> None:
-        """The holder wants a connection: it is made and carried by a thread of its own."""
-        threading.Thread(target=self._carry, args=(dial, client), daemon=True, name="farm-dial").start()
+    def dialled(self, dial: pb.DialIn, gateway: str) -> None:
+        """The holder wants a connection: it is made and carried by a thread of its own.
+
+        Args:
+            gateway: where it waits, if the dial does not say.
+        """
+        threading.Thread(target=self._carry, args=(dial, gateway), daemon=True, name="farm-dial").start()
 
     def close(self) -> None:
         """The lease is over: end all of them, and make no more."""
@@ -54,11 +59,10 @@ class TunnelEndpoint:
             with contextlib.suppress(OSError):
                 near.shutdown(socket.SHUT_RDWR)
 
-    def _carry(self, dial: pb.DialIn, client: FarmClient) -> None:
-        metadata = [*client.metadata, (DIAL_KEY, dial.id)]
-        # Not the client's own: that ends with the stream on which the board is attended.
+    def _carry(self, dial: pb.DialIn, gateway: str) -> None:
+        metadata = [*self._farm.metadata, (DIAL_KEY, dial.id)]
         try:
-            channel = open_channel(dial.gateway or client.gateway, client.address.ca)
+            channel = open_channel(dial.gateway or gateway, self._farm.ca)
         except HilError as error:
             return self._say(f"a connection of lease {self.lease} could not be carried: {error}")
         try:

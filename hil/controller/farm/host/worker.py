@@ -27,7 +27,9 @@ from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.gateway_stream import GatewayStream
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner, emptied
+from hil.controller.farm.host.uplink_call import ask
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, Kind
+from hil.controller.farm.rpc import result_message
 from hil.core.scratch import remove_tree
 from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
@@ -35,6 +37,7 @@ from hil.protocol.v1 import farm_pb2 as pb
 # A job that is to end is given so long; then this process ends, and all that it holds with it.
 _END_S = 8.0
 _LEAVE_S = 2.0
+_REPORT_S = 60.0
 # Without a job for so long, nothing is kept ready for the next one.
 _REST_S = 30.0
 _REMEMBERED = 1000
@@ -58,7 +61,7 @@ class Worker:
         self._over: collections.OrderedDict[int, str] = collections.OrderedDict()
         self._stopping = False
         self._farm: FarmClient | None = None
-        self._attendance = GatewayStream(site.farm, self.id, self)
+        self._attendance = GatewayStream(site.uplink, self.id, self)
 
     def serve(self) -> None:
         """Attend the farm and do what comes."""
@@ -106,11 +109,11 @@ class Worker:
         self._forget(lease, reason)
         self._work.end(lease, reason)
 
-    def dialled(self, dial: pb.DialIn, client: FarmClient) -> None:
+    def dialled(self, dial: pb.DialIn, gateway: str) -> None:
         """The holder of a lease wants a connection."""
         serving = self._duty.serving
         if serving is not None and serving.lease == dial.lease:
-            serving.dialled(dial, client)
+            serving.dialled(dial, gateway)
 
     def say(self, text: str) -> None:
         """Tell whoever looks after the host."""
@@ -179,9 +182,11 @@ class Worker:
         """Say how a job ended, until the farm has heard it or does not want to know any more."""
         self._attendance.send_lines()
         fence = self._way.fence if result.infrastructure else 0
+        request = pb.ReportRequest(lease=grant.lease, worker=self.id, result=result_message(result), fence=fence)
         while grant.lease not in self._over:
             try:
-                reply = self._client().report(grant.lease, self.id, result, fence)
+                # Saying it twice is no error.
+                reply = ask(self.site.uplink, "Report", request, _REPORT_S)
             except FarmUnreachable:
                 if self._stopping:
                     return

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
+from support.uplinks import uplink
 from support.waiting import eventually
 
-from hil.controller.farm.client import FarmClient
 from hil.controller.farm.host import gateway_stream
 from hil.controller.farm.host.gateway_stream import GatewayStream
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
@@ -96,7 +96,7 @@ class Board:
     def __init__(self) -> None:
         self.grants: list[Grant] = []
         self.over: list[tuple[int, str]] = []
-        self.dials: list[str] = []
+        self.dials: list[tuple[str, str]] = []
         self.told: list[str] = []
         self.held = [5]
 
@@ -112,8 +112,8 @@ class Board:
     def ended(self, lease: int, reason: str) -> None:
         self.over.append((lease, reason))
 
-    def dialled(self, dial: pb.DialIn, client: FarmClient) -> None:
-        self.dials.append(dial.id)
+    def dialled(self, dial: pb.DialIn, gateway: str) -> None:
+        self.dials.append((dial.id, gateway))
 
     def say(self, text: str) -> None:
         self.told.append(text)
@@ -137,10 +137,11 @@ def attending(gateway: Gateway, board: Board, monkeypatch: pytest.MonkeyPatch) -
     # Nobody is silent, however slow this machine is; but see the test of that.
     monkeypatch.setattr(gateway_stream, "_SILENT_S", 60.0)
     address = FarmAddress((f"unix:{gateway.path}.nobody", f"unix:{gateway.path}"), "secret")
-    made = GatewayStream(address, "worker-1", board)
-    made.start()
-    yield made
-    made.close()
+    with uplink(address, gateway.path.with_name("uplink")) as path:
+        made = GatewayStream(path, "worker-1", board)
+        made.start()
+        yield made
+        made.close()
 
 
 def test_a_board_is_presented_first_and_then_beats_as_often_as_it_is_told(gateway, board, attending):
@@ -158,7 +159,7 @@ def test_what_the_farm_says_is_passed_on(gateway, board, attending):
     gateway.say(ended=pb.Ended(lease=5, reason="cancelled"))
     gateway.say(dial=pb.DialIn(id="d1", lease=5))
     eventually(lambda: board.dials)
-    assert (board.grants, board.over, board.dials) == ([GRANT], [(5, "cancelled")], ["d1"])
+    assert (board.grants, board.over, board.dials) == ([GRANT], [(5, "cancelled")], [("d1", f"unix:{gateway.path}")])
 
 
 def test_after_a_break_the_board_is_presented_again_with_what_has_started(gateway, board, attending):

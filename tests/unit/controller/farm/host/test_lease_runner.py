@@ -14,6 +14,7 @@ from hil.controller.devices.board_client import Target
 from hil.controller.farm.host import job_attempt, lease_runner
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind
+from hil.controller.farm.paths import FarmAddress
 from hil.errors import BoardBusy, FarmUnreachable, HilError, UsageError
 
 GRANT = Grant(5, "17", 17, "rpi5", 3, 6.0, 60.0, 1, JobSpec(Kind.RUN))
@@ -24,7 +25,7 @@ class BoardConnection:
 
     def __init__(self, folder: Path, error: HilError | None = None, target: Target | None = None) -> None:
         self.site, self.post = (
-            SimpleNamespace(files=folder / "files", sockets=folder),
+            SimpleNamespace(files=folder / "files", sockets=folder, farm=FarmAddress(("unix:g",), "t")),
             SimpleNamespace(name="rpi5", folder=folder),
         )
         self.error, self.target = error, target

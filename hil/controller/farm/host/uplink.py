@@ -1,0 +1,173 @@
+"""A host's connection to the farm, which its boards' workers share: one process has it, and carries their calls.
+
+A gRPC channel of its own would cost each worker 0.1 % of a core for a beat every 1.5 s, for its threads look for more
+work 60 times after each message. A worker calls over a Unix socket instead, with frames as on a data connection of an
+agent (:mod:`hil.protocol.data_connection`), a connection a call: CALL with the method's name, then READY with the
+gateway's address from here, then MESSAGE from either side, and END, with a typed error where the call failed. Who hangs
+up without END cancels its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from hil.controller.farm.client import CONNECT_S, listens, nobody_answers, open_channel, translated
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import methods
+from hil.errors import FarmUnreachable, HilError, UsageError
+from hil.protocol import wire_errors
+from hil.protocol.data_connection import CALL, END, HEADER, MESSAGE, READY
+
+_PATHS = {name: path for name, path, *_ in methods("Hosts")}
+# Every worker of a host may call in the same moment.
+_BACKLOG = 1024
+# A worker's message: a board's card is the largest.
+_MESSAGE_MOST = 64 << 20
+
+
+def listen(path: Path) -> socket.socket:
+    """Listen for calls of this user; who calls while no uplink runs waits for the next one."""
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    path.chmod(0o600)
+    listening.listen(_BACKLOG)
+    return listening
+
+
+class Uplink:
+    """Carries calls to a gateway of a farm: all over one connection, until that, or the gateway, fails one."""
+
+    def __init__(self, farm: FarmAddress) -> None:
+        self._farm = farm
+        self._connecting: asyncio.Task[_Link] | None = None
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Carry the calls that come to a socket, until cancelled."""
+        async with await asyncio.start_unix_server(self._serve_call, sock=listening, backlog=_BACKLOG) as server:
+            await server.serve_forever()
+
+    async def _serve_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(_HungUp, ConnectionError):
+                failure = b""
+                try:
+                    await self._carry(reader, writer)
+                except HilError as error:
+                    failure = wire_errors.to_message(error).SerializeToString()
+                await _send_frame(writer, END, failure)
+        finally:
+            writer.close()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kind, name = await _read_frame(reader)
+        path = _PATHS.get(name.decode(errors="replace")) if kind == CALL else None
+        if path is None:
+            raise UsageError(f"an uplink carries calls of {', '.join(_PATHS)}")
+        async with self._linked() as link:
+            await _send_frame(writer, READY, link.gateway.encode())
+            # To the protocol below, every kind of call is a stream both ways.
+            call: Any = link.channel.stream_stream(path)(metadata=self._farm.metadata)
+            asking = asyncio.create_task(_ask(reader, call))
+            answering = asyncio.create_task(_answer(call, writer))
+            try:
+                await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
+                await (answering if answering.done() else asking)
+            except grpc.RpcError as error:
+                raise translated(error) from error
+            finally:
+                call.cancel()
+                asking.cancel()
+                answering.cancel()
+                await asyncio.gather(asking, answering, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def _linked(self) -> AsyncIterator[_Link]:
+        """The connection for a call. One that failed a call is no other's; it ends with the last that it carries."""
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+        connecting = self._connecting
+        try:
+            link = await asyncio.shield(connecting)
+        except HilError:
+            self._leave(connecting)
+            raise
+        link.calls += 1
+        try:
+            yield link
+        except (FarmUnreachable, _HungUp):
+            # Who hangs up may do so because the gateway is silent.
+            self._leave(connecting)
+            raise
+        finally:
+            link.calls -= 1
+            if not link.calls and self._connecting is not connecting:
+                await link.channel.close()
+
+    def _leave(self, connecting: asyncio.Task[_Link]) -> None:
+        if self._connecting is connecting:
+            self._connecting = None
+
+    async def _connect(self) -> _Link:
+        for gateway in self._farm.gateways:
+            if not await asyncio.to_thread(listens, gateway):
+                continue
+            channel = open_channel(gateway, self._farm.ca, grpc.aio)
+            try:
+                await asyncio.wait_for(channel.channel_ready(), CONNECT_S)
+            except (TimeoutError, asyncio.TimeoutError):
+                await channel.close()
+                continue
+            return _Link(channel, gateway)
+        raise nobody_answers(self._farm)
+
+
+class _Link:
+    """A connection to a gateway."""
+
+    def __init__(self, channel: grpc.aio.Channel, gateway: str) -> None:
+        self.channel, self.gateway = channel, gateway
+        self.calls = 0
+
+
+class _HungUp(Exception):
+    """The worker hung up before its call had ended."""
+
+
+async def _ask(reader: asyncio.StreamReader, call: Any) -> None:
+    """Send the gateway what a worker says, until that hangs up; raises _HungUp then."""
+    while True:
+        kind, content = await _read_frame(reader)
+        # A call that has ended takes no more; its answer is on its way.
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            if kind == MESSAGE:
+                await call.write(content)
+            elif kind == END:
+                await call.done_writing()
+
+
+async def _answer(call: Any, writer: asyncio.StreamWriter) -> None:
+    async for reply in call:
+        await _send_frame(writer, MESSAGE, reply)
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    try:
+        kind, size = HEADER.unpack(await reader.readexactly(HEADER.size))
+        if size > _MESSAGE_MOST:
+            raise _HungUp
+        return kind, await reader.readexactly(size)
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise _HungUp from error
+
+
+async def _send_frame(writer: asyncio.StreamWriter, kind: int, content: bytes) -> None:
+    writer.write(HEADER.pack(kind, len(content)) + content)
+    await writer.drain()

@@ -1,0 +1,218 @@
+"""Calls that a host's uplink carries, to gateways of the test's own."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support.uplinks import uplink
+from support.waiting import eventually
+
+from hil.controller.farm.host.uplink import listen
+from hil.controller.farm.host.uplink_call import UplinkCall, ask
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import methods
+from hil.errors import AccessRefused, FarmError, FarmUnreachable, UsageError
+from hil.protocol import grpc_calls, wire_errors
+from hil.protocol.data_connection import CALL, END, HEADER, MESSAGE, Frames
+from hil.protocol.v1 import farm_pb2 as pb
+
+WAIT_S = 30.0
+REPORT = pb.ReportRequest(lease=5, worker="w", fence=3)
+
+
+class Gateway:
+    """The methods Attend, which answers each message with a beat, and Report, which answers what is set."""
+
+    def __init__(self) -> None:
+        self.callers: list[str] = []
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        self.silent = threading.Event()
+        pool = concurrent.futures.ThreadPoolExecutor(16)
+        self._server = grpc.server(pool, options=grpc_calls.GRPC_OPTIONS)
+        table = {}
+        for name, path, kind, asked, answered in methods("Hosts"):
+            service = path.strip("/").rpartition("/")[0]
+            if behaviour := getattr(self, name.lower(), None):
+                make = getattr(grpc, f"{kind}_rpc_method_handler")
+                table[name] = make(behaviour, asked.FromString, answered.SerializeToString)
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, table)])
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def stop(self) -> None:
+        self.silent.clear()
+        self._server.stop(0).wait()
+
+    def attend(self, requests: Iterator[pb.FromBoard], context: Any) -> Iterator[pb.ToBoard]:
+        self._enter(context)
+        context.add_callback(self.ended.set)
+        for _ in requests:
+            yield pb.ToBoard(beat=pb.Beat())
+
+    def report(self, request: pb.ReportRequest, context: Any) -> pb.ReportReply:
+        self._enter(context)
+        while self.silent.is_set() and context.is_active():
+            self.ended.wait(0.05)
+        assert request == REPORT
+        return pb.ReportReply(recorded=True)
+
+    def _enter(self, context: Any) -> None:
+        assert dict(context.invocation_metadata())["authorization"] == "Bearer secret"
+        self.callers.append(context.peer())
+        if isinstance(self.error, Exception):
+            sent = wire_errors.to_message(self.error).SerializeToString()
+            context.set_trailing_metadata(((wire_errors.ERROR_KEY, sent),))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no")
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    gateway = Gateway()
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def other() -> Iterator[Gateway]:
+    gateway = Gateway()
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def path(gateway: Gateway, other: Gateway, tmp_path: Path) -> Iterator[Path]:
+    with uplink(FarmAddress((gateway.address, other.address), "secret"), tmp_path / "uplink") as path:
+        yield path
+
+
+@contextlib.contextmanager
+def attending(path: Path) -> Iterator[tuple[UplinkCall, Iterator[Any]]]:
+    call = UplinkCall(path, "Attend")
+    try:
+        call.within(WAIT_S)
+        call.send(pb.FromBoard(beat=pb.BoardBeat()))
+        replies = call.replies()
+        assert next(replies).WhichOneof("kind") == "beat"
+        yield call, replies
+    finally:
+        call.close()
+
+
+def test_all_calls_go_over_one_connection_and_say_which_gateway_it_leads_to(gateway, path):
+    with attending(path) as (one, _), attending(path) as (another, _):
+        assert ask(path, "Report", REPORT, WAIT_S) == pb.ReportReply(recorded=True)
+        assert one.gateway == another.gateway == gateway.address
+    assert len(gateway.callers) == 3 and len(set(gateway.callers)) == 1
+
+
+def test_many_that_call_at_once_wait_for_one_connection(gateway, path):
+    with concurrent.futures.ThreadPoolExecutor(32) as threads:
+        answers = list(threads.map(lambda _: ask(path, "Report", REPORT, WAIT_S), range(64)))
+    assert all(answer.recorded for answer in answers)
+    assert len(gateway.callers) == 64 and len(set(gateway.callers)) == 1
+
+
+def test_a_call_ends_when_either_side_has_said_all(gateway, path):
+    with attending(path) as (call, replies):
+        call.send(None)
+        assert list(replies) == []
+
+
+def test_who_hangs_up_cancels_its_call(gateway, path):
+    with attending(path):
+        assert not gateway.ended.is_set()
+    assert gateway.ended.wait(WAIT_S)
+
+
+def test_a_message_as_large_as_many_pieces_arrives_whole(gateway, path):
+    with attending(path) as (call, replies):
+        call.send(pb.FromBoard(printed=pb.Printed(lease=5, text="x" * 3_000_000)))
+        assert next(replies).WhichOneof("kind") == "beat"
+
+
+@pytest.mark.parametrize("error", [AccessRefused("not yours", hint="ask"), UsageError("no"), FarmError("broken")])
+def test_what_a_gateway_ends_a_call_with_is_told_as_it_is_and_the_connection_stays(gateway, path, error):
+    gateway.error = error
+    with pytest.raises(type(error), match=error.message) as caught:
+        ask(path, "Report", REPORT, WAIT_S)
+    assert caught.value.hint == error.hint
+    gateway.error = None
+    ask(path, "Report", REPORT, WAIT_S)
+    assert len(set(gateway.callers)) == 1
+
+
+def test_when_a_gateway_goes_its_calls_are_told_and_the_next_one_is_asked(gateway, other, path):
+    with attending(path) as (_, replies):
+        gateway.stop()
+        with pytest.raises(FarmUnreachable):
+            list(replies)
+    ask(path, "Report", REPORT, WAIT_S)
+    assert len(other.callers) == 1
+
+
+def test_who_gives_up_on_a_silent_gateway_gets_a_connection_of_its_own_and_other_calls_go_on(gateway, path):
+    with attending(path) as (staying, replies):
+        gateway.silent.set()
+        with pytest.raises(FarmUnreachable, match="timed out"):
+            ask(path, "Report", REPORT, 0.3)
+        gateway.silent.clear()
+        eventually(lambda: ask(path, "Report", REPORT, WAIT_S) and gateway.callers[-1] != gateway.callers[0])
+        staying.send(pb.FromBoard(beat=pb.BoardBeat()))
+        assert next(replies).WhichOneof("kind") == "beat"
+
+
+def test_a_farm_that_is_away_is_told_to_everybody_and_found_when_it_is_back(gateway, other, path):
+    gateway.stop()
+    other.stop()
+    for _ in range(2):
+        with pytest.raises(FarmUnreachable, match="no gateway of the farm answers"):
+            ask(path, "Report", REPORT, WAIT_S)
+
+
+def test_who_calls_before_the_uplink_runs_waits_for_it(gateway, tmp_path):
+    path = tmp_path / "uplink"
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        with listen(path):
+            early = socket.socket(socket.AF_UNIX)
+            early.connect(str(path))  # nobody accepts it
+            early.close()
+        with uplink(FarmAddress((gateway.address,), "secret"), path):
+            assert threads.submit(ask, path, "Report", REPORT, WAIT_S).result().recorded
+
+
+def test_without_an_uplink_the_farm_is_unreachable(tmp_path):
+    with pytest.raises(FarmUnreachable, match="the host's connection to the farm is away"):
+        ask(tmp_path / "uplink", "Report", REPORT, WAIT_S)
+
+
+@pytest.mark.parametrize("content", [b"Attend", b"", b"\xff" * 50])
+def test_what_is_no_call_is_refused(path, content):
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(WAIT_S)
+        caller.connect(str(path))
+        caller.sendall(HEADER.pack(MESSAGE, len(content)) + content)
+        frames = Frames(caller.dup())
+        kind, size = frames.begin() or (0, 0)
+        error = wire_errors.from_bytes(frames.content(size))
+        assert kind == END and isinstance(error, UsageError) and "carries calls of Attend" in str(error)
+        assert frames.begin() is None
+
+
+@pytest.mark.parametrize("junk", [b"", b"\x01", HEADER.pack(CALL, 6) + b"Att", HEADER.pack(CALL, 1 << 31)])
+def test_who_says_junk_or_nothing_is_hung_up_on_and_harms_nobody(path, junk):
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(WAIT_S)
+        caller.connect(str(path))
+        caller.sendall(junk)
+        caller.shutdown(socket.SHUT_WR)
+        assert caller.recv(1) == b""
+    assert ask(path, "Report", REPORT, WAIT_S).recorded
