@@ -239,7 +239,7 @@ class Attack:
             workers = keeper.children(host)
             if not workers or not signalled(_pick(workers, blow.pick * len(farm.hosts) % 1), signal.SIGKILL):
                 return "none there"
-            return f"a worker of {host}"
+            return f"a process of {host}"
         name = _pick(sorted(name for name in keeper.kept if name.startswith(kind)), blow.pick)
         if verb == "kill":
             keeper.kill(name)

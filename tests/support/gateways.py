@@ -14,7 +14,7 @@ from hil.controller.farm.client import FarmClient
 from hil.controller.farm.gateway.server import Gateway, GatewayConfig, serving
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind, Role, Submission
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import card_message, grant_of
+from hil.controller.farm.rpc import card_message, grant_of, result_message
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.access import add_token
 from hil.protocol.v1 import farm_pb2 as pb
@@ -92,6 +92,12 @@ def simple_order(**settings: Any) -> Submission:
     return Submission(**{"title": "digits", "specs": (JobSpec(Kind.RUN),), **settings})
 
 
+def report(farm: FarmClient, lease: int, worker: str, result: JobResult, fence: int = 0) -> pb.ReportReply:
+    """Say how a job ended, again and again while the farm is away."""
+    request = pb.ReportRequest(lease=lease, worker=worker, result=result_message(result), fence=fence)
+    return farm._repeat("Report", request)
+
+
 class BareBoard:
     """A worker with nothing behind it: it is healthy, and does with other grants what its test says."""
 
@@ -129,7 +135,7 @@ class BareBoard:
 
     def report(self, grant: Grant, result: JobResult | None = None) -> pb.ReportReply:
         said = result or JobResult(0, "PASS")
-        reply = self.farm.report(grant.lease, self.worker, said, grant.fence)
+        reply = report(self.farm, grant.lease, self.worker, said, grant.fence)
         self.held.discard(grant.lease)
         return reply
 

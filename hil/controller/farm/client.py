@@ -75,7 +75,7 @@ class FarmClient:
         """
         self.close()
         for gateway in self.address.gateways:
-            _check_way(gateway, self.address.ca)
+            check_way(gateway, self.address.ca)
             if not listens(gateway):
                 continue
             channel = open_channel(gateway, self.address.ca)
@@ -247,12 +247,8 @@ def nobody_answers(address: FarmAddress) -> errors.FarmUnreachable:
 
 
 def open_channel(gateway: str, ca: Path | None, api: Any = grpc) -> Any:
-    """A channel to a gateway, of ``grpc`` or ``grpc.aio``.
-
-    Raises:
-        UsageError: tokens would go to another machine in the clear.
-    """
-    _check_way(gateway, ca)
+    """A channel to a gateway, of ``grpc`` or ``grpc.aio``; UsageError where there must be none: see check_way."""
+    check_way(gateway, ca)
     options = [*grpc_calls.GRPC_OPTIONS, ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if ca is None or gateway.startswith("unix:"):
         return api.insecure_channel(grpc_address(gateway), options)
@@ -291,7 +287,8 @@ def _watched(call: Any, limit_s: float, progress: Callable[[], int]) -> Iterator
         over.set()
 
 
-def _check_way(gateway: str, ca: Path | None) -> None:
+def check_way(gateway: str, ca: Path | None) -> None:
+    """Raise UsageError for what is no address, or where tokens would go to another machine in the clear."""
     if not gateway.startswith("unix:"):
         host_port(gateway, what="gateway's address")
     hint = "HIL_FARM_CA names the PEM file of the authority that signed the gateway's certificate"

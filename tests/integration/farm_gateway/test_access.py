@@ -11,13 +11,15 @@ from typing import Any
 
 import grpc
 import pytest
-from support.gateways import BareBoard, Running, rows, running_gateway, simple_order, token_of
+from support.gateways import BareBoard, Running, report, rows, running_gateway, simple_order, token_of
+from support.uplinks import uplink
 from support.waiting import eventually
 
 from hil.controller.farm.client import FarmClient, translated
+from hil.controller.farm.host.uplink_call import ask
 from hil.controller.farm.messages import JobResult, Role
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import SERVICES, methods, submission_message
+from hil.controller.farm.rpc import SERVICES, methods, result_message, submission_message
 from hil.errors import AccessRefused, FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -176,7 +178,7 @@ def test_roles(client: Client, board: BareBoard, role: Role, allowed: set[str]) 
         "Follow": lambda: list(farm.follow([job])),
         "Submit": lambda: farm.submit(simple_order()),
         "Lacks": lambda: farm.upload({}),
-        "Report": lambda: farm.report(1, "nobody", JobResult(0), 0),
+        "Report": lambda: report(farm, 1, "nobody", JobResult(0)),
         "Do drain": lambda: farm.do("drain", name="rpi"),
     }
     for name, attempt in tries.items():
@@ -278,6 +280,10 @@ def test_other_machines_are_served_over_tls_alone(farm_db: str, tmp_path: Path, 
         with pytest.raises(FarmError):
             FarmClient(FarmAddress((f"localhost:{port}",), token), patience_s=0)
         assert Path(f"{tmp_path}/own.sock").stat().st_mode & 0o777 == 0o700
+        host = FarmAddress((f"localhost:{port}",), token_of(farm_db, "host", Role.HOST), cert)
+        request = pb.ReportRequest(lease=1, worker="w", result=result_message(JobResult(0, "PASS")))
+        with uplink(host, tmp_path / "uplink") as path:
+            assert not ask(path, "Report", request, 60.0).recorded
 
 
 def test_where_somebody_serves_already_is_refused(gateway: Running, farm_db: str, tmp_path: Path) -> None:

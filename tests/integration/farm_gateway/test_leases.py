@@ -319,7 +319,8 @@ def test_connections_go_on_when_their_boards_stream_breaks(
         stream = holder.farm.stub.Dial(iter(pieces.get, None), metadata=keys)
         [dial] = eventually(lambda: board.told("dial"))
         with client("lab", Role.HOST) as attended:
-            TunnelEndpoint(grant.lease, f"unix:{tmp_path}/agent", print).dialled(dial, attended)
+            endpoint = TunnelEndpoint(grant.lease, f"unix:{tmp_path}/agent", attended.address, print)
+            endpoint.dialled(dial, attended.gateway)
             pieces.put(pb.Piece(data=b"first"))
             assert next(stream).data == b"first"
         pieces.put(pb.Piece(data=b"second"))

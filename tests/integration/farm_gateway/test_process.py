@@ -21,7 +21,7 @@ import pytest
 from support.agents import few_files
 from support.commands import Ended
 from support.farms import running_server
-from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of
+from support.gateways import WAIT_S, BareBoard, Running, report, running_gateway, simple_order, token_of
 from support.spans import receiving
 from support.waiting import eventually
 
@@ -170,13 +170,13 @@ def test_database_may_be_killed_and_come_back(tmp_path: Path) -> None:
             impatient.ask("boards")
         beats, said = len(board.told("beat")), JobResult(0, "PASS")
         reports: list[Any] = []
-        report = threading.Thread(
-            target=lambda: reports.append(farm.report(grant.lease, board.worker, said, grant.fence))
+        told = threading.Thread(
+            target=lambda: reports.append(report(farm, grant.lease, board.worker, said, grant.fence))
         )
-        report.start()
+        told.start()
         time.sleep(settings.lease_s + 2)  # longer than a lease lives without being heard of
         server.embedded.start()
-        report.join(WAIT_S)
+        told.join(WAIT_S)
         assert reports[0].recorded  # nothing expired, nothing was lost
         assert farm.ask("job", name=job)["attempts"] == 1
         board.held.clear()

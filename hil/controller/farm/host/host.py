@@ -20,6 +20,7 @@ from hil.controller.farm.host.uplink import Uplink, listen
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
 from hil.errors import FarmError, StorageError, UsageError
+from hil.protocol.listening import take_descriptors
 
 # What workers and simulators use: imported once, before they are forked.
 _WORKER = "hil.controller.farm.host.worker"
@@ -104,6 +105,7 @@ def _uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
 
     def run() -> None:
         end_with_parent()
+        take_descriptors()
         asyncio.run(Uplink(site.farm).serve(listening))
 
     return ForkedProcess("uplink", run, rank=1)

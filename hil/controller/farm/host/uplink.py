@@ -1,4 +1,4 @@
-"""A host's connection to the farm, which its boards' workers share: one process has it, and carries their calls.
+"""A host's connection to the farm, over which its boards' workers attend and report: one process has it.
 
 A gRPC channel of its own would cost each worker 0.1 % of a core for a beat every 1.5 s, for its threads look for more
 work 60 times after each message. A worker calls over a Unix socket instead, with frames as on a data connection of an
@@ -12,33 +12,51 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
-from hil.controller.farm.client import CONNECT_S, listens, nobody_answers, open_channel, translated
+from hil.controller.farm.client import (
+    CONNECT_S,
+    SILENT_S,
+    check_way,
+    listens,
+    nobody_answers,
+    open_channel,
+    translated,
+)
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import methods
-from hil.errors import FarmUnreachable, HilError, UsageError
+from hil.errors import FarmUnreachable, HilError, StorageError, UsageError
 from hil.protocol import wire_errors
 from hil.protocol.data_connection import CALL, END, HEADER, MESSAGE, READY
 
 _PATHS = {name: path for name, path, *_ in methods("Hosts")}
-# Every worker of a host may call in the same moment.
-_BACKLOG = 1024
-# A worker's message: a board's card is the largest.
-_MESSAGE_MOST = 64 << 20
+# Every worker of a host may call in the same moment. So many calls are accepted at a time.
+_BACKLOG, _AT_ONCE = 1024, 16
+# What a worker says at a time. A gateway takes less of it, and says so.
+_MESSAGE_MOST = 1 << 30
+_LOOKS, _LOOK_S = 25, 0.02
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen for calls of this user; who calls while no uplink runs waits for the next one."""
-    path.unlink(missing_ok=True)
+    """Listen for calls of this user; who calls while no uplink runs waits for the next one.
+
+    Raises:
+        StorageError: there can be no socket.
+    """
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(str(path))
-    path.chmod(0o600)
-    listening.listen(_BACKLOG)
+    try:
+        path.unlink(missing_ok=True)
+        listening.bind(str(path))
+        path.chmod(0o600)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        hint = "its folder must be writable, and its name short (some 100 bytes): TMPDIR names another one"
+        raise StorageError(f"{path} cannot be listened at: {error}", hint=hint) from error
     return listening
 
 
@@ -51,20 +69,27 @@ class Uplink:
 
     async def serve(self, listening: socket.socket) -> None:
         """Carry the calls that come to a socket, until cancelled."""
-        async with await asyncio.start_unix_server(self._serve_call, sock=listening, backlog=_BACKLOG) as server:
+        async with await asyncio.start_server(self._serve_call, sock=listening, backlog=_AT_ONCE) as server:
+            listening.listen(_BACKLOG)
             await server.serve_forever()
 
     async def _serve_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(_HungUp, ConnectionError):
-                failure = b""
-                try:
-                    await self._carry(reader, writer)
-                except HilError as error:
-                    failure = wire_errors.to_message(error).SerializeToString()
-                await _send_frame(writer, END, failure)
+                await _send_frame(writer, END, await self._carried(reader, writer))
         finally:
             writer.close()
+
+    async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """Carry a call; what it failed with, as its END carries that."""
+        try:
+            await self._carry(reader, writer)
+            return b""
+        except (_HungUp, ConnectionError):
+            raise
+        except Exception as error:
+            known = error if isinstance(error, HilError) else FarmUnreachable(f"{type(error).__name__}: {error}")
+            return wire_errors.to_message(known).SerializeToString()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         kind, name = await _read_frame(reader)
@@ -75,13 +100,15 @@ class Uplink:
             await _send_frame(writer, READY, link.gateway.encode())
             # To the protocol below, every kind of call is a stream both ways.
             call: Any = link.channel.stream_stream(path)(metadata=self._farm.metadata)
+            ends = _Ends(call)
             asking = asyncio.create_task(_ask(reader, call))
             answering = asyncio.create_task(_answer(call, writer))
             try:
                 await asyncio.wait({asking, answering}, return_when=asyncio.FIRST_COMPLETED)
                 await (answering if answering.done() else asking)
-            except grpc.RpcError as error:
-                raise translated(error) from error
+            except grpc.RpcError:
+                if (error := await ends.error()) is not None:
+                    raise translated(error) from error
             finally:
                 call.cancel()
                 asking.cancel()
@@ -96,7 +123,7 @@ class Uplink:
         connecting = self._connecting
         try:
             link = await asyncio.shield(connecting)
-        except HilError:
+        except Exception:
             self._leave(connecting)
             raise
         link.calls += 1
@@ -117,6 +144,7 @@ class Uplink:
 
     async def _connect(self) -> _Link:
         for gateway in self._farm.gateways:
+            check_way(gateway, self._farm.ca)
             if not await asyncio.to_thread(listens, gateway):
                 continue
             channel = open_channel(gateway, self._farm.ca, grpc.aio)
@@ -142,15 +170,56 @@ class _HungUp(Exception):
 
 
 async def _ask(reader: asyncio.StreamReader, call: Any) -> None:
-    """Send the gateway what a worker says, until that hangs up; raises _HungUp then."""
+    """Send the gateway what a worker says, until that hangs up; raises _HungUp then.
+
+    Nobody hears it hang up while the gateway takes no more, which is waited for no longer than it may be silent.
+    """
     while True:
         kind, content = await _read_frame(reader)
-        # A call that has ended takes no more; its answer is on its way.
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            if kind == MESSAGE:
-                await call.write(content)
-            elif kind == END:
-                await call.done_writing()
+        if kind not in (MESSAGE, END):
+            continue
+        sending = asyncio.ensure_future(call.write(content) if kind == MESSAGE else call.done_writing())
+        sending.add_done_callback(_heed)
+        # Not `wait_for`: before Python 3.12 who is cancelled there just when it was sent does not hear of it.
+        if not (await asyncio.wait({sending}, timeout=SILENT_S))[0]:
+            raise _HungUp
+
+
+def _heed(sent: asyncio.Future[None]) -> None:
+    """A call that has ended takes no more; its answer is on its way."""
+    if not sent.cancelled():
+        sent.exception()
+
+
+class _Ends:
+    """The ends that a call comes to: the gateway's, and gRPC's own where a message could not be sent any more, for the
+    call was ending. In the call itself the later one hides the other.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._told: list[grpc.aio.AioRpcError] = []
+        call.add_done_callback(self._note)
+
+    async def error(self) -> grpc.RpcError | None:
+        """What the gateway ended the call with; None where it ended well."""
+        for _ in range(_LOOKS):
+            if theirs := [one for one in self._told if one.code() is not grpc.StatusCode.INTERNAL]:
+                return None if theirs[0].code() is grpc.StatusCode.OK else theirs[0]
+            await asyncio.sleep(_LOOK_S)
+        return self._told[0]
+
+    def _note(self, call: Any) -> None:
+        parts = call.code(), call.initial_metadata(), call.trailing_metadata(), call.details()
+        self._told.append(grpc.aio.AioRpcError(*map(_returned, parts)))
+
+
+def _returned(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value
+    raise RuntimeError("it waits")
 
 
 async def _answer(call: Any, writer: asyncio.StreamWriter) -> None:

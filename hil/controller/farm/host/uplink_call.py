@@ -24,17 +24,18 @@ class UplinkCall:
     Args:
         uplink: the uplink's socket.
         method: its name, ``Attend``.
+        ready_s: how long the uplink may take to find a gateway.
 
     Raises:
         FarmUnreachable: no gateway answers, or the uplink does not.
         HilError: what the gateway ended the call with; so do all methods that read.
     """
 
-    def __init__(self, uplink: Path, method: str) -> None:
+    def __init__(self, uplink: Path, method: str, ready_s: float = _READY_S) -> None:
         self._reply = _REPLIES[method]
         connected = socket.socket(socket.AF_UNIX)
         try:
-            connected.settimeout(_READY_S)
+            connected.settimeout(ready_s)
             connected.connect(str(uplink))
         except OSError as error:
             connected.close()
@@ -90,7 +91,7 @@ class UplinkCall:
 
 def ask(uplink: Path, method: str, request: Any, limit_s: float) -> Any:
     """Make a call of one message each way; FarmUnreachable where no step of it comes within so long."""
-    call = UplinkCall(uplink, method)
+    call = UplinkCall(uplink, method, min(limit_s, _READY_S))
     try:
         call.within(limit_s)
         call.send(request)

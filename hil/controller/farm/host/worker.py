@@ -38,6 +38,8 @@ from hil.protocol.v1 import farm_pb2 as pb
 _END_S = 8.0
 _LEAVE_S = 2.0
 _REPORT_S = 60.0
+# Who is to stop tries so often, each time for so long: its host gives it 10 s.
+_LAST_TRIES, _LAST_S = 2, 3.0
 # Without a job for so long, nothing is kept ready for the next one.
 _REST_S = 30.0
 _REMEMBERED = 1000
@@ -183,12 +185,14 @@ class Worker:
         self._attendance.send_lines()
         fence = self._way.fence if result.infrastructure else 0
         request = pb.ReportRequest(lease=grant.lease, worker=self.id, result=result_message(result), fence=fence)
+        tries_left = _LAST_TRIES
         while grant.lease not in self._over:
             try:
                 # Saying it twice is no error.
-                reply = ask(self.site.uplink, "Report", request, _REPORT_S)
+                reply = ask(self.site.uplink, "Report", request, _LAST_S if self._stopping else _REPORT_S)
             except FarmUnreachable:
-                if self._stopping:
+                tries_left -= self._stopping
+                if not tries_left:
                     return
                 time.sleep(AGAIN_S)
                 continue

@@ -19,7 +19,7 @@ from hil.controller.farm.host.uplink import listen
 from hil.controller.farm.host.uplink_call import UplinkCall, ask
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import methods
-from hil.errors import AccessRefused, FarmError, FarmUnreachable, UsageError
+from hil.errors import AccessRefused, FarmError, FarmUnreachable, StorageError, UsageError
 from hil.protocol import grpc_calls, wire_errors
 from hil.protocol.data_connection import CALL, END, HEADER, MESSAGE, Frames
 from hil.protocol.v1 import farm_pb2 as pb
@@ -31,13 +31,15 @@ REPORT = pb.ReportRequest(lease=5, worker="w", fence=3)
 class Gateway:
     """The methods Attend, which answers each message with a beat, and Report, which answers what is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = -1) -> None:
         self.callers: list[str] = []
         self.ended = threading.Event()
         self.error: Exception | None = None
         self.silent = threading.Event()
+        self.reads = True
         pool = concurrent.futures.ThreadPoolExecutor(16)
-        self._server = grpc.server(pool, options=grpc_calls.GRPC_OPTIONS)
+        options = {**dict(grpc_calls.GRPC_OPTIONS), "grpc.max_receive_message_length": most_bytes}
+        self._server = grpc.server(pool, options=list(options.items()))
         table = {}
         for name, path, kind, asked, answered in methods("Hosts"):
             service = path.strip("/").rpartition("/")[0]
@@ -55,6 +57,8 @@ class Gateway:
     def attend(self, requests: Iterator[pb.FromBoard], context: Any) -> Iterator[pb.ToBoard]:
         self._enter(context)
         context.add_callback(self.ended.set)
+        while not self.reads and context.is_active():
+            self.ended.wait(0.05)
         for _ in requests:
             yield pb.ToBoard(beat=pb.Beat())
 
@@ -133,6 +137,43 @@ def test_who_hangs_up_cancels_its_call(gateway, path):
     assert gateway.ended.wait(WAIT_S)
 
 
+def test_who_hangs_up_on_a_gateway_that_reads_nothing_cancels_its_call_after_a_while(gateway, path, monkeypatch):
+    monkeypatch.setattr("hil.controller.farm.host.uplink.SILENT_S", 0.5)
+    gateway.reads = False
+    call = UplinkCall(path, "Attend")
+    for _ in range(12):  # more than is on its way at a time
+        call.send(pb.FromBoard(printed=pb.Printed(lease=5, text="x" * 100_000)))
+    call.close()
+    assert gateway.ended.wait(WAIT_S)
+
+
+def test_what_nobody_thought_of_is_told_and_tried_anew(gateway, path, monkeypatch):
+    def no_threads(gateway: str) -> bool:
+        monkeypatch.undo()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("hil.controller.farm.host.uplink.listens", no_threads)
+    with pytest.raises(FarmUnreachable, match="RuntimeError: can't start new thread"):
+        ask(path, "Report", REPORT, WAIT_S)
+    assert ask(path, "Report", REPORT, WAIT_S).recorded
+
+
+def test_a_report_that_a_gateway_finds_too_large_is_refused_and_not_taken_for_a_broken_link(tmp_path):
+    small = Gateway(most_bytes=1000)
+    with uplink(FarmAddress((small.address,), "secret"), tmp_path / "uplink") as path:
+        large = pb.ReportRequest(lease=5, worker="w" * 2000)
+        with pytest.raises(FarmError, match="larger") as caught:
+            ask(path, "Report", large, WAIT_S)
+        assert not isinstance(caught.value, FarmUnreachable)
+    small.stop()
+
+
+def test_where_there_can_be_no_socket_it_is_told(tmp_path):
+    with pytest.raises(StorageError, match="cannot be listened at") as caught:
+        listen(tmp_path / ("long" * 40))
+    assert "TMPDIR" in caught.value.hint
+
+
 def test_a_message_as_large_as_many_pieces_arrives_whole(gateway, path):
     with attending(path) as (call, replies):
         call.send(pb.FromBoard(printed=pb.Printed(lease=5, text="x" * 3_000_000)))
@@ -148,6 +189,18 @@ def test_what_a_gateway_ends_a_call_with_is_told_as_it_is_and_the_connection_sta
     gateway.error = None
     ask(path, "Report", REPORT, WAIT_S)
     assert len(set(gateway.callers)) == 1
+
+
+def test_why_a_call_is_refused_is_told_although_something_was_just_being_sent(gateway, path):
+    gateway.error = AccessRefused("not yours")
+    for _ in range(50):
+        call = UplinkCall(path, "Attend")
+        with pytest.raises(AccessRefused, match="not yours"):
+            for _ in range(20):
+                with contextlib.suppress(FarmUnreachable):  # it has ended: what it ended with is read below
+                    call.send(pb.FromBoard(printed=pb.Printed(lease=5, text="x" * 1000)))
+            next(call.replies())
+        call.close()
 
 
 def test_when_a_gateway_goes_its_calls_are_told_and_the_next_one_is_asked(gateway, other, path):

@@ -70,5 +70,5 @@ def test_what_the_farm_does_not_want_to_know_is_not_said(slept, report):
     assert "another was first" in report(Reporting(False)).said[0]
 
 
-def test_a_worker_that_is_to_stop_does_not_wait_for_a_farm_that_is_away(slept, report):
-    assert report(Reporting(FarmUnreachable(), stopping=True)).tried == 1 and not slept
+def test_a_worker_that_is_to_stop_does_not_wait_long_for_a_farm_that_is_away(slept, report):
+    assert report(Reporting(FarmUnreachable(), FarmUnreachable(), stopping=True)).tried == 2 and len(slept) == 1
