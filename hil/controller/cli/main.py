@@ -97,6 +97,7 @@ def cli() -> None:
     \b
     Example:
       hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim
+
     \b
     Exit codes:
       0  all passed

@@ -170,6 +170,7 @@ class ForkedProcess:
     main: Callable[[], None]
     log: Path | None = None  # where it prints, where that is not where its parent does
     rank: int = 0  # when all are stopped, those of a lower rank are stopped, and gone, before
+    most_pause_s: float = _FORK_LONGEST_PAUSE_S  # it starts again after so long at most
     process: ForkedChild | None = None  # while it runs
     began: float = 0.0
     pause_s: float = _FORK_PAUSE_S
@@ -236,7 +237,7 @@ class PreforkSupervisor:
         signal_group(process.pid)
         child.process = None
         lived = time.monotonic() - child.began
-        child.pause_s = _FORK_PAUSE_S if lived > _FORK_STEADY_S else min(child.pause_s * 2, _FORK_LONGEST_PAUSE_S)
+        child.pause_s = _FORK_PAUSE_S if lived > _FORK_STEADY_S else min(child.pause_s * 2, child.most_pause_s)
         child.due = time.monotonic() + child.pause_s
 
     def _stop(self) -> None:

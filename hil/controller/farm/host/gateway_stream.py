@@ -57,6 +57,7 @@ class GatewayStream:
         self._is_silent = False
         self._cancel: Callable[[], object] = lambda: None
         self._begun = False
+        self._problem = ""  # what keeps us from the farm, as it was told last
         self.owner = False  # the board is ours, and not another host's for whom we stand by
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._attend, self._beat)]
 
@@ -116,7 +117,7 @@ class GatewayStream:
     # ---- the stream
 
     def _attend(self) -> None:
-        pause, last_problem = _AGAIN_S[0], ""
+        pause = _AGAIN_S[0]
         while not self._closed.is_set():
             began, refused = time.monotonic(), False
             try:
@@ -129,9 +130,9 @@ class GatewayStream:
                 problem = f"{type(error).__name__}: {error}; trying again"
             self.owner = False
             if time.monotonic() - began > 2 * _AGAIN_S[1]:
-                pause, last_problem = _AGAIN_S[0], ""
-            if problem != last_problem and not self._closed.is_set():
-                last_problem = problem
+                pause = _AGAIN_S[0]
+            if problem != self._problem and not self._closed.is_set():
+                self._problem = problem
                 self._listener.say(problem)
             self._closed.wait(_REFUSED_S if refused else pause)
             pause = min(pause * 2, _AGAIN_S[1])
@@ -173,6 +174,9 @@ class GatewayStream:
         elif kind == "standing":
             self.owner = message.standing.owner
             self._beat_s = message.standing.beat_s or _BEAT_S
+            if self._problem:
+                self._problem = ""
+                self._listener.say("the farm is there again")
         elif kind == "grant":
             self._listener.granted(grant_of(message.grant))
         elif kind == "ended":
@@ -248,4 +252,4 @@ def _started(lease: int, direct: str) -> pb.FromBoard:
 def _error_text(error: HilError) -> str:
     """An error for who looks after the host; what only waiting mends needs no hint."""
     hint = f"\n  hint: {error.hint}" if error.hint and not isinstance(error, FarmUnreachable) else ""
-    return f"{error.message}; trying again{hint}"
+    return f"{error.message.removesuffix('.')}; trying again{hint}"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import filelock
 
+from hil.controller.farm.client import check_way
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, checked, find_boards, make_simulators, sockets_for
 from hil.controller.farm.host.uplink import Uplink, listen
 from hil.controller.farm.paths import FarmAddress
@@ -46,6 +47,8 @@ _PRELOADED = (
 _THREADS = "OPENBLAS_NUM_THREADS"
 # A host that was killed may have children that have not noticed yet.
 _LOCK_S = 15.0
+# However often the connection's process dies: no lease runs out meanwhile.
+_UPLINK_PAUSE_S = 1.0
 _SHOWN = 8
 
 
@@ -67,7 +70,14 @@ def serve(
         name: the host's, which no other one of the farm may have; "" is the machine's, with something that tells it
             from others that are called so.
         boards: names or files of configs; none are all here that have an address, unless there are simulators.
+
+    Raises:
+        UsageError: there is nothing to serve, or a gateway cannot be called so.
+        FarmError: a host of this name runs here already.
+        StorageError: its folder cannot be written.
     """
+    for gateway in farm.gateways:
+        check_way(gateway, farm.ca)
     name = checked(name) if name else _own_name(home)
     folder = home / "hosts" / name
     try:
@@ -108,7 +118,7 @@ def _uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
         take_descriptors()
         asyncio.run(Uplink(site.farm).serve(listening))
 
-    return ForkedProcess("uplink", run, rank=1)
+    return ForkedProcess("uplink", run, rank=1, most_pause_s=_UPLINK_PAUSE_S)
 
 
 def _worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:

@@ -76,3 +76,20 @@ def test_a_suite_of_a_folders_name_says_which_is_meant(monkeypatch, tmp_path, ve
     told = CliRunner().invoke(cli, ["suite", verb, source])
     assert "far enough" in f"{told.exception} {told.stderr}"
     assert ("hil: models is hil's own suite; the folder of that name is ./models\n" in told.stderr) == is_told
+
+
+def helps(command: click.Command, name: str = "hil", parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
+    """The help of a command and of all below it, each with its name."""
+    context = click.Context(command, info_name=name, parent=parent)
+    yield context.command_path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from helps(found, below, context)
+
+
+def test_no_help_shows_how_its_text_was_marked() -> None:
+    found = dict(helps(cli))
+    assert len(found) > 50
+    assert [name for name, text in found.items() if "\b" in text] == []

@@ -107,6 +107,17 @@ PreforkSupervisor([ForkedProcess("a", steady("a")), ForkedProcess("weak", weak)]
     assert pauses[:3] == [0.4, 0.8, 1.6]
 
 
+def test_one_that_others_wait_for_is_started_again_soon_however_often_it_dies(start):
+    parent = start("""
+def weak():
+    note("weak")
+    os._exit(3)
+PreforkSupervisor([ForkedProcess("weak", weak, most_pause_s=0.3)], say).run()
+""")
+    eventually(lambda: len(parent.pids("weak")) >= 5)
+    assert {line.split()[-2] for line in parent.said.splitlines()} == {"0.3"}
+
+
 def test_one_that_is_killed_is_told_of_and_comes_back(start):
     parent = start(TWO)
     eventually(lambda: parent.pids("a"))

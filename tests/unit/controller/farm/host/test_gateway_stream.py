@@ -224,7 +224,8 @@ def test_a_gateway_that_says_nothing_more_is_left_for_another(gateway, board, at
     eventually(lambda: attending._silent_s == 1.0)
     gateway.answers_beats = False
     eventually(lambda: gateway.streams > 1)
-    assert board.told == ["the gateway is silent; trying again"]
+    eventually(lambda: len(board.told) == 2)
+    assert board.told == ["the gateway is silent; trying again", "the farm is there again"]
 
 
 def test_one_whose_token_is_refused_says_so_and_does_not_hammer(gateway, board, attending):
