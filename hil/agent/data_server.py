@@ -26,7 +26,7 @@ from hil.protocol.data_connection import (
     Frames,
     may_go_on,
 )
-from hil.protocol.listening import clear_socket, private_sockets
+from hil.protocol.listening import private_socket
 from hil.protocol.local_socket import LocalSocket
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -65,8 +65,7 @@ class DataServer:
         self._admission = admission
         self._servicers = servicers
         self._token = token
-        with private_sockets():
-            clear_socket(self._path)
+        with private_socket(self._path):
             self._socket = LocalSocket(self._path, self._serve, "data-call")
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hil.agent.admission import FIRST_MESSAGE_S, Room
 from hil.errors import BoardBusy, UsageError
-from hil.protocol.listening import clear_socket, private_sockets, refuse_if_served
+from hil.protocol.listening import private_socket, refuse_if_served
 from hil.protocol.local_socket import LocalSocket, NotCarried
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class GrpcOnDemand:
         self._server: GrpcServer | None = None
         refuse_if_served(path)
         try:
-            with private_sockets():
-                clear_socket(self._path)
+            with private_socket(self._path):
                 self._socket = LocalSocket(self._path, self._carry, "grpc-on-demand")
         except OSError as error:
             raise UsageError(f"cannot listen on unix:{path}: {error.strerror or error}") from error

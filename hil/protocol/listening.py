@@ -163,8 +163,10 @@ def refuse_if_taken(listen: str) -> None:
         ) from error
 
 
-def clear_socket(path: Path) -> None:
-    """Remove the socket that a killed server left behind, if there is one.
+@contextlib.contextmanager
+def private_socket(path: Path) -> Iterator[None]:
+    """Have the Unix socket that is made at a path meanwhile open to this process's user alone; one that a killed server
+    left there goes first.
 
     Raises:
         UsageError: something else lies there.
@@ -173,11 +175,6 @@ def clear_socket(path: Path) -> None:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise UsageError(f"cannot listen on unix:{path}: what lies there is no socket", hint="listen elsewhere")
         path.unlink()
-
-
-@contextlib.contextmanager
-def private_sockets() -> Iterator[None]:
-    """Have the Unix sockets that are made meanwhile open to this process's user alone."""
     before = os.umask(0o077)
     try:
         yield
@@ -208,9 +205,7 @@ def listen_on(
     else:
         refuse_if_taken(listen)
     try:
-        with private_sockets():
-            if kind == "unix":
-                clear_socket(Path(path))
+        with private_socket(Path(path)) if kind == "unix" else contextlib.nullcontext():
             if kind != "unix" and cert and key:
                 pairs = [(key.read_bytes(), cert.read_bytes())]
                 authority = client_ca.read_bytes() if client_ca else None

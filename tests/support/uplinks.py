@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hil.controller.farm.host.uplink import Uplink, listen
@@ -15,24 +17,26 @@ from hil.controller.farm.paths import FarmAddress
 @contextlib.contextmanager
 def uplink(farm: FarmAddress, path: Path) -> Iterator[Path]:
     """An uplink to a farm at a socket's path, which is yielded."""
-    loop = asyncio.new_event_loop()
-    with listen(path) as listening:
-        serving = loop.create_task(Uplink(farm).serve(listening))
+    with listen(path) as listening, serving(farm, listening):
+        yield path
 
-        def run() -> None:
-            asyncio.set_event_loop(loop)
-            with contextlib.suppress(asyncio.CancelledError):
-                loop.run_until_complete(serving)
-            rest = asyncio.all_tasks(loop)
-            for task in rest:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
-            loop.close()
 
-        thread = threading.Thread(target=run, daemon=True, name="uplink")
-        thread.start()
-        try:
-            yield path
-        finally:
-            loop.call_soon_threadsafe(serving.cancel)
-            thread.join(10)
+@contextlib.contextmanager
+def serving(farm: FarmAddress, listening: socket.socket) -> Iterator[None]:
+    """An uplink to a farm, for those who call at a listening socket."""
+    begun: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
+
+    async def serve() -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        with contextlib.suppress(asyncio.CancelledError):
+            await Uplink(farm).serve(listening)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True, name="uplink")
+    thread.start()
+    try:
+        yield
+    finally:
+        begun.result()()
+        thread.join(10)

@@ -20,14 +20,14 @@ import tenacity
 from hil import errors
 from hil.controller.devices.interrupts import InterruptibleChannel
 from hil.controller.farm.messages import Submission
-from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.paths import FarmAddress, check_way
 from hil.controller.farm.rpc import FarmStub, json_of, submission_message
 from hil.core.digest import digest_file
 from hil.core.files import replacing
 from hil.core.scratch import new_folder
 from hil.errors import HilError
 from hil.protocol import grpc_calls, wire
-from hil.protocol.listening import check_token_way, grpc_address, host_port
+from hil.protocol.listening import grpc_address, host_port
 from hil.protocol.local_socket import LocalSocket, NotCarried
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -61,7 +61,6 @@ class FarmClient:
     def __init__(self, address: FarmAddress, *, patience_s: float = _PATIENCE_S, call_s: float = _CALL_S) -> None:
         self.address = address
         self._patience_s, self._call_s = patience_s, call_s
-        self.metadata = address.metadata
         self._channel: grpc.Channel | None = None
         self.gateway = ""
         self.stub: FarmStub  # the calls themselves, for streams; their errors are gRPC's: see `seam`
@@ -74,10 +73,7 @@ class FarmClient:
             FarmUnreachable: no gateway answers.
         """
         self.close()
-        for gateway in self.address.gateways:
-            check_way(gateway, self.address.ca)
-            if not listens(gateway):
-                continue
+        for gateway in gateways_that_listen(self.address):
             channel = open_channel(gateway, self.address.ca)
             try:
                 grpc.channel_ready_future(channel).result(CONNECT_S)
@@ -89,6 +85,11 @@ class FarmClient:
             return
         raise nobody_answers(self.address)
 
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """What each call says of who makes it."""
+        return self.address.metadata
+
     def close(self) -> None:
         """End the connection."""
         channel, self._channel = self._channel, None
@@ -98,7 +99,7 @@ class FarmClient:
     def as_bearer(self, token: str) -> FarmClient:
         """The same connection with another's token: not to be closed, it ends with this one."""
         other = copy.copy(self)
-        other.metadata = replace(self.address, token=token).metadata
+        other.address = replace(self.address, token=token)
         return other
 
     def __enter__(self) -> FarmClient:
@@ -238,6 +239,14 @@ def _filled(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
         raise errors.UsageError(f"{what!r} cannot be asked with that: {error}") from error
 
 
+def gateways_that_listen(address: FarmAddress) -> Iterator[str]:
+    """The gateways at which somebody listens, each looked at when it is asked for; UsageError as of check_way."""
+    for gateway in address.gateways:
+        check_way(gateway, address.ca)
+        if _listens(gateway):
+            yield gateway
+
+
 def nobody_answers(address: FarmAddress) -> errors.FarmUnreachable:
     """What is said where no gateway of a farm answers."""
     return errors.FarmUnreachable(
@@ -287,15 +296,7 @@ def _watched(call: Any, limit_s: float, progress: Callable[[], int]) -> Iterator
         over.set()
 
 
-def check_way(gateway: str, ca: Path | None) -> None:
-    """Raise UsageError for what is no address, or where tokens would go to another machine in the clear."""
-    if not gateway.startswith("unix:"):
-        host_port(gateway, what="gateway's address")
-    hint = "HIL_FARM_CA names the PEM file of the authority that signed the gateway's certificate"
-    check_token_way(gateway, encrypted=ca is not None, hint=hint)
-
-
-def listens(gateway: str) -> bool:
+def _listens(gateway: str) -> bool:
     """Whether anybody listens at an address: gRPC would find out only by trying for as long as it may."""
     try:
         if gateway.startswith("unix:"):

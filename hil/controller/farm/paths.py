@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hil.errors import UsageError
+from hil.protocol.listening import check_token_way, host_port
 
 HOME_VARIABLE, FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE = "HIL_FARM_HOME", "HIL_FARM", "HIL_FARM_TOKEN", "HIL_FARM_CA"
 DB_VARIABLE = "HIL_FARM_DB"
@@ -43,7 +44,8 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
     machine's own: its socket with the token in its home, which is sent nowhere else.
 
     Raises:
-        UsageError: there is no farm here and none is named, or it is another user's, or no token.
+        UsageError: there is no farm here and none is named, or it is another user's, or no token; or a gateway
+            cannot be called so (see check_way).
     """
     named = gateway or os.environ.get(FARM_VARIABLE, "")
     home = farm_home()
@@ -56,7 +58,18 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
                 "no farm runs here and none is named", hint=f"hil farm up, or set {FARM_VARIABLE}=HOST:PORT"
             )
     gateways = tuple(part.strip() for part in named.split(",") if part.strip())
-    return FarmAddress(gateways, token or _own_token(home, gateways), ca)
+    token = token or _own_token(home, gateways)
+    for gateway in gateways:
+        check_way(gateway, ca)
+    return FarmAddress(gateways, token, ca)
+
+
+def check_way(gateway: str, ca: Path | None) -> None:
+    """Raise UsageError for what is no address, or where tokens would go to another machine in the clear."""
+    if not gateway.startswith("unix:"):
+        host_port(gateway, what="gateway's address")
+    hint = "HIL_FARM_CA names the PEM file of the authority that signed the gateway's certificate"
+    check_token_way(gateway, encrypted=ca is not None, hint=hint)
 
 
 def own_address() -> FarmAddress:

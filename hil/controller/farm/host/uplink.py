@@ -21,8 +21,7 @@ import grpc.aio
 from hil.controller.farm.client import (
     CONNECT_S,
     SILENT_S,
-    check_way,
-    listens,
+    gateways_that_listen,
     nobody_answers,
     open_channel,
     translated,
@@ -32,6 +31,7 @@ from hil.controller.farm.rpc import methods
 from hil.errors import FarmUnreachable, HilError, StorageError, UsageError
 from hil.protocol import wire_errors
 from hil.protocol.data_connection import CALL, END, HEADER, MESSAGE, READY
+from hil.protocol.listening import private_socket
 
 _PATHS = {name: path for name, path, *_ in methods("Hosts")}
 # Every worker of a host may call in the same moment. So many calls are accepted at a time.
@@ -46,18 +46,19 @@ def listen(path: Path) -> socket.socket:
 
     Raises:
         StorageError: there can be no socket.
+        UsageError: something else lies there.
     """
-    listening = socket.socket(socket.AF_UNIX)
     try:
-        path.unlink(missing_ok=True)
-        listening.bind(str(path))
-        path.chmod(0o600)
-        listening.listen(_BACKLOG)
+        with contextlib.ExitStack() as undo:
+            listening = undo.enter_context(socket.socket(socket.AF_UNIX))
+            with private_socket(path):
+                listening.bind(str(path))
+            listening.listen(_BACKLOG)
+            undo.pop_all()
+            return listening
     except OSError as error:
-        listening.close()
         hint = "its folder must be writable, and its name short (some 100 bytes): TMPDIR names another one"
         raise StorageError(f"{path} cannot be listened at: {error}", hint=hint) from error
-    return listening
 
 
 class Uplink:
@@ -143,10 +144,8 @@ class Uplink:
             self._connecting = None
 
     async def _connect(self) -> _Link:
-        for gateway in self._farm.gateways:
-            check_way(gateway, self._farm.ca)
-            if not await asyncio.to_thread(listens, gateway):
-                continue
+        listening = gateways_that_listen(self._farm)
+        while (gateway := await asyncio.to_thread(next, listening, None)) is not None:
             channel = open_channel(gateway, self._farm.ca, grpc.aio)
             try:
                 await asyncio.wait_for(channel.channel_ready(), CONNECT_S)

@@ -91,17 +91,14 @@ class UplinkCall:
 
 def ask(uplink: Path, method: str, request: Any, limit_s: float) -> Any:
     """Make a call of one message each way; FarmUnreachable where no step of it comes within so long."""
-    call = UplinkCall(uplink, method, min(limit_s, _READY_S))
-    try:
+    with contextlib.closing(UplinkCall(uplink, method, min(limit_s, _READY_S))) as call:
         call.within(limit_s)
         call.send(request)
         call.send(None)
         replies = list(call.replies())
-        if not replies:
-            raise FarmUnreachable("the gateway ended the call without an answer")
-        return replies[0]
-    finally:
-        call.close()
+    if not replies:
+        raise FarmUnreachable("the gateway ended the call without an answer")
+    return replies[0]
 
 
 @contextlib.contextmanager

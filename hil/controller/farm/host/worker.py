@@ -191,7 +191,8 @@ class Worker:
                 # Saying it twice is no error.
                 reply = ask(self.site.uplink, "Report", request, _LAST_S if self._stopping else _REPORT_S)
             except FarmUnreachable:
-                tries_left -= self._stopping
+                if self._stopping:
+                    tries_left -= 1
                 if not tries_left:
                     return
                 time.sleep(AGAIN_S)

@@ -58,6 +58,14 @@ def test_what_is_typed_goes_before_the_environment(home: Path, monkeypatch: pyte
     assert (address.gateways, address.token, address.ca) == (("typed:1",), "mine", home / "mine.pem")
 
 
+@pytest.mark.parametrize(
+    ("gateways", "why"), [("lab", "is no gateway's address"), ("localhost:1,lab.example:7070", "in the clear")]
+)
+def test_a_gateway_that_cannot_be_called_is_told_before_anybody_tries_to(home: Path, gateways: str, why: str):
+    with pytest.raises(UsageError, match=why):
+        farm_address(gateways, "token")
+
+
 def test_a_farm_without_a_token_is_told(home: Path):
     with pytest.raises(UsageError, match="asks for a token") as caught:
         farm_address("a:1")
@@ -85,6 +93,7 @@ def test_the_token_of_this_machines_farm_is_sent_to_no_other(home: Path, monkeyp
         farm_address()
     assert "HIL_FARM_TOKEN" in caught.value.hint
     monkeypatch.setenv("HIL_FARM_TOKEN", "theirs")
+    monkeypatch.setenv("HIL_FARM_CA", "lab.pem")  # without it no token goes to lab
     assert farm_address().token == "theirs"
 
 

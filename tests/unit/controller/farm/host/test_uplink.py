@@ -12,14 +12,14 @@ from typing import Any
 
 import grpc
 import pytest
-from support.uplinks import uplink
+from support.uplinks import serving, uplink
 from support.waiting import eventually
 
 from hil.controller.farm.host.uplink import listen
 from hil.controller.farm.host.uplink_call import UplinkCall, ask
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import methods
-from hil.errors import AccessRefused, FarmError, FarmUnreachable, StorageError, UsageError
+from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
 from hil.protocol import grpc_calls, wire_errors
 from hil.protocol.data_connection import CALL, END, HEADER, MESSAGE, Frames
 from hil.protocol.v1 import farm_pb2 as pb
@@ -31,10 +31,10 @@ REPORT = pb.ReportRequest(lease=5, worker="w", fence=3)
 class Gateway:
     """The methods Attend, which answers each message with a beat, and Report, which answers what is set."""
 
-    def __init__(self, most_bytes: int = -1) -> None:
+    def __init__(self, most_bytes: int = -1, port: str = "0") -> None:
         self.callers: list[str] = []
         self.ended = threading.Event()
-        self.error: Exception | None = None
+        self.error: HilError | None = None
         self.silent = threading.Event()
         self.reads = True
         pool = concurrent.futures.ThreadPoolExecutor(16)
@@ -47,7 +47,7 @@ class Gateway:
                 make = getattr(grpc, f"{kind}_rpc_method_handler")
                 table[name] = make(behaviour, asked.FromString, answered.SerializeToString)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, table)])
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
 
     def stop(self) -> None:
@@ -72,7 +72,7 @@ class Gateway:
     def _enter(self, context: Any) -> None:
         assert dict(context.invocation_metadata())["authorization"] == "Bearer secret"
         self.callers.append(context.peer())
-        if isinstance(self.error, Exception):
+        if self.error is not None:
             sent = wire_errors.to_message(self.error).SerializeToString()
             context.set_trailing_metadata(((wire_errors.ERROR_KEY, sent),))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no")
@@ -152,7 +152,7 @@ def test_what_nobody_thought_of_is_told_and_tried_anew(gateway, path, monkeypatc
         monkeypatch.undo()
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("hil.controller.farm.host.uplink.listens", no_threads)
+    monkeypatch.setattr("hil.controller.farm.client._listens", no_threads)
     with pytest.raises(FarmUnreachable, match="RuntimeError: can't start new thread"):
         ask(path, "Report", REPORT, WAIT_S)
     assert ask(path, "Report", REPORT, WAIT_S).recorded
@@ -229,17 +229,25 @@ def test_a_farm_that_is_away_is_told_to_everybody_and_found_when_it_is_back(gate
     for _ in range(2):
         with pytest.raises(FarmUnreachable, match="no gateway of the farm answers"):
             ask(path, "Report", REPORT, WAIT_S)
+    back = Gateway(port=gateway.address.rpartition(":")[2])
+    assert ask(path, "Report", REPORT, WAIT_S).recorded
+    back.stop()
+
+
+def test_a_file_in_the_sockets_place_stays(tmp_path):
+    (tmp_path / "uplink").write_text("precious")
+    with pytest.raises(UsageError, match="no socket"):
+        listen(tmp_path / "uplink")
+    assert (tmp_path / "uplink").read_text() == "precious"
 
 
 def test_who_calls_before_the_uplink_runs_waits_for_it(gateway, tmp_path):
     path = tmp_path / "uplink"
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        with listen(path):
-            early = socket.socket(socket.AF_UNIX)
-            early.connect(str(path))  # nobody accepts it
-            early.close()
-        with uplink(FarmAddress((gateway.address,), "secret"), path):
-            assert threads.submit(ask, path, "Report", REPORT, WAIT_S).result().recorded
+    with concurrent.futures.ThreadPoolExecutor(1) as threads, listen(path) as listening:
+        early = threads.submit(ask, path, "Report", REPORT, WAIT_S)
+        assert concurrent.futures.wait([early], 0.3).not_done  # nobody accepts it
+        with serving(FarmAddress((gateway.address,), "secret"), listening):
+            assert early.result().recorded
 
 
 def test_without_an_uplink_the_farm_is_unreachable(tmp_path):
