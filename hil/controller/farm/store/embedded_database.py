@@ -12,6 +12,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,8 +29,9 @@ from hil.errors import FarmError, StorageError, UsageError
 _LAUNCHER = Path(__file__).with_name("unprivileged.py")
 _HINT = "or give a database: --db postgresql://..., or HIL_FARM_DB"
 _START_S, _STOP_S = 60.0, 20.0
-# A path of a Unix socket has at most 107 bytes; the server adds `/.s.PGSQL.5432`.
-_LONGEST_FOLDER = 107 - len("/.s.PGSQL.5432.lock")
+_SOCKET = ".s.PGSQL.5432"
+# A path of a Unix socket has at most 107 bytes; the server adds its name, and the name of its lock.
+_LONGEST_FOLDER = 107 - len(f"/{_SOCKET}.lock")
 _LARGEST_LOG = 10 << 20
 _OURS = ("postgres", "initdb")
 # jit costs our small queries more than it gives them.
@@ -75,14 +77,16 @@ class Embedded:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> str:
-        """Start it and return its URL; also after it died, or was left behind. Nothing where it runs.
+        """Start it and return its URL; also after it died, or was left behind. Nothing where it can be reached.
 
         Raises:
             FarmError: it does not start, or another program has the folder.
             StorageError: the folder cannot be written.
         """
         if self.is_alive():
-            return self.url
+            if self._listens():
+                return self.url
+            self.stop()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=self._patience_s)
@@ -200,6 +204,18 @@ class Embedded:
         except OSError:
             return False
         return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+
+    def _listens(self) -> bool:
+        """Whether somebody listens at its socket: a killed process is nobody's listener before it can be waited for."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(self._sockets / _SOCKET))
+            except (ConnectionRefusedError, FileNotFoundError):
+                return False
+            except OSError:
+                return True  # it is busy
+        return True
 
     def _failed(self, what: str, output: str) -> None:
         hint = f"see {self.log}, {_HINT}"

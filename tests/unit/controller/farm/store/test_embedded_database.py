@@ -99,6 +99,13 @@ def test_it_starts_again_after_a_kill(database: Embedded) -> None:
     assert ask(database.start(), "select n from kept") == 7
 
 
+def test_it_starts_again_where_its_process_is_there_and_nobody_listens(database: Embedded) -> None:
+    """As for a moment after a kill, before its process can be waited for."""
+    (database.folder / "data" / ".s.PGSQL.5432").unlink()
+    assert database.is_alive()
+    assert ask(database.start(), "select n from kept") == 7
+
+
 def test_it_recovers_by_itself_after_a_kill_of_a_child(database: Embedded) -> None:
     children = Path(f"/proc/{database.pid}/task/{database.pid}/children").read_text().split()
     with contextlib.closing(psycopg.connect(database.url)) as witness:
