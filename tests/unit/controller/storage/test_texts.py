@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from hil.controller.storage.texts import first_line, import_hint, seconds, table
+from hil.controller.storage.texts import first_line, import_hint, say, seconds, table, together
 from hil.controller.workloads.suites.torch_cases import find_tests
 
 
@@ -60,3 +60,30 @@ def test_a_table_shows_texts_as_they_are_and_folds_what_does_not_fit() -> None:
 
 def test_a_table_without_heads_has_no_line_for_them() -> None:
     assert printed(80, ("", ""), [("a", "b")]) == ["a  b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("short", ["  note         short"]),
+        ("it does not fit in one line", ["  note         it does not fit in one", "               line"]),
+        ("a" * 30, [f"  note         {'a' * 25}", f"               {'a' * 5}"]),
+        ("the first line's end is 25 ms", ["  note         the first line's end is", "               25 ms"]),
+        (f"the first line's, {together('not broken')}", ["  note         the first line's,", "               not broken"]),
+        ("[red]no markup[/] :smile:", ["  note         [red]no markup[/] :smile:"]),
+        ("two\nlines", ["  note         two", "               lines"]),
+        ("a\ttab", ["  note         a       tab"]),
+    ],
+)
+def test_a_labelled_line_goes_on_below_its_text(text: str, lines: list[str]) -> None:
+    assert said(40, text) == lines
+
+
+def test_a_terminal_that_is_too_narrow_for_a_labelled_line_breaks_it_itself() -> None:
+    assert said(10, "20 characters, a line") == ["  note         20 characters, a", "               line"]
+
+
+def said(width: int, text: str) -> list[str]:
+    shown = StringIO()
+    say(Console(file=shown, width=width), "note", text)
+    return shown.getvalue().splitlines()
