@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import os
@@ -15,8 +14,8 @@ from pathlib import Path
 
 import filelock
 
+from hil.controller.farm.host import uplink
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, checked, find_boards, make_simulators, sockets_for
-from hil.controller.farm.host.uplink import Uplink, listen
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
 from hil.errors import FarmError, StorageError, UsageError
@@ -98,7 +97,7 @@ def serve(
             post.folder.mkdir(parents=True, exist_ok=True)
         _preload(simulators > 0)
         say(f"host {name}: {len(posts)} board{'s' * (len(posts) > 1)}: {_few(posts)}")
-        listening = afterwards.enter_context(listen(place.uplink))
+        listening = afterwards.enter_context(uplink.listen(place.uplink))
         children = [_uplink(place, listening), *(child for post in posts for child in _children_of(post, place))]
         PreforkSupervisor(children, say).run()
 
@@ -110,12 +109,12 @@ def _children_of(post: BoardEntry, site: HostInfo) -> list[ForkedProcess]:
 def _uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
     """The connection to the farm: it outlives the workers, which say how their last jobs ended."""
 
-    def run() -> None:
+    def work() -> None:
         end_with_parent()
         take_descriptors()
-        asyncio.run(Uplink(site.farm).serve(listening))
+        uplink.run(site.farm, listening)
 
-    return ForkedProcess("uplink", run, rank=1, most_pause_s=_UPLINK_PAUSE_S)
+    return ForkedProcess("uplink", work, rank=1, most_pause_s=_UPLINK_PAUSE_S)
 
 
 def _worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -39,6 +40,8 @@ _BACKLOG, _AT_ONCE = 1024, 16
 # What a worker says at a time. A gateway takes less of it, and says so.
 _MESSAGE_MOST = 1 << 30
 _LOOKS, _LOOK_S = 25, 0.02
+# An event loop that has stood still for so long does not go on. Its boards are offline by then, and no job is lost more.
+_STUCK_S = 30.0
 
 
 def listen(path: Path) -> socket.socket:
@@ -59,6 +62,29 @@ def listen(path: Path) -> socket.socket:
     except OSError as error:
         hint = "its folder must be writable, and its name short (some 100 bytes): TMPDIR names another one"
         raise StorageError(f"{path} cannot be listened at: {error}", hint=hint) from error
+
+
+def run(farm: FarmAddress, listening: socket.socket) -> None:
+    """Carry calls to a farm for as long as this process lives.
+
+    The kernel ends it (SIGALRM) where its event loop stands still: all boards of the host would be offline meanwhile.
+    """
+
+    async def serve() -> None:
+        alive = asyncio.create_task(_be_alive())
+        try:
+            await Uplink(farm).serve(listening)
+        finally:
+            alive.cancel()
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    asyncio.run(serve())
+
+
+async def _be_alive() -> None:
+    while True:
+        signal.setitimer(signal.ITIMER_REAL, _STUCK_S)
+        await asyncio.sleep(_STUCK_S / 6)
 
 
 class Uplink:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +29,18 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 WAIT_S = 30.0
 REPORT = pb.ReportRequest(lease=5, worker="w", fence=3)
+# An uplink whose event loop stands still as soon as anybody calls.
+STUCK = """
+import pathlib, sys, time
+from hil.controller.farm.host import uplink
+from hil.controller.farm.paths import FarmAddress
+
+uplink._STUCK_S = 0.4
+uplink.Uplink._linked = lambda _: time.sleep(60)
+with uplink.listen(pathlib.Path(sys.argv[1])) as listening:
+    print("listening", flush=True)
+    uplink.run(FarmAddress(("127.0.0.1:1",), ""), listening)
+"""
 
 
 class Gateway:
@@ -253,6 +268,18 @@ def test_who_calls_before_the_uplink_runs_waits_for_it(gateway, tmp_path):
 def test_without_an_uplink_the_farm_is_unreachable(tmp_path):
     with pytest.raises(FarmUnreachable, match="the host's connection to the farm is away"):
         ask(tmp_path / "uplink", "Report", REPORT, WAIT_S)
+
+
+def test_the_process_of_one_that_stands_still_is_ended(tmp_path):
+    command = [sys.executable, "-c", STUCK, str(tmp_path / "uplink")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):  # one that works, or has nothing to do, lives on
+            process.wait(1.5)
+        with pytest.raises(FarmUnreachable):
+            ask(tmp_path / "uplink", "Report", REPORT, WAIT_S)
+        assert process.wait(WAIT_S) == -signal.SIGALRM
 
 
 @pytest.mark.parametrize("content", [b"Attend", b"", b"\xff" * 50])
