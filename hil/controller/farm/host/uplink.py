@@ -40,7 +40,7 @@ _BACKLOG, _AT_ONCE = 1024, 16
 # What a worker says at a time. A gateway takes less of it, and says so.
 _MESSAGE_MOST = 1 << 30
 _LOOKS, _LOOK_S = 25, 0.02
-# An event loop that has stood still for so long does not go on. Its boards are offline by then, and no job is lost more.
+# An event loop that stood still for so long does not go on. The host's boards are offline by then.
 _STUCK_S = 30.0
 
 

@@ -69,7 +69,7 @@ def test_a_table_without_heads_has_no_line_for_them() -> None:
         ("it does not fit in one line", ["  note         it does not fit in one", "               line"]),
         ("a" * 30, [f"  note         {'a' * 25}", f"               {'a' * 5}"]),
         ("the first line's end is 25 ms", ["  note         the first line's end is", "               25 ms"]),
-        (f"the first line's, {together('not broken')}", ["  note         the first line's,", "               not broken"]),
+        (f"the first lines are {together('not it')}", ["  note         the first lines are", "               not it"]),
         ("[red]no markup[/] :smile:", ["  note         [red]no markup[/] :smile:"]),
         ("two\nlines", ["  note         two", "               lines"]),
         ("a\ttab", ["  note         a       tab"]),
