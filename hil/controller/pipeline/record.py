@@ -313,7 +313,8 @@ class Recorder:
         self._texts: dict[str, str] = {}
         self._tensors: dict[str, dict[str, Any]] = {case.name: {} for case in cases}
         self._lock = threading.Lock()
-        # Cases with news that are to be written, and who does it; None where nothing waits for that.
+        # Cases with news that are to be written, and who looks for them in a moment: not cancelled when they are written
+        # sooner, since a thread for each case would take longer than a look at nothing.
         self._news: dict[str, Case] = {}
         self._writer: threading.Timer | None = None
         self.ended: set[str] = set()
@@ -341,23 +342,18 @@ class Recorder:
     def forget(self) -> None:
         """Leave unwritten what waits for that."""
         with self._lock:
-            self._stop_writer()
+            self._news.clear()
 
     def _write_news(self) -> None:
         with self._lock, contextlib.suppress(StorageError):  # the next write has more to lose, and says so
-            if self._writer is threading.current_thread():
+            self._writer = None
+            if self._news:
                 self._save(list(self._news.values()))
 
     def _save(self, cases: Sequence[Case]) -> None:
-        self._stop_writer()
+        self._news.clear()
         self._gather(cases)
         self._run.save([self._texts[name] for name in self._order if name in self._texts])
-
-    def _stop_writer(self) -> None:
-        self._news.clear()
-        if self._writer is not None:
-            self._writer.cancel()
-            self._writer = None
 
     def keep(self, case: Case, what: str) -> None:
         """Store a case's ``inputs``, ``outputs`` or ``references``."""
