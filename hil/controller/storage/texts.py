@@ -158,6 +158,18 @@ def say(
         head = " " * len(head)
 
 
+def aligned(rows: Sequence[Sequence[str]], *, left: int, gap: int = 2) -> Iterator[str]:
+    """Lines of rows whose columns stand below each other: so many aligned to the left, all others to the right."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        blanks = [" " * (width - cell_len(cell)) for width, cell in zip(widths, row, strict=True)]
+        padded = [cell + blank for cell, blank in zip(row[:left], blanks, strict=False)]
+        padded += [blank + cell for cell, blank in zip(row[left:], blanks[left:], strict=True)]
+        yield (" " * gap).join(padded).rstrip()
+
+
 def table(
     heads: Sequence[str],
     rows: Iterable[Iterable[Any]],

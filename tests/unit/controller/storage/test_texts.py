@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from hil.controller.storage.texts import first_line, import_hint, say, seconds, table, together
+from hil.controller.storage.texts import aligned, first_line, import_hint, say, seconds, table, together
 from hil.controller.workloads.suites.torch_cases import find_tests
 
 
@@ -60,6 +60,11 @@ def test_a_table_shows_texts_as_they_are_and_folds_what_does_not_fit() -> None:
 
 def test_a_table_without_heads_has_no_line_for_them() -> None:
     assert printed(80, ("", ""), [("a", "b")]) == ["a  b"]
+
+
+def test_lines_are_aligned_by_the_room_that_their_characters_take() -> None:
+    rows = [["name", "shape", "n"], ["漢字", "2x3", "10"], ["[x]", "2", "9"]]
+    assert list(aligned(rows, left=2, gap=1)) == ["name shape  n", "漢字 2x3   10", "[x]  2      9"]
 
 
 @pytest.mark.parametrize(
