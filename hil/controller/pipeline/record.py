@@ -219,7 +219,7 @@ def _room(console: Console, rows: list[list[str]], gap: int) -> int:
 def _row(output: dict[str, Any]) -> list[str]:
     """An output's line in the table."""
     return [
-        output["name"],
+        output["name"].replace("\n", r"\n"),
         type_text(output["dtype"], output["shape"]),
         "-" if output["mismatches"] is None else f"{output['mismatches']} of {output['elements']}",
         *(_number(output.get(one.key), one.digits) for one in _SHOWN),
@@ -227,11 +227,13 @@ def _row(output: dict[str, Any]) -> list[str]:
 
 
 def _shortened(name: str, room: int) -> str:
-    """The name with its middle left out where it is too long; reasons and the record tell it whole."""
-    if len(name) <= room:
+    """The name with its middle left out where it is too wide; reasons and the record tell it whole."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(name) <= room:
         return name
     tail = room // 4
-    return f"{name[: room - 1 - tail]}…{name[-tail:]}"
+    return f"{set_cell_size(name, room - 1 - tail)}…{set_cell_size(name[::-1], tail)[::-1]}"
 
 
 def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:

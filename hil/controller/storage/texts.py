@@ -151,10 +151,10 @@ def say(
         console.print(Text(head).append(text, style), soft_wrap=True)
         return
     room = max(console.width - len(head), _ROOM_LEAST)
-    # A table of one row would do the same and take 0.2 ms, which many cases with some lines each take many times.
+    # A table of one row would do the same, and take 0.2 ms: a case has some lines, and a run may have many cases.
     for shown in Text(units(text), style=style).wrap(console, room, overflow="fold"):
         shown.plain = shown.plain.rstrip().replace(_GLUE, " ")
-        console.print(Text(head).append_text(shown), soft_wrap=True, highlight=False)
+        console.print(Text(head).append_text(shown), soft_wrap=True)
         head = " " * len(head)
 
 

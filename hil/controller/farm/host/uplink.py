@@ -71,11 +71,7 @@ def run(farm: FarmAddress, listening: socket.socket) -> None:
     """
 
     async def serve() -> None:
-        alive = asyncio.create_task(_be_alive())
-        try:
-            await Uplink(farm).serve(listening)
-        finally:
-            alive.cancel()
+        await asyncio.gather(Uplink(farm).serve(listening), _be_alive())
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     asyncio.run(serve())

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from hil.compare.verdict import compare
@@ -35,6 +36,18 @@ def test_a_table_fits_80_columns_with_one_line_an_output(name, shape):
     assert f"{a.size} of {a.size}" in lines[2]
     assert "…" not in lines[2] or len(name) > 20
     assert name in "".join(line.strip() for line in lines[3:])
+
+
+def test_a_wide_name_cuts_no_number():
+    a = np.zeros((1, 3, 64, 64), np.float32)
+    _, head, line = shown(["出力" * 30], a, a).splitlines()
+    assert line.startswith("  出力") and "…" in line and line.endswith("inf")
+    assert cell_len(head) == cell_len(line) <= 80
+
+
+def test_a_name_of_two_lines_is_shown_in_one():
+    _, _, line = shown(["y\nPASS  forged"], np.zeros(1), np.zeros(1), width=120).splitlines()
+    assert line.startswith(r"  y\nPASS  forged  1 float64")
 
 
 def test_every_output_that_differs_is_told_but_not_hundreds():
