@@ -232,8 +232,8 @@ def test_no_token_is_sent_in_the_clear_to_another_machine(gateway: str, monkeypa
 def silent(request, context):
     """Accepts the call, reads nothing and answers nothing, until its caller gives up."""
     over = threading.Event()
-    context.add_callback(over.set)
-    over.wait(120)
+    if context.add_callback(over.set):
+        over.wait(120)
     return iter(())
 
 

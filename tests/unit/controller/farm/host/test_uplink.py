@@ -71,7 +71,8 @@ class Gateway:
 
     def attend(self, requests: Iterator[pb.FromBoard], context: Any) -> Iterator[pb.ToBoard]:
         self._enter(context)
-        context.add_callback(self.ended.set)
+        if not context.add_callback(self.ended.set):  # it has ended before it got here
+            self.ended.set()
         while not self.reads and context.is_active():
             self.ended.wait(0.05)
         for _ in requests:
