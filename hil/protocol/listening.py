@@ -17,6 +17,8 @@ from hil.errors import UsageError
 _LAST_PORT = (1 << 16) - 1
 # Each connection takes a descriptor, and who opens many must not keep the next one out.
 _FILES = 65_536
+# So long is somebody waited for who listens and accepts nobody.
+_BUSY_S = 1.0
 # Of a server: who connects and says nothing is sent away after so long.
 HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
 
@@ -137,9 +139,21 @@ def refuse_if_served(path: str) -> None:
     Raises:
         UsageError: somebody serves it.
     """
-    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-        probe.connect(path)
+    if is_served(path):
         raise UsageError(f"another process serves unix:{path} already", hint="stop it, or listen elsewhere")
+
+
+def is_served(path: str) -> bool:
+    """Whether somebody listens at a Unix socket; one that is too busy to accept anybody does."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_BUSY_S)
+        try:
+            probe.connect(path)
+        except (TimeoutError, BlockingIOError):
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def refuse_if_taken(listen: str) -> None:

@@ -212,7 +212,7 @@ def test_calls_of_a_program_that_hangs_keep_nobody_out_and_end_with_their_sessio
     calls = invoking(client, program, 1_000_000)
     puts = silent(channel_of(client), "/hil.v1.Blobs/Put", MANY, metadata_of(client))
     # What is one too many is told so, while those that were let in go on.
-    refused = eventually(lambda: [call for call in calls if call.done()])
+    refused = eventually(lambda: [call for call in calls if call.done()], within_s=SOON_S)
     assert {code_of(call) for call in refused} == {(grpc.StatusCode.RESOURCE_EXHAUSTED, "BoardBusy")}
     assert_everybody_gets_in(board, fence=4)
     calls += puts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from hil.errors import UsageError
-from hil.protocol.listening import check_listen, check_tls_files, check_token_way, host_port, listen_on
+from hil.protocol.listening import check_listen, check_tls_files, check_token_way, host_port, is_served, listen_on
 
 
 @pytest.mark.parametrize(
@@ -103,3 +104,20 @@ def test_an_agent_with_half_of_tls_does_not_serve_in_the_clear(given, tmp_path):
     command = [sys.executable, "-m", "hil.agent", "--listen", "127.0.0.1:0", "--store", str(tmp_path / "s"), *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "TLS" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_socket_is_served_by_who_listens_though_it_accepts_nobody(tmp_path: Path):
+    path = str(tmp_path / "s")
+    assert not is_served(path)
+    with contextlib.ExitStack() as kept:
+        listening = kept.enter_context(socket.socket(socket.AF_UNIX))
+        listening.bind(path)
+        assert not is_served(path)
+        listening.listen(0)
+        for _ in range(3):
+            assert is_served(path)
+            waiting = kept.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                waiting.connect(path)
+    assert not is_served(path)

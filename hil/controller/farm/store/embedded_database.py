@@ -12,7 +12,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from urllib.parse import quote
 import filelock
 
 from hil.errors import FarmError, StorageError, UsageError
+from hil.protocol.listening import is_served
 
 _LAUNCHER = Path(__file__).with_name("unprivileged.py")
 _HINT = "or give a database: --db postgresql://..., or HIL_FARM_DB"
@@ -84,7 +84,8 @@ class Embedded:
             StorageError: the folder cannot be written.
         """
         if self.is_alive():
-            if self._listens():
+            # A killed process is nobody's listener for a moment before it can be waited for.
+            if is_served(str(self._sockets / _SOCKET)):
                 return self.url
             self.stop()
         try:
@@ -204,18 +205,6 @@ class Embedded:
         except OSError:
             return False
         return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
-
-    def _listens(self) -> bool:
-        """Whether somebody listens at its socket: a killed process is nobody's listener before it can be waited for."""
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1.0)
-            try:
-                probe.connect(str(self._sockets / _SOCKET))
-            except (ConnectionRefusedError, FileNotFoundError):
-                return False
-            except OSError:
-                return True  # it is busy
-        return True
 
     def _failed(self, what: str, output: str) -> None:
         hint = f"see {self.log}, {_HINT}"
