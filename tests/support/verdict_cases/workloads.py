@@ -1,0 +1,164 @@
+"""Run verdict cases as `hil run`, `hil suite`, pytest and `hil bundle` do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from click.testing import CliRunner
+
+import hil as library
+from hil.controller.cli.main import cli
+from hil.controller.pipeline.options import RunSettings, flag_of, specs_of
+from hil.controller.pipeline.record import case_record
+from hil.core.text import jsonable
+from hil.errors import HilError, UsageError
+from support.commands import Ended
+from support.plugin_runs import Project
+from support.verdict_cases import VerdictCase
+
+_HW_TYPE = "--runtime-hw-type"
+USAGE = "usage error"
+
+
+def pairs_of(options: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each flag with its value; a flag without a value gets an empty text."""
+    for place, text in enumerate(options):
+        if text.startswith("--"):
+            following = options[place + 1] if place + 1 < len(options) else ""
+            yield text, "" if following.startswith("--") else following
+
+
+def library_arguments(options: Sequence[str]) -> dict[str, Any]:
+    """Return the keyword arguments of :func:`hil.run` for options of `hil run`."""
+    found: dict[str, Any] = {}
+    by_flag = {flag_of(name, spec): (name, spec) for name, spec in specs_of(RunSettings).items()}
+    for flag, value in pairs_of(options):
+        if flag in (_HW_TYPE, "--input", "--expected"):
+            continue
+        name, spec = by_flag[flag]
+        if spec.repeats:
+            found[name] = (*found.get(name, ()), value)
+        elif isinstance(getattr(RunSettings(), name), bool):
+            found[name] = True
+        else:
+            found[name] = value if isinstance(getattr(RunSettings(), name), str) else json.loads(value)
+    for name, (_, spec) in zip(by_flag, by_flag.values(), strict=True):
+        field = by_flag[name][0]
+        if spec.of_text and spec.repeats and field in found:
+            found[field] = spec.of_text(found[field], name)
+    return found
+
+
+def hw_type_of(case: VerdictCase) -> str:
+    """Return the simulator that a case runs on."""
+    return dict(pairs_of(case.options)).get(_HW_TYPE, "sim")
+
+
+def run_case(case: VerdictCase, folder: Path, board: Any) -> tuple[str, str]:
+    """Run a case by the library; return the outcome and the record as JSON."""
+    arguments = library_arguments(case.options)
+    if case.expected:
+        arguments["expected"] = dict(case.expected)
+    try:
+        model = case.build(folder)
+        done = library.run(model, board, dict(case.inputs), **arguments)
+    except UsageError as error:
+        return USAGE, json.dumps([error.message, error.hint])
+    assert done.outcome is not None
+    return done.outcome.value, json.dumps(jsonable(case_record(done, {})))
+
+
+def shared_options(case: VerdictCase) -> tuple[str, ...]:
+    """Return the options that a suite takes, the flow instead of the runtime."""
+    pairs = ((("--flow" if flag == "--runtime" else flag), value) for flag, value in pairs_of(case.options))
+    return tuple(text for flag, value in pairs for text in (flag, value) if text)
+
+
+def lay_out(case: VerdictCase, folder: Path) -> None:
+    """Write the model with its inputs and expected outputs as suites read them."""
+    made = folder / "made"
+    made.mkdir(parents=True)
+    model = case.build(made)
+    place = folder / case.name
+    shutil.copytree(model.parent, place)
+    shutil.rmtree(made)
+    (place / model.name).rename(place / f"{case.name}{model.suffix}")
+    if case.inputs:
+        np.savez(place / f"{case.name}.inputs.npz", **case.inputs)
+    if case.expected:
+        np.savez(place / f"{case.name}.expected.npz", **case.expected)
+
+
+def run_suite(cases: Sequence[VerdictCase], folder: Path, hil: Callable[..., Ended]) -> dict[str, str]:
+    """Run cases with the same options in one suite; return name -> outcome."""
+    for case in cases:
+        lay_out(case, folder / "models")
+    options = shared_options(cases[0])
+    ended = hil("suite", "run", folder / "models", "--no-layers", "--json", *options, cwd=folder)
+    return {name: record["outcome"] for name, record in _by_name(cases, ended.document["cases"], "id").items()}
+
+
+def run_pytest(cases: Sequence[VerdictCase], folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Run cases with the same options under pytest; return name -> outcome, PASS where the test passed."""
+    project = Project(folder / "project", environment).set_up()
+    for case in cases:
+        lay_out(case, project.models)
+    options = [text.replace("--", "--hil-", 1) if text.startswith("--") else text for text in shared_options(cases[0])]
+    tested = project.test("--hil-no-layers", *options)
+    found = {}
+    for case in cases:
+        (name,) = [one for one in tested.outcomes if case.name in one]
+        passed = tested.outcomes[name] == "passed"
+        found[case.name] = "PASS" if passed else tested.properties[name].get("hil_outcome", tested.outcomes[name])
+    return found
+
+
+def run_bundle(case: VerdictCase, folder: Path) -> str:
+    """Make a bundle of a case and run it; return the outcome."""
+    model = case.build(folder)
+    given = []
+    if case.inputs:
+        np.savez(folder / "given.npz", **case.inputs)
+        given += ["--input", folder / "given.npz"]
+    if case.expected:
+        np.savez(folder / "wanted.npz", **case.expected)
+        given += ["--expected", folder / "wanted.npz"]
+    pairs = list(pairs_of(case.options))
+    create = _known("create", pairs)
+    runner = CliRunner()
+    bundle = folder / "case.hilb"
+    made = runner.invoke(cli, ["bundle", "create", str(model), *map(str, given), *create, "-o", str(bundle)])
+    if made.exception is not None and not isinstance(made.exception, SystemExit):
+        return _outcome_of(made.exception)
+    done = runner.invoke(cli, ["bundle", "run", str(bundle), *_known("run", pairs), "--json"])
+    (record,) = json.loads(done.stdout)["cases"]
+    return str(record["outcome"])
+
+
+def _known(verb: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    context = click.Context(cli)
+    group: Any = cli.get_command(context, "bundle")
+    flags = {flag for parameter in group.get_command(context, verb).params for flag in parameter.opts}
+    return [text for flag, value in pairs if flag in flags for text in (flag, value) if text]
+
+
+def _outcome_of(error: BaseException) -> str:
+    """Return the outcome that an error stands for; raise an error that is not of hil."""
+    if isinstance(error, UsageError):
+        return USAGE
+    if not isinstance(error, HilError):
+        raise error
+    return str(error.outcome)
+
+
+def _by_name(cases: Sequence[VerdictCase], records: Sequence[dict[str, Any]], key: str) -> dict[str, dict[str, Any]]:
+    found = {}
+    for case in cases:
+        (found[case.name],) = [record for record in records if case.name in record[key]]
+    return found
