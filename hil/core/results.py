@@ -171,7 +171,8 @@ class Model:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)  # the values the user gave to symbolic dimensions
     # what wrote the model, opset versions and the like; for the record. ``unseen_state`` names what it keeps from run
-    # to run and does not return.
+    # to run and does not return; ``random`` has the ``nodes`` that draw random numbers, and the ``outputs`` that depend
+    # on them.
     producer: Mapping[str, Any] = field(default_factory=dict)
     cached: bool = False
 
@@ -180,6 +181,16 @@ class Model:
         """What a comparison of its outputs says nothing about, for people; "" where it keeps no state."""
         state = ", ".join(self.producer.get("unseen_state", ()))
         return state and f"it keeps state from run to run ({state}): what no output shows of that was not compared"
+
+    @property
+    def random(self) -> tuple[str, ...]:
+        """The nodes that draw random numbers which outputs depend on; a seed does not make backends agree."""
+        return tuple(self.producer.get("random", {}).get("nodes", ()))
+
+    @property
+    def random_outputs(self) -> tuple[str, ...]:
+        """The outputs that depend on those random numbers."""
+        return tuple(self.producer.get("random", {}).get("outputs", ()))
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from hil.controller.models.random_nodes import draws
 from hil.core.digest import digest_of
 from hil.core.tensors import DTYPES
 from hil.formats.ort_values import ONNX_TYPES
-
-_DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
 
 # A quantised weight stays quantised, with the operator that dequantises it.
 _KEPT = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"])
@@ -47,23 +46,6 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
     infer(model, light_copy(model))
     name_nodes(model)
     return model
-
-
-def draws(node: Any, constants: Mapping[str, Any]) -> bool:
-    """Return whether a node, or one within its subgraphs, draws random numbers: with any seed, runtimes draw others.
-
-    ``constants`` (name -> TensorProto) tell a Dropout of training.
-    """
-    from onnx import numpy_helper
-
-    if node.domain in ("", "ai.onnx"):
-        if node.op_type in _DRAWING:
-            return True
-        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-            training = constants.get(node.input[2])
-            if training is None or numpy_helper.to_array(training).any():
-                return True
-    return any(draws(inner, constants) for graph in subgraphs(node) for inner in graph.node)
 
 
 def captured(node: Any) -> list[str]:

@@ -296,7 +296,8 @@ def _expose(model: Any) -> None:
     """Make every value that depends on the inputs, or on chance, an output of the model."""
     import onnx
 
-    from hil.controller.analysis.layers.graph import draws, reads
+    from hil.controller.analysis.layers.graph import reads
+    from hil.controller.models.random_nodes import draws
 
     graph = model.graph
     known = {value.name: value for value in graph.value_info}

@@ -40,6 +40,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             no tensor.
         UsageError: no such function or dimension.
     """
+    from hil.controller.models.random_nodes import random_nodes  # which walks graphs with this module's functions
+
     file = Path(path)
     model = _load(file)
     graph = model.graph
@@ -72,6 +74,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             "version": model.producer_version,
             "ir_version": model.ir_version,
             "opsets": {item.domain or "ai.onnx": item.version for item in model.opset_import},
+            "random": random_nodes(model),
         },
     )
 
@@ -118,8 +121,8 @@ def nodes_and_functions(model: Any) -> list[Any]:
 
 
 def constants_of(graph: Any) -> dict[str, Any]:
-    """The tensors that a graph holds, as initializers or as nodes, by name."""
-    found = {tensor.name: tensor for tensor in graph.initializer}
+    """The tensors that a graph or a function holds, as initializers or as nodes, by name."""
+    found = {tensor.name: tensor for tensor in getattr(graph, "initializer", ())}
     for node in graph.node:
         if node.op_type == "Constant" and node.output and node.attribute and node.attribute[0].HasField("t"):
             found[node.output[0]] = node.attribute[0].t
