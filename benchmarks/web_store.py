@@ -132,7 +132,7 @@ def _form(case: Case, flow: str, runtime: str, board: str, hw_type: str) -> str:
         "refer_s": 0.0396,
         "compare_s": 0.0005,
     }
-    again = f"hil suite run models --flow {flow} --filter ={case.name} --board {board}"
+    again = f"hil suite run @models --flow {flow} --filter ={case.name} --board {board}"
     record = CaseRecord(
         case.name,
         case.model,
@@ -254,9 +254,9 @@ def _head(name: str, number: int, target: int, cases: list[Case], begun: float, 
         "commit": f"{random.Random(step).getrandbits(160):040x}",
     }
     return {
-        **{"schema": 1, "request": {"source": "models", "flow": flow, "boards": [board], "hw_type": ""}, "id": name},
-        **{"source": "models", "suite": "models", "flow": flow, "runtime": runtime, "boards": [board]},
-        **{"command": f"hil suite run --resume {name}", "again": f"hil suite run models --flow {flow} --board {board}"},
+        **{"schema": 1, "request": {"source": "@models", "flow": flow, "boards": [board], "hw_type": ""}, "id": name},
+        **{"source": "@models", "suite": "models", "flow": flow, "runtime": runtime, "boards": [board]},
+        **{"command": f"hil suite run --resume {name}", "again": f"hil suite run @models --flow {flow} --board {board}"},
         **{"origin": origin, "versions": versions, "ids": ids, "suite_ids": ids, "expected": "", "left_out": []},
         **{"interrupted": False, "started": begun, "finished": begun + 0.4 * len(cases), "exit_code": 1},
         "board_info": {board: {"name": board, "machine": {"arch": "aarch64", "cpu_model": hw_type, "cores": 4}}},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from screenshots import IMAGES, installed_browser, run_hil, tell_size
 
-COMMAND = ["suite", "run", "models", "--flow", "iree", "--out", "hil-suites/models"]
+COMMAND = ["suite", "run", "@models", "--flow", "iree", "--out", "hil-suites/models"]
 PICTURES = {"suite-report.png": (1280, 1240), "suite-report-narrow.png": (390, 1240)}
 LARGEST = 200_000  # bytes
 

@@ -23,6 +23,7 @@ from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedErr
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.reports.results import Delegation
 from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.sources import BUILT_IN
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
 from hil.controller.workloads.suites.torch_cases import TorchTest, torch_tests
 from hil.core.scratch import temporary_folder
@@ -131,7 +132,7 @@ def stock_name(flow: str) -> str:
 
 
 @click.command(epilog="Example: scripts/check-executorch --flow xnnpack --filter 'add*'")
-@click.argument("suite", type=click.Choice(["operators", "models"]), default="operators")
+@click.argument("source", type=click.Choice(list(BUILT_IN)), default="@operators", metavar="@operators|@models")
 @click.option("--flow", default="xnnpack", show_default=True, help="One of hil's flows that the tester has as well.")
 @click.option("--filter", "patterns", multiple=True, metavar="PATTERN", help="As for hil suite run; repeats.")
 @click.option(
@@ -139,16 +140,17 @@ def stock_name(flow: str) -> str:
 )
 @click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def main(suite: str, flow: str, patterns: tuple[str, ...], stored: Path | None, jobs: int | None, as_json: bool) -> int:
+def main(source: str, flow: str, patterns: tuple[str, ...], stored: Path | None, jobs: int | None, as_json: bool) -> int:
     """Run ExecuTorch's backend tester and hil on the same cases, and compare outcomes and what was delegated.
 
     Ends with 1 where the tester finds something that hil does not, with 5 when no case matches.
     """
+    suite = BUILT_IN[source]
     with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
         context = RunContext(Cache(), isolated)
         tests = {test.id: test for test in torch_tests(suite, load_flow(flow), context)}
         if stored is None:
-            records = _run_hil(suite, flow, patterns, jobs, Path(folder) / "run").records()
+            records = _run_hil(source, flow, patterns, jobs, Path(folder) / "run").records()
         else:
             records = records_of(stored, suite, flow, patterns)
         if not records:
@@ -180,8 +182,8 @@ def records_of(folder: Path, suite: str, flow: str, patterns: tuple[str, ...]) -
     return [record for record in run.records() if chosen.selects(record.id)]
 
 
-def _run_hil(suite: str, flow: str, patterns: Sequence[str], jobs: int | None, out: Path) -> SuiteRun:
-    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", suite, "--flow", flow]
+def _run_hil(source: str, flow: str, patterns: Sequence[str], jobs: int | None, out: Path) -> SuiteRun:
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", source, "--flow", flow]
     command += [part for pattern in patterns for part in ("--filter", pattern)]
     command += ["--out", str(out), *(["-j", str(jobs)] if jobs else [])]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)

@@ -218,7 +218,7 @@ def main(flow: str, patterns: tuple[str, ...], jobs: int | None, run: Path | Non
 
 
 def _run_hil(flow: str, patterns: Sequence[str], jobs: int | None, out: Path) -> Path:
-    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "operators", "--flow", flow]
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "@operators", "--flow", flow]
     command += [part for pattern in patterns for part in ("--filter", pattern)]
     command += ["--keep-all", "--out", str(out), *(["-j", str(jobs)] if jobs else [])]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)

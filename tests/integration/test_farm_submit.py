@@ -172,11 +172,12 @@ def test_what_no_board_can_ever_be_is_refused_at_once(call):
     ("words", "said"),
     [
         ((), "nothing to run was named"),
-        (("gone.onnx",), "no such file"),
+        (("gone.onnx",), "no suite, model, bundle or folder 'gone.onnx'"),
+        (("models",), "did you mean '@models'"),
         ((MODEL, "--filter", "x"), "--filter is not for models"),
         ((MODEL, "--method", "main"), "--method is not for models"),
-        (("models", "--input", "x=1"), "--input is not for suites"),
-        (("models", "operators"), "one suite at a time"),
+        (("@models", "--input", "x=1"), "--input is not for suites"),
+        (("@models", "@operators"), "one suite at a time"),
         ((MODEL, "--input", "image=gone.npy"), "no such file: gone.npy"),
         ((MODEL, "--timeout", "0"), "--timeout must be above 0"),
     ],
@@ -190,7 +191,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_queued(call, words, said)
 
 
 def test_a_suite_without_cases_runs_nothing(call):
-    assert call("submit", "models", "--filter", "no-such-case").code == 5
+    assert call("submit", "@models", "--filter", "no-such-case").code == 5
 
 
 def test_ctrl_c_leaves_the_job_and_cancel_ends_it(call, farm: RunningFarm, tmp_path: Path):

@@ -90,7 +90,7 @@ def test_its_board_configs_run_no_command_and_write_no_file(folder, there, marke
         ("compile", "doubling.onnx", "--runtime-hw-type", "flags"),
         ("board", "reset", "kitchen"),
         ("board", "check", "kitchen"),
-        ("suite", "run", "models", "--filter", "digits", "--board", "kitchen"),
+        ("suite", "run", "@models", "--filter", "digits", "--board", "kitchen"),
         ("farm", "host"),
     ):
         done = there(*words)
@@ -107,13 +107,13 @@ def test_its_flows_and_their_flags_are_not_hils_own(folder, there, marker):
     flags = f'compile_flags = ["--iree-hal-dump-executable-sources-to={marker}"]\n'
     (folder / "flows.toml").write_text("".join(f'[{name}]\nruntime = "iree"\n{flags}' for name in ("iree", "mine")))
     assert there("flows").returncode == 0
-    assert there("suite", "run", "models", "--filter", "digits", "--no-layers").returncode == 0
-    for words in (("suite", "run", "models", "--filter", "digits"), ("bisect", "doubling.onnx")):
+    assert there("suite", "run", "@models", "--filter", "digits", "--no-layers").returncode == 0
+    for words in (("suite", "run", "@models", "--filter", "digits"), ("bisect", "doubling.onnx")):
         done = there(*words, "--flow", "mine")
         assert done.returncode == 2 and "have not trusted" in done.stderr, done.stderr
     assert not marker.exists()
     assert "compile_flags of mine" in there("board", "trust", ".").stdout
-    assert there("suite", "run", "models", "--filter", "digits", "--no-layers", "--flow", "mine").returncode == 0
+    assert there("suite", "run", "@models", "--filter", "digits", "--no-layers", "--flow", "mine").returncode == 0
     assert marker.exists()
 
 
@@ -172,7 +172,7 @@ def test_its_modules_and_entry_points_are_not_imported(folder, there, marker, en
         ("run", "doubling.onnx", "--runtime", "onnxruntime", "--reference", "iree-llvm-cpu"),
         ("flows",),
         ("compile", "doubling.onnx", "--compile-time-profile", "times"),
-        ("suite", "run", "models", "--filter", "digits", "--no-layers"),
+        ("suite", "run", "@models", "--filter", "digits", "--no-layers"),
     ):
         done = there(*words)
         assert done.returncode == 0, done.stderr
@@ -213,7 +213,7 @@ def test_a_run_that_somebody_else_began_is_not_gone_on_with(folder, there, marke
     (run / "run.json").write_text(json.dumps(record))
     resumed = there("run", "--resume", run.name)
     assert resumed.returncode == 2 and "not begun by you here" in resumed.stderr
-    suite = there("suite", "run", "models", "--filter", "digits", "--no-layers", "--out", "stored")
+    suite = there("suite", "run", "@models", "--filter", "digits", "--no-layers", "--out", "stored")
     assert suite.returncode == 0
     head = json.loads((folder / "stored" / "suite.json").read_text())
     head["request"]["settings"]["debug_ir"] = str(marker)

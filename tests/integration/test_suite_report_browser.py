@@ -162,7 +162,7 @@ def test_the_copy_button_copies_the_command(page, tmp_path):
     page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     page.click(".detail .command button")
     page.wait("document.querySelector('.detail .command button').innerText === 'Copied'")
-    assert page.run("navigator.clipboard.readText()") == "hil suite run models --flow iree --filter b_fail"
+    assert page.run("navigator.clipboard.readText()") == "hil suite run @models --flow iree --filter b_fail"
 
 
 def test_a_point_of_the_plot_leads_to_its_case(page, tmp_path):

@@ -55,7 +55,7 @@ def test_node_tests_come_to_what_the_shipped_list_says_and_that_is_what_they_com
 ):
     filters = [part for name in SAMPLE for part in ("--filter", f"={name}")]
     ended = hil(
-        "suite", "run", "operators", "--flow", flow, *filters, "--keep-all", "--out", tmp_path / "run", "--json"
+        "suite", "run", "@operators", "--flow", flow, *filters, "--keep-all", "--out", tmp_path / "run", "--json"
     )
     outcomes = {case["id"]: case["outcome"] for case in ended.document["cases"]}
     assert set(outcomes) == set(SAMPLE)
@@ -95,7 +95,7 @@ def flip_a_bit(file: Path) -> None:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
 def test_all_node_tests_come_to_what_they_come_to_by_hand(environment, tmp_path, flow):
-    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "operators", "--flow", flow]
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "@operators", "--flow", flow]
     command += ["--keep-all", "--out", str(tmp_path / "run"), "-j", str(os.cpu_count() or 1)]
     code = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=3000).returncode
     assert code == 0 or not listed(flow)
@@ -108,7 +108,7 @@ def test_all_node_tests_come_to_what_they_come_to_by_hand(environment, tmp_path,
 def test_hils_own_models_run_whole_and_in_layers(hil, tmp_path):
     names = ["beam_step", "loop", "digits_cnn_batch", "bfloat16"]
     filters = [part for name in names for part in ("--filter", f"{name}_*")]
-    ended = hil("suite", "run", "models", "--flow", "onnxruntime", *filters, "--out", tmp_path / "run", "--json")
+    ended = hil("suite", "run", "@models", "--flow", "onnxruntime", *filters, "--out", tmp_path / "run", "--json")
     cases = {case["id"]: case for case in ended.document["cases"]}
     assert ended.code == 0, ended.err
     assert {f"{name}_full_model" for name in names} < set(cases)
@@ -121,7 +121,7 @@ def test_hils_own_models_run_whole_and_in_layers(hil, tmp_path):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("flow", ["onnxruntime", "iree"])
 def test_all_of_hils_own_models_come_to_what_the_shipped_list_says(environment, tmp_path, flow):
-    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "models", "--flow", flow]
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "@models", "--flow", flow]
     done = subprocess.run([*command, "--out", str(tmp_path / "run")], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

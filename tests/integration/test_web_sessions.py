@@ -41,7 +41,7 @@ def case(number):
         "device_p50_ns": 1_000_000 * (250 - number),
         "iterations": 20,
         "outputs": [{**output, "max_abs": error, "max_ulp": number, "sqnr_db": 100 - number / 4}],
-        "repeat": f"hil suite run models --filter '=case {number:03}'",
+        "repeat": f"hil suite run @models --filter '=case {number:03}'",
     }
 
 

@@ -97,7 +97,7 @@ def case(id: str, outcome: str = "PASS", **values: Any) -> CaseRecord:
         "cached": False,
         "outputs": (comparison(passed=ended != "FAIL", sqnr_db=92.5 if ended != "FAIL" else 7.1),) if compared else (),
         "against": "onnxruntime 1.31.1" if compared else "",
-        "repeat": f"hil suite run models --flow iree --filter {id}",
+        "repeat": f"hil suite run @models --flow iree --filter {id}",
         "diff": f"hil compare hil-suites/r/cases/{id}/outputs/0-y.npy hil-suites/r/cases/{id}/references/0-y.npy"
         if ended == "FAIL"
         else "",
@@ -120,7 +120,7 @@ def suite_run(folder: Path, records: list[CaseRecord], *, missing: tuple[str, ..
     told = {
         "schema": SCHEMA,
         "id": folder.name,
-        "source": "models",
+        "source": "@models",
         "suite": "models",
         "flow": "iree",
         "runtime": "iree",

@@ -27,7 +27,7 @@ from hil.controller.cli.options import (
     target_program_options,
     tolerance_options,
 )
-from hil.controller.cli.screen import answer, say, tell_namesake
+from hil.controller.cli.screen import answer, say
 from hil.controller.cli.suite import case_options
 from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.options import CaseSettings, Job, specs_of
@@ -93,7 +93,7 @@ _OWN = {
     epilog="""\b
 Examples:
   hil farm submit examples/digits/digits_cnn.onnx --select "arch=aarch64" --wait
-  hil farm submit models --flow onnxruntime --filter '*digits*'"""
+  hil farm submit @models --flow onnxruntime --filter '*digits*'"""
 )
 @click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE")
 @schedule_options
@@ -114,7 +114,7 @@ Examples:
 def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **settings: Any) -> int:
     """Queue a job for each MODEL or BUNDLE, or a SUITE in as many jobs as its boards can share.
 
-    A SUITE is `operators`, `models`, a folder of models, bundles, golden folders or flag files, or a file that brings
+    A SUITE is `@operators`, `@models`, a folder of models, bundles, golden folders or flag files, or a file that brings
     cases (.bpte, .flagfile): each case has its own result. With --suite also a model. What the jobs need is uploaded,
     once: this machine may be switched off then. Where --flow, --runtime, --select or --board repeat, each combination
     is a target with jobs of its own; with --wait they are shown side by side in the end.
@@ -180,7 +180,6 @@ def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], se
         own = {name: settings[name] for name in _OF_SUITES}
         how_cases = Settings(**{name: settings[name] for name in _typed(CaseSettings, settings)})
         request = Request(words[0], **own, dims=settings["dims"], settings=how_cases)
-        tell_namesake(words[0])
         return load_suite(request, matching(farm, how["selector"], how["board"]))
     models = tuple(Path(word) for word in words)
     job = Job(models=models, flagfile=settings["flagfile"], **{name: settings[name] for name in _typed(Job, settings)})

@@ -52,14 +52,6 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def tell_namesake(source: str | None) -> None:
-    """Say on stderr which of two is meant: a suite of hil's, or a folder of the same name."""
-    from hil.controller.workloads.suites.sources import namesake
-
-    if source and (told := namesake(source)):
-        say(f"hil: {told}")
-
-
 def print_cases(record: Mapping[str, Any]) -> None:
     """Print the results of a run's cases."""
     from hil.controller.pipeline.record import print_case

@@ -32,7 +32,7 @@ from hil.controller.cli.options import (
     wait_option,
     workshop,
 )
-from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say, tell_namesake
+from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ case_options = options(
 suite_options = options(case_options, run_option("dims"))
 
 
-@group(epilog="Example: hil suite run models --flow iree")
+@group(epilog="Example: hil suite run @models --flow iree")
 def suite() -> None:
     """Run suites of models and their layers, keep expected failures, and compare runs."""
 
@@ -76,10 +76,10 @@ def suite() -> None:
 @suite.command(
     epilog="""\b
 Examples:
-  hil suite run operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv
-  hil suite run models --flow iree --flow onnxruntime --runtime-hw-type sim --runtime-hw-type sim-f16"""
+  hil suite run @operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv
+  hil suite run @models --flow iree --flow onnxruntime --runtime-hw-type sim --runtime-hw-type sim-f16"""
 )
-@click.argument("source", required=False, metavar="operators|models|PATH")
+@click.argument("source", required=False, metavar="@operators|@models|PATH")
 @flow_option("iree", repeats=True)
 @suite_options
 @click.option("--only-expected-failures", is_flag=True, help="Only what expected.toml says will fail.")
@@ -125,12 +125,11 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
     from hil.controller.workloads.suites.reports.summary import print_summary
 
     if (source is None) == (resume is None):
-        raise UsageError("name a suite, or a run to --resume", hint="hil suite run models, or hil suite run --help")
+        raise UsageError("name a suite, or a run to --resume", hint="hil suite run @models, or hil suite run --help")
     if resume is not None:
         refuse_beside_resume("resume", "as_json")
     settings |= profiled_counts(settings)
     targets = _targets(settings)
-    tell_namesake(source)
     with SuiteScreen(quiet=as_json) as screen:
         if len(targets) > 1:
             from hil.controller.workloads.matrix.workloads import suite_matrix
@@ -181,8 +180,8 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     return Request(source, **settings, ssh=given, settings=how, profiles=profiles)
 
 
-@suite.command("list", epilog="Example: hil suite list operators --filter 'conv*'")
-@click.argument("source", metavar="operators|models|PATH")
+@suite.command("list", epilog="Example: hil suite list @operators --filter 'conv*'")
+@click.argument("source", metavar="@operators|@models|PATH")
 @flow_option("iree")
 @suite_options
 @json_option
@@ -193,7 +192,6 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     from hil.controller.workloads.suites.sources import open_suite
 
     request = Request(source, flow, **settings)
-    tell_namesake(source)
     with workshop() as context:
         found = open_suite(request, load_flow(flow), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]

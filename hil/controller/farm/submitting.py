@@ -26,7 +26,7 @@ from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.request import Request
-from hil.controller.workloads.suites.sources import BUILT_IN, brings_cases, look, open_suite, place_of
+from hil.controller.workloads.suites.sources import BUILT_IN, brings_cases, look, open_suite, place_of, source_hint
 from hil.controller.workloads.suites.spec import CaseSpec, Suite, SuiteModel
 from hil.core.text import jsonable
 from hil.errors import HilError, StorageError, UsageError
@@ -57,7 +57,7 @@ class Submitted:
 def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
     """What the arguments of `hil farm submit` are; UsageError where that cannot be told, or they do not go together."""
     first = Path(words[0])
-    named = words[0] in BUILT_IN and not exists(first)
+    named = words[0] in BUILT_IN
     folder = first.is_dir() and not (first / SAVED_MODEL).exists()
     # Each of the cases that they bring is one of a suite's; a bundle of hil's has jobs of its own kind.
     cases = exists(first) and first.suffix != BUNDLE_SUFFIX and (is_flagfile(first.name) or brings_cases(first))
@@ -66,9 +66,7 @@ def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
             raise UsageError("one suite at a time", hint="submit them one after another: the farm queues them")
         return Kind.SUITE
     if gone := next((word for word in words if not exists(word)), None):
-        raise UsageError(
-            f"no such file: {gone}", hint=f"a model, a bundle, a folder of models, or one of {', '.join(BUILT_IN)}"
-        )
+        raise UsageError(f"there is no suite, model, bundle or folder {gone!r}", hint=source_hint(gone))
     bundles = [word.endswith(BUNDLE_SUFFIX) for word in words]
     if any(bundles) and not all(bundles):
         raise UsageError("models and bundles are two kinds of jobs", hint="submit the bundles by themselves")
@@ -215,9 +213,9 @@ def load_suite(request: Request, boards: int) -> Workload:
 
 def _packed_source(request: Request, suite: Suite, context: RunContext, parcel: JobFiles) -> dict[str, str]:
     """The models at a path of the user's, under the folder's own name: that is the suite's."""
-    path = Path(request.source)
-    if suite.source in BUILT_IN and not path.exists():
+    if suite.source in BUILT_IN:
         return {}
+    path = Path(request.source)
     root = path if path.is_dir() else path.parent
     below = f"suite/{root.resolve().name or 'models'}"
     for model in look(path).models:

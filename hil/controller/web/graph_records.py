@@ -128,14 +128,13 @@ def _of_suite(database: sqlite3.Connection, session: Session, model: str, roots:
     whole = next((one for one in records if not one.get("layer")), {})
     name = _text(whole.get("id"))
     settings = mapping(request.get("settings"))
-    source = _text(head.get("source"))
     return GraphRecord(
         session,
         name,
         model,
         NamedModel(*_suite_model(head, model, folder, roots), dims=_dims(request)),
         runtime=_text(head.get("runtime")),
-        built_in=source if source in BUILT_IN else "",
+        built_in=_own_suite(head),
         cases=[one for one in records if one.get("layer")],
         group=_text(request.get("group")) or "node",
         outputs=whole.get("outputs"),
@@ -145,6 +144,12 @@ def _of_suite(database: sqlite3.Connection, session: Session, model: str, roots:
     )
 
 
+def _own_suite(head: Mapping[str, Any]) -> str:
+    """Return the name of hil's own suite that a run is of, which has no place; "" for models of the user's."""
+    name = _text(head.get("suite"))
+    return name if head.get("place") == "" and name in BUILT_IN.values() else ""
+
+
 def _suite_model(head: Mapping[str, Any], model: str, folder: Path, roots: Sequence[Path]) -> tuple[str, str]:
     """The file of a suite's model and its digest, which records of before do not tell.
 
@@ -152,7 +157,7 @@ def _suite_model(head: Mapping[str, Any], model: str, folder: Path, roots: Seque
     """
     source, file = _text(head.get("source")), mapping(mapping(head.get("models")).get(model))
     digest = _text(file.get("digest"))
-    if not source or source in BUILT_IN or "\0" in source:
+    if not source or _own_suite(head) or "\0" in source:
         return "", digest
     path = _text(file.get("path"))
     there = path and "\0" not in path and any((start / path).is_file() for start in bases(folder, roots))

@@ -27,7 +27,7 @@ def context(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def operators(context):
-    return {spec.id: spec for spec in open_suite(Request("operators"), load_flow("xnnpack"), context).cases}
+    return {spec.id: spec for spec in open_suite(Request("@operators"), load_flow("xnnpack"), context).cases}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_inputs_within_tuples_keep_their_order(made):
 def test_the_same_weights_and_inputs_are_drawn_each_time(operators, context, tmp_path):
     first = operators["conv1d_basic"].make(tmp_path)
     elsewhere = RunContext(Cache(tmp_path / "other"), context.isolated)
-    specs = open_suite(Request("operators"), load_flow("xnnpack"), elsewhere).cases
+    specs = open_suite(Request("@operators"), load_flow("xnnpack"), elsewhere).cases
     again = next(spec for spec in specs if spec.id == "conv1d_basic").make(tmp_path)
     assert first.path != again.path
     for name, array in first.expected.items():
@@ -83,14 +83,14 @@ def test_what_the_tester_skips_is_a_case_that_says_so(made):
 
 def test_a_flow_that_quantises_has_the_plain_model_beside_its_own(context, tmp_path):
     flow = load_flow("xnnpack-static-int8-per-channel")
-    cases = {spec.id: spec for spec in open_suite(Request("operators"), flow, context).cases}
+    cases = {spec.id: spec for spec in open_suite(Request("@operators"), flow, context).cases}
     data = cases["conv2d_basic"].make(tmp_path)
     assert data.path != data.plain_path
     assert list(data.plain_expected) == ["output"] and not data.expected
 
 
 def test_models_that_need_a_package_that_is_not_there_say_so(context, tmp_path, monkeypatch):
-    suite = open_suite(Request("models"), load_flow("xnnpack"), context)
+    suite = open_suite(Request("@models"), load_flow("xnnpack"), context)
     by_id = {spec.id: spec for spec in suite.cases}
     if "torchvision" not in by_id:
         assert by_id["mobilenet_v2-static_shapes-float32"].params["use_dynamic_shapes"] == "False"

@@ -14,7 +14,7 @@ pytest.importorskip("torchvision")
 def test_models_of_random_weights_are_judged_by_the_size_of_their_outputs(hil, tmp_path):
     out = tmp_path / "out"
     names = ("mobilenet_v2-static_shapes-float32", "squeezenet1_1-static_shapes-float32")
-    ended = hil("suite", "run", "models", "--flow", "xnnpack", *(f"--filter=={name}" for name in names), "--out", out)
+    ended = hil("suite", "run", "@models", "--flow", "xnnpack", *(f"--filter=={name}" for name in names), "--out", out)
     records = {one["id"]: one for one in map(json.loads, (out / "results.jsonl").read_text().splitlines())}
     assert {name: record["ended"] for name, record in records.items()} == dict.fromkeys(names, "PASS"), ended.out
     (output,) = records[names[0]]["outputs"]

@@ -36,7 +36,7 @@ FILTERS = [part for name in SAMPLE for part in ("--filter", f"={name}")]
 def run(tmp_path_factory, shared_cache):
     """A run of the sample with XNNPACK: its folder."""
     out = tmp_path_factory.mktemp("runs") / "xnnpack"
-    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "operators", "--flow", "xnnpack"]
+    command = [sys.executable, "-m", "hil.controller.cli.main", "suite", "run", "@operators", "--flow", "xnnpack"]
     environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache)}
     ended = subprocess.run([*command, *FILTERS, "--out", str(out)], env=environment, capture_output=True, text=True)
     assert (out / "results.csv").exists(), ended.stderr
@@ -90,7 +90,7 @@ def test_the_reports_tell_the_share_that_was_delegated(run):
 def test_quantised_programs_are_judged_beside_both_models(hil, tmp_path):
     out = tmp_path / "int8"
     filters = ("--filter", "=conv2d_basic", "--filter", "=add_dtype-float32")
-    ended = hil("suite", "run", "operators", "--flow", "xnnpack-static-int8-per-channel", *filters, "--out", out)
+    ended = hil("suite", "run", "@operators", "--flow", "xnnpack-static-int8-per-channel", *filters, "--out", out)
     assert ended.code == 0, ended.out + ended.err
     with (out / "results.csv").open() as file:
         found = {row["id"]: row for row in csv.DictReader(file)}
@@ -194,6 +194,6 @@ def test_every_case_of_every_method_of_a_bundled_program_is_a_case_and_a_test(hi
 @pytest.mark.parametrize("flow", ["xnnpack", "executorch-portable"])
 def test_operators_that_pass_and_that_are_known_to_fail_end_as_expected(flow, hil, tmp_path):
     kinds = [word for name in ("gelu", "median", "prelu", "round") for word in ("--filter", f"{name}_*")]
-    ended = hil("suite", "run", "operators", "--flow", flow, *kinds, "--out", tmp_path / "some", "--json")
+    ended = hil("suite", "run", "@operators", "--flow", flow, *kinds, "--out", tmp_path / "some", "--json")
     assert ended.code == 0, ended.out[-5000:]
     assert {"PASS", "XFAIL"} <= {case["outcome"] for case in ended.document["cases"]}

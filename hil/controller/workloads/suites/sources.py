@@ -1,4 +1,4 @@
-"""Where suites come from: ``operators``, ``models``, or models in a path of the user's with what lies beside them."""
+"""Where suites come from: ``@operators``, ``@models``, or models in a path of the user's with what lies beside them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ from hil.core.text import numbered
 from hil.errors import UsageError, did_you_mean
 from hil.formats.executorch_file import Damaged, is_bundle, mapped, read_cases, read_methods
 
-BUILT_IN = ("operators", "models")
+# hil's own suites: what names one -> its name. The mark tells them from paths.
+BUILT_IN = {"@operators": "operators", "@models": "models"}
 EXPECTED = "expected.toml"
 _SHIPPED = Path(__file__).parent / "expected_lists"
 
@@ -52,7 +53,7 @@ _SHIPPED = Path(__file__).parent / "expected_lists"
 def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
     """The cases of a suite, in order. Nothing is compiled yet; models are read, to know their layers.
 
-    The source is ``operators`` (the node tests of the installed onnx), ``models`` (hil's own), both of ExecuTorch's
+    The source is ``@operators`` (the node tests of the installed onnx), ``@models`` (hil's own), both of ExecuTorch's
     backend tester for a flow that starts from PyTorch; a model's file, or a folder: every model in it and below, but
     for hidden files. Beside a model may lie ``NAME.inputs.npz``, ``NAME.expected.npz`` (input or output -> tensor) and
     ``NAME.calibration.npz`` (input -> tensors, stacked).
@@ -67,20 +68,18 @@ def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
         UsageError: there is no such suite, file or folder, or the file is no model.
     """
     source = request.source
-    if source in BUILT_IN and starts_from_torch(flow):
-        return Suite(source, source, torch_cases(source, flow, context), _SHIPPED / f"{source}_torch.toml")
-    if source == "operators":
-        return Suite(source, source, operator_cases(flow, context), _SHIPPED / "operators.toml")
+    own = BUILT_IN.get(source, "")
+    if own and starts_from_torch(flow):
+        return Suite(own, source, torch_cases(own, flow, context), _SHIPPED / f"{own}_torch.toml")
+    if own == "operators":
+        return Suite(own, source, operator_cases(flow, context), _SHIPPED / "operators.toml")
     choice = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
     how: dict[str, Any] = {"layers": choice, "seed": request.settings.seed, "dims": request.dims}
-    if source == "models":
-        return Suite(source, source, cases_of(zoo_models(context), flow, context, **how), _SHIPPED / "models.toml")
+    if own == "models":
+        return Suite(own, source, cases_of(zoo_models(context), flow, context, **how), _SHIPPED / "models.toml")
     path = Path(source)
     if not exists(path):
-        raise UsageError(
-            f"there is no suite, model or folder {source!r}",
-            hint=f"{did_you_mean(source, _known(path))}{', '.join(BUILT_IN)}, or the path of a model or a folder",
-        )
+        raise UsageError(f"there is no suite, model or folder {source!r}", hint=source_hint(source))
     folder = path if path.is_dir() else path.parent
     found = look(path)
     name = path.stem if path.is_file() else path.resolve().name
@@ -88,22 +87,17 @@ def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
     return Suite(name, source, cases, folder / EXPECTED, tuple(found.left_out))
 
 
-def namesake(source: str) -> str:
-    """What is said where a built-in suite is meant, and a folder of its name lies beside; "" elsewhere."""
-    if source not in BUILT_IN or not Path(source).is_dir():
-        return ""
-    return f"{source} is hil's own suite; the folder of that name is ./{source}"
+def source_hint(source: str) -> str:
+    """Return the hint for a source that is neither a suite of hil's own nor a path."""
+    path = Path(source)
+    beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    known = [*BUILT_IN, *(str(one) for one in beside if not one.name.startswith("."))]
+    return f"{did_you_mean(source, known)}{', '.join(BUILT_IN)}, or the path of a model or a folder"
 
 
 def place_of(source: str) -> str:
     """The folder or file that a suite's models are of, whole; "" for hil's own suites."""
     return "" if source in BUILT_IN else str(Path(source).resolve())
-
-
-def _known(path: Path) -> list[str]:
-    """What could have been meant: a suite, or what lies where the path points to."""
-    beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
-    return [*BUILT_IN, *(str(one) for one in beside if not one.name.startswith("."))]
 
 
 _INPUTS = ".inputs.npz"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from hil.controller.cli.commands import Command, Group
 from hil.controller.cli.main import cli
@@ -61,21 +60,6 @@ def test_a_switch_may_be_given_again():
 
 def test_a_group_has_such_commands():
     assert isinstance(cli, Group) and Group.command_class is Command
-
-
-@pytest.mark.parametrize("verb", ["run", "list"])
-@pytest.mark.parametrize(("source", "is_told"), [("models", True), ("./models", False), ("operators", False)])
-def test_a_suite_of_a_folders_name_says_which_is_meant(monkeypatch, tmp_path, verb, source, is_told):
-    def stop(*_: object, **__: object) -> None:
-        raise UsageError("far enough")
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir()
-    monkeypatch.setattr("hil.controller.workloads.suites.job.run_suite", stop)
-    monkeypatch.setattr("hil.controller.workloads.suites.sources.open_suite", stop)
-    told = CliRunner().invoke(cli, ["suite", verb, source])
-    assert "far enough" in f"{told.exception} {told.stderr}"
-    assert ("hil: models is hil's own suite; the folder of that name is ./models\n" in told.stderr) == is_told
 
 
 def helps(command: click.Command, name: str = "hil", parent: click.Context | None = None) -> Iterator[tuple[str, str]]:

@@ -168,7 +168,7 @@ def test_what_is_no_job_is_refused(options, tmp_path):
 
 def test_what_is_no_suite_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no suite of a farm"):
-        request_of({"source": "models"}, tmp_path)
+        request_of({"source": "@models"}, tmp_path)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other/model.onnx", "model/../../x"])

@@ -13,10 +13,12 @@ from hil.errors import UsageError
 
 def test_a_word_that_names_nothing_is_told_with_what_could_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    assert kind_of(["@models"]) is Kind.SUITE
+    with pytest.raises(UsageError, match="there is no suite, model, bundle or folder 'models'") as caught:
+        kind_of(["models"])
+    assert "did you mean '@models'? @operators, @models, or" in caught.value.hint
+    (tmp_path / "models").mkdir()
     assert kind_of(["models"]) is Kind.SUITE
-    with pytest.raises(UsageError, match="no such file: modls") as caught:
-        kind_of(["modls"])
-    assert "operators, models" in caught.value.hint
 
 
 @pytest.mark.parametrize(

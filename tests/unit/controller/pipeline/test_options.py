@@ -58,11 +58,11 @@ def test_a_job_and_a_suites_request_come_back_from_their_records_as_they_were() 
     job = Job((Path("a.onnx"),), "sim", inputs=("x=x.npy",), dims={"N": 1}, profile=Path("p"), **settings)
     assert Job.of_record(json.loads(json.dumps(jsonable(dataclasses.asdict(job))))) == job
     assert job.options().profile and job.options().debug_ir == Path("ir")
-    request = Request("models", boards=("a", "b"), settings=Settings(profile=True, **settings))
+    request = Request("@models", boards=("a", "b"), settings=Settings(profile=True, **settings))
     assert Request.of_json(json.loads(json.dumps(jsonable(request.to_json())))) == request
 
 
 def test_the_command_that_repeats_a_case_has_what_decides_it_and_no_more() -> None:
     settings = Settings(seed=3, atol=0.25, allow_blind=("y*",), debug_ir=Path("ir"), recompute=True, no_fallback=True)
-    command = Request("models", settings=settings).command("case")
+    command = Request("@models", settings=settings).command("case")
     assert command.endswith("--seed 3 --atol 0.25 --allow-blind 'y*' --no-fallback")

@@ -87,7 +87,7 @@ def test_what_a_host_runs_comes_from_who_submitted_it(tree: Path, monkeypatch: p
 
 def test_every_kind_of_record_says_it(tree: Path) -> None:
     wanted = origin_of(["a"])
-    request = Request("models", settings=Settings(labels=("a",)))
+    request = Request("@models", settings=Settings(labels=("a",)))
     assert SuiteRun.create(tree / "s", {"request": request.to_json(), "ids": []}).head["origin"] == wanted
     targets = [Target("x", {}), Target("y", {})]
     assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head["origin"] == wanted
@@ -99,7 +99,7 @@ def test_every_kind_of_record_says_it(tree: Path) -> None:
 
 
 def test_a_label_changes_nothing_of_what_a_case_comes_to(tree: Path) -> None:
-    one, other = (Request("models", settings=Settings(labels=labels)) for labels in ((), ("a",)))
+    one, other = (Request("@models", settings=Settings(labels=labels)) for labels in ((), ("a",)))
     assert one.command("case") == other.command("case")
     assert run_command(Job((Path("m.onnx"),))) == run_command(Job((Path("m.onnx"),), labels=("a",)))
 

@@ -204,6 +204,14 @@ def test_a_suites_layers_are_found_in_its_model(tmp_path):
     assert by_name(alone, "texts")["Conv_stem"] == "0.25"
 
 
+def test_hils_own_models_are_drawn_and_a_users_folder_of_that_name_is_not(tmp_path):
+    cases = [{"id": "mlp_layer_fc", "model": "mlp", "layer": "fc", "outputs": [output("y", 0.5)]}]
+    for name, place in (("own", ""), ("users", str(tmp_path / "models"))):
+        write_suite(tmp_path, name, cases, source="@models" if name == "own" else "models", suite="models", place=place)
+    with asking(tmp_path) as client:
+        assert pane(client, "id=own")["edges"] and not pane(client, "id=users")["edges"]
+
+
 @pytest.mark.parametrize("kind", ["suite", "bisected"])
 def test_every_records_model_is_checked_by_its_digest(tmp_path, kind):
     """Outside of the folders that are served only the very file is drawn, and a change within is said."""

@@ -147,10 +147,10 @@ def test_a_matrix_says_what_its_targets_came_to(tmp_path: Path) -> None:
 
 
 def test_a_suites_command_is_the_one_that_runs_all_of_it_again(tmp_path: Path) -> None:
-    request = {"source": "models", "filters": ["*cnn*"], "layers": False, "settings": {"seed": 3, "labels": ["x"]}}
+    request = {"source": "@models", "filters": ["*cnn*"], "layers": False, "settings": {"seed": 3, "labels": ["x"]}}
     head = {"suite": "models", "flow": "iree", "request": request, "command": "hil suite run --resume a"}
     session, _ = read(write(tmp_path / "suite.json", head), "suite.json")
-    assert session.command == "hil suite run models --flow iree --filter '*cnn*' --no-layers --seed 3"
+    assert session.command == "hil suite run @models --flow iree --filter '*cnn*' --no-layers --seed 3"
     write(tmp_path / "suite.json", {**head, "command": "pytest --hil-out x", "request": {}})
     assert read(tmp_path, "suite.json")[0].command == "pytest --hil-out x"
 

@@ -229,7 +229,7 @@ def test_raw_bytes_are_what_one_says_they_are(tmp_path):
 
 
 def test_a_case_without_tensors_says_how_they_are_kept(tmp_path):
-    write_suite(tmp_path, "suite", [{"id": "case", "repeat": "hil suite run models --filter =case"}])
+    write_suite(tmp_path, "suite", [{"id": "case", "repeat": "hil suite run @models --filter =case"}])
     with asking(tmp_path) as client:
         text = client.get("/case?id=suite&case=case").text
     assert "keeps the tensors of cases that did not pass" in text and "--filter =case --keep-all" in text
@@ -428,7 +428,7 @@ def test_every_reference_can_stand_beside_an_output(tmp_path):
 
 
 def test_a_tensor_that_was_not_kept_is_told_with_the_command_that_keeps_it(tmp_path):
-    write_suite(tmp_path, "suite", [{"id": "case", "repeat": "hil suite run models --filter =case"}])
+    write_suite(tmp_path, "suite", [{"id": "case", "repeat": "hil suite run @models --filter =case"}])
     with asking(tmp_path) as client:
         answer = client.get("/tensors?id=suite&case=case&output=y")
     assert answer.status_code == 404 and "--filter =case --keep-all" in answer.text

@@ -191,20 +191,30 @@ def test_a_folder_without_models_is_an_empty_suite(tmp_path, context):
     assert open_suite(Request(str(tmp_path)), PLAIN, context).cases == ()
 
 
-@pytest.mark.parametrize(("source", "meant"), [("model", "'models'"), ("operator", "'operators'")])
+@pytest.mark.parametrize(("source", "meant"), [("models", "'@models'"), ("operator", "'@operators'"), ("@model", "'@models'")])
 def test_a_source_that_is_not_there_is_refused_with_what_was_meant(context, source, meant):
     with pytest.raises(UsageError, match="no suite, model or folder") as caught:
         open_suite(Request(source), PLAIN, context)
     assert f"did you mean {meant}" in caught.value.hint
 
 
+def test_a_folder_of_the_users_is_never_hils_own_suite(tmp_path, context, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("models", "operators"):
+        (tmp_path / name).mkdir()
+        two_layers(tmp_path / name / "net.onnx")
+        suite = open_suite(Request(name, layers=False), PLAIN, context)
+        assert ids(suite) == ["net_full_model"] and suite.expected == Path(name, "expected.toml")
+
+
 def test_hils_own_models_come_whole_and_in_layers(context, data_of):
-    suite = open_suite(Request("models"), PLAIN, context)
+    suite = open_suite(Request("@models"), PLAIN, context)
     found = ids(suite)
     assert len(found) == len(set(found)) > 200
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]+", name) for name in found)
     models = [case.model for case in suite.cases]
     assert {name for name in models if f"{name}_full_model" not in found} == set()
+    assert suite.name == "models" and suite.source == "@models"
     assert suite.expected is not None and suite.expected.name == "models.toml" and suite.expected.is_file()
     dynamic = data_of(suite, "dynamic_attention_full_model")
     assert dynamic.dims == {"batch": 2, "time": 7}

@@ -20,7 +20,7 @@ def test_it_tells_totals_groups_and_how_to_repeat_a_failure(tmp_path):
     assert "1 PASS" in text and "1 FAIL" in text and "1 TIMEOUT" in text
     assert "compare 1, run 1" in text and "Conv 1, LSTM 1" in text
     assert "FAIL  b  flaky\n  y: 41 of 1024" in text
-    assert "\n  hil suite run models --flow iree --filter b\n" in text
+    assert "\n  hil suite run @models --flow iree --filter b\n" in text
     assert f"open {tmp_path}/report.html" in text
 
 
@@ -30,7 +30,7 @@ def test_only_the_first_twenty_failures_are_shown(tmp_path):
 
 
 def test_a_command_is_never_wrapped(tmp_path):
-    repeat = "hil suite run models --flow iree " + "--filter " + "x" * 200
+    repeat = "hil suite run @models --flow iree " + "--filter " + "x" * 200
     assert f"  {repeat}\n" in shown(tmp_path, case("a", "FAIL", repeat=repeat), width=60)
 
 
@@ -82,7 +82,7 @@ def test_totals_groups_failing_cases_and_commands_are_there(tmp_path):
     assert "| compare | 2 |" in text and "| compile | 1 |" in text
     assert "| `broken` | COMPILE\\_ERROR | compile | failed to legalize" in text
     details = text[text.index("<details>") :]
-    assert "hil suite run models --flow iree --filter wrong\n" in details and "--filter good" not in text
+    assert "hil suite run @models --flow iree --filter wrong\n" in details and "--filter good" not in text
 
 
 def test_a_run_that_passed_says_so_and_lists_nothing(tmp_path):
