@@ -150,6 +150,10 @@ class Value:
     constant: int | float | bool | None = None
 
 
+# Operators that draw random numbers.
+_DRAWING = frozenset("bernoulli multinomial native_dropout normal rand rand_like randint randn randn_like".split())
+
+
 @dataclass(frozen=True)
 class Method:
     """An entry point."""
@@ -169,6 +173,11 @@ class Method:
         """The operators that it calls to write into buffers of its own: ``aten::copy_``, ``aten::index_put_``."""
         names = {operator: operator.rpartition("::")[2].partition(".")[0] for operator in self.operators}
         return tuple(one for one, name in names.items() if name.endswith("_") or name.startswith("update_cache"))
+
+    @property
+    def random(self) -> tuple[str, ...]:
+        """The operators that it calls to draw random numbers: ``aten::rand.out``, ``aten::native_dropout.out``."""
+        return tuple(one for one in self.operators if one.rpartition("::")[2].partition(".")[0] in _DRAWING)
 
     def input_specs(self) -> list[tuple[int, TensorSpec]]:
         """The tensors that it takes, and their places among all inputs; hil calls them ``input0``, ``input1``.

@@ -27,7 +27,8 @@ _KEEPING = frozenset(
     "VARIABLE ASSIGN_VARIABLE LSTM RNN SVDF UNIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN "
     "BIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_RNN".split()
 )
-
+# Operators that draw random numbers.
+_DRAWING = frozenset(["MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"])
 
 _DELEGATED = "xnnpack"
 # What the nodes are called that delegates put in place of those which they take.
@@ -46,6 +47,7 @@ class Signature:
             symbol such as ``x.dim0``, of an output None.
         keeping: the operators of its graph that keep state from run to run; of one that is not the first, variables
             alone are known, and not whether it assigns them.
+        random: the operators of its graph that draw random numbers; unknown, and none, of one that is not the first.
         graph: the number of its graph; the first is 0.
     """
 
@@ -70,7 +72,9 @@ class Signature:
         self.inputs = tuple(self._spec(name, index, named=True) for name, index in given)
         self.outputs = tuple(self._spec(name, index, named=False) for name, index in made)
         self._sizes: list[tuple[int, ...]] | None = None
-        self.keeping = tuple(sorted(self._operators() & _KEEPING))
+        operators = self._operators()
+        self.keeping = tuple(sorted(operators & _KEEPING))
+        self.random = tuple(sorted(operators & _DRAWING))
 
     def tensor_names(self) -> tuple[list[str], list[str]]:
         """What the graph itself calls the inputs and the outputs."""

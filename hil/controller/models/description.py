@@ -20,8 +20,12 @@ def description(
     ranges: Mapping[str, Sequence[float]] | None = None,
     external: Sequence[str] = (),
     producer: Mapping[str, Any] | None = None,
+    random: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What :class:`hil.controller.models.importers.Importer` asks for; ``dims`` are written in place of symbols.
+
+    Args:
+        random: labels of the nodes that draw random numbers, where every output may depend on them.
 
     Raises:
         ImportFailed: there are no outputs.
@@ -33,6 +37,7 @@ def description(
         )
     sizes = dims or {}
     check_dims(file, sizes, {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)})
+    drawn = [spec.name for spec in outputs or ()]
     return {
         "function": function,
         "inputs": [
@@ -42,7 +47,7 @@ def description(
         "outputs": outputs and [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
         "ranges": dict(ranges or {}),
         "external": list(external),
-        "producer": dict(producer or {}),
+        "producer": dict(producer or {}) | ({"random": {"nodes": list(random), "outputs": drawn}} if random else {}),
     }
 
 

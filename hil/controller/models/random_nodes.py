@@ -10,7 +10,8 @@ from typing import Any
 
 from hil.controller.models.importers.onnx import constants_of, graphs_of
 
-_DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
+# Operators of ONNX's own domain that always draw.
+DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
 _DRAWING_CONTRIB = frozenset(["Sampling"])
 # Operators that draw in training mode only -> positions of the inputs `ratio` and `training_mode`.
 _DROPOUTS = {
@@ -74,7 +75,7 @@ class _Finder:
             return self._function_draws(body, node, constants)
         if kind in _DROPOUTS:
             return _drops(node, constants, *_DROPOUTS[kind])
-        if kind[1] in (_DRAWING if not kind[0] else _DRAWING_CONTRIB if kind[0] == "com.microsoft" else ()):
+        if kind[1] in (DRAWING if not kind[0] else _DRAWING_CONTRIB if kind[0] == "com.microsoft" else ()):
             return True
         return any(
             self.draws(inner, {**constants, **constants_of(graph)}) for graph in graphs_of(node) for inner in graph.node

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hil.compare.random_outputs import random_text
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
@@ -97,6 +98,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         ],
         "verdicts": [verdict_record(verdict) for verdict in case.verdicts],
         "disagreement": case.disagreement,
+        "random": list(model.random) if model else [],
         "worker_log": case.worker_log[-200:],
         "profiles": case.profiles,
     }
@@ -141,6 +143,8 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
         _print_error(console, case)
     for verdict in case["verdicts"]:
         print_verdict(console, verdict)
+    if case.get("random") and outcome in ("FAIL", "BLIND"):  # the reason of a pass says so
+        say(console, "note", random_text(case["random"]))
     for reference in case["references"]:
         for name, why in reference["provenance"].get("fallback", ()):
             say(console, "note", f"the reference {name} could not answer: {why}")

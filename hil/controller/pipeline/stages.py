@@ -15,6 +15,7 @@ from typing import Any
 
 from hil import errors
 from hil.bundles.cases import check_loaded
+from hil.compare.random_outputs import mark_random
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import Verdict, compare, depends_on_noise, disagreement, judge, too_far
 from hil.controller.backends.compilers import compile_model
@@ -290,7 +291,7 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
         case = _allow_for_noise(case, result, tolerance, context)
     yield case
     one, *others = case.references
-    between = [compare(comparable(other, one, case.model), one, **tolerance) for other in others]
+    between = [_marked(case, compare(comparable(other, one, case.model), one, **tolerance)) for other in others]
     outcome, reason = judge(case.verdicts, between)
     case = replace(case, disagreement=disagreement(case.verdicts, between))
     if options.expected and outcome is Outcome.PASS and case.verdicts[0].outcome is Outcome.FAIL:
@@ -321,11 +322,18 @@ def _verdicts(
 ) -> tuple[Verdict, ...]:
     """The verdicts; those that are a pass also say what they say nothing about."""
     unseen = case.model.unseen if case.model is not None else ""
-    verdicts = [compare(comparable(result, one, case.model), one, **tolerance) for one in references]
+    verdicts = [_marked(case, compare(comparable(result, one, case.model), one, **tolerance)) for one in references]
     return tuple(
         replace(one, reason="; ".join(filter(None, (one.reason, unseen)))) if one.outcome is Outcome.PASS else one
         for one in verdicts
     )
+
+
+def _marked(case: Case, verdict: Verdict) -> Verdict:
+    """The verdict, where the model draws random numbers with the outputs that depend on them marked."""
+    if case.model is None:
+        return verdict
+    return mark_random(verdict, case.model.random, case.model.random_outputs, case.options.allow_blind)
 
 
 def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], context: RunContext) -> Case:

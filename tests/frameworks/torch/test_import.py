@@ -253,3 +253,16 @@ def zip_of(entries: dict[str, bytes]) -> bytes:
         for name, data in entries.items():
             archive.writestr(name, data)
     return buffer.getvalue()
+
+
+class Drawing(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        noise = torch.bernoulli(torch.sigmoid(x))
+        kept = torch.nn.functional.dropout(x, 0.5, training=False) + torch.nn.functional.dropout(x, 0.0, training=True)
+        return noise + kept + torch.nn.functional.dropout(x, 0.5, training=True)
+
+
+def test_import_names_random_nodes(tmp_path: Path) -> None:
+    model = import_model(save(tmp_path / "drawing.pt2", Drawing(), torch.randn(4)))
+    assert model.random == ("bernoulli (bernoulli)", "dropout_2 (dropout)")
+    assert model.random_outputs == ("output",)

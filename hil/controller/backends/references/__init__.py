@@ -307,7 +307,8 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
             expected), the model's default one is asked in its place.
 
     Returns:
-        Output name -> its noise. Empty where no input is a float that can be moved (nor, of an ONNX model, a weight),
+        Output name -> its noise, but for outputs that depend on random numbers: two runs differ there by what they
+        drew. Empty where no input is a float that can be moved (nor, of an ONNX model, a weight),
         or the reference cannot run.
     """
     moved = [perturbed(inputs, seed) for seed in range(RUNS)]
@@ -327,7 +328,8 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
                 runs = [run_reference(name, other, inputs, **settings) for other in others]
     except (StageError, UsageError):
         return {}
-    return noise_between(result.outputs, [run.outputs for run in runs])
+    outputs = {name: array for name, array in result.outputs.items() if name not in model.random_outputs}
+    return noise_between(outputs, [run.outputs for run in runs])
 
 
 def _of_moved_weights(model: Model, folder: Path) -> Iterator[Model]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.description import description
+from hil.controller.models.random_nodes import DRAWING
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, ImportFailed, LoadFailed, UsageError
 from hil.formats.iree_values import SCALAR_PREFIX, declaration, parse_type
@@ -16,6 +17,12 @@ from hil.formats.iree_values import SCALAR_PREFIX, declaration, parse_type
 Value = tuple[str, str]
 
 _TORCH_TENSOR = re.compile(r"!torch\.v?tensor<\[(?P<dims>[^\]]*)\],\s*(?P<element>.+)>$", re.S)
+# Operations that draw random numbers. StableHLO's and torch's alone do: other dialects have generators with a state.
+_DRAWING = re.compile(
+    r"stablehlo\.rng|torch\.(aten|prims)\.(rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential)"
+    r"(_like)?_?(\..*)?"
+)
+_DROPOUT = re.compile(r"torch\.aten\.(native_|feature_|alpha_)?dropout_?")
 _TORCH_NUMBERS = {"!torch.int": "i64", "!torch.float": "f64", "!torch.bool": "i1"}
 # The portable form of StableHLO has a function operation and types of its own: lowered as iree-compile would.
 _VHLO_PIPELINE = "builtin.module(iree-stablehlo-input-transformation-pipeline)"
@@ -46,7 +53,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     inputs = [_spec(name, *item, named=True) for item in arguments]
     outputs = [_spec(name, *item, named=False) for item in results]
     producer = {"functions": list(functions), "unseen_state": list(_mutable(module))}
-    return description(name, chosen, inputs, outputs, dims, producer=producer)
+    return description(name, chosen, inputs, outputs, dims, producer=producer, random=list(_random(module)))
 
 
 def functions(path: str) -> list[str]:
@@ -136,6 +143,31 @@ def _mutable(module: Any) -> Iterator[str]:
         attributes = op.operation.attributes
         if op.operation.name.endswith(".global") and "is_mutable" in attributes:
             yield _text(attributes["sym_name"])
+
+
+def _random(module: Any) -> Iterator[str]:
+    """The operations that draw random numbers, each by its name; torch.operator has those of ONNX."""
+    from iree.compiler import ir
+
+    found: dict[str, None] = {}
+
+    def look(inner: Any) -> Any:
+        name = inner.name
+        if name == "torch.operator":
+            name = _text(inner.attributes["name"])
+        is_onnx = name.removeprefix("onnx.") in DRAWING
+        if is_onnx or _DRAWING.fullmatch(name) or (_DROPOUT.fullmatch(name) and not _is_off(inner)):
+            found[name] = None
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    yield from found
+
+
+def _is_off(dropout: Any) -> bool:
+    """Return whether a dropout is in inference mode: its last operand is false."""
+    maker = getattr(dropout.operands[len(dropout.operands) - 1].owner, "operation", None)  # None of an argument
+    return maker is not None and maker.name == "torch.constant.bool" and str(maker.attributes["value"]) == "false"
 
 
 def _text(attribute: Any) -> str:

@@ -96,6 +96,7 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
                 if method.inputs[place].dynamic
             },
         },
+        random=method.random,
     )
 
 
@@ -122,7 +123,8 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
         "functions": list(opened.signatures),
         "unseen_state": list(opened.keeping),
     }
-    return description(file.name, opened.name, opened.inputs, opened.outputs, dims, producer=producer)
+    random = opened.random
+    return description(file.name, opened.name, opened.inputs, opened.outputs, dims, producer=producer, random=random)
 
 
 def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             "constant_outputs": constants["output"],
             "dims": sizes.ranges,
         },
+        random=[f"{node.name} ({_name(node.target)})" for node in program.graph.nodes if _draws(node)],
     )
 
 
@@ -152,6 +153,19 @@ def _may_write(node: Any) -> bool:
     # In training these write into the running statistics, and their schemas do not say so.
     hidden = schema.name in ("aten::batch_norm", "aten::instance_norm") and node.args[5] is True
     return bool(schema.is_mutable or hidden)
+
+
+def _draws(node: Any) -> bool:
+    """Return whether a node of an exported graph draws random numbers, and so is no dropout that is switched off."""
+    import torch
+
+    if node.op != "call_function" or torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {argument.name: argument.default_value for argument in node.target._schema.arguments}
+    given |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    switched_off = any(given.get(name) is False for name in ("train", "training"))
+    return not switched_off and all(given.get(name) != 0 for name in ("p", "dropout", "dropout_p"))
 
 
 def is_tensor(arg: Any) -> bool:

@@ -23,6 +23,13 @@ _DEFAULT = "serving_default"
 _SLOTS = "add_slot"
 # Signatures that TensorFlow writes for itself.
 _OWN = ("__saved_model_init_op", "__saved_model_train_op")
+# Operators that draw random numbers. Those called Stateless draw the same ones from the same seed.
+_DRAWING = frozenset(
+    "Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2 RandomShuffle "
+    "RandomStandardNormal RandomUniform RandomUniformInt StatefulRandomBinomial StatefulStandardNormal "
+    "StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt StatefulUniformInt "
+    "TruncatedNormal".split()
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,17 @@ class Source:
     def assigned(self) -> dict[str, Any]:
         """The variables that the function assigns, by name. Raises ImportFailed: it cannot be traced."""
         return assigned(self._traced)
+
+    @property
+    def random(self) -> list[str]:
+        """The nodes of the function, and of those that it calls, that draw random numbers without a state of their own.
+
+        Raises:
+            ImportFailed: it cannot be traced.
+        """
+        graph = self._traced.graph.as_graph_def()
+        called = (node for function in graph.library.function for node in function.node_def)
+        return [f"{node.name} ({node.op})" for node in (*graph.node, *called) if node.op in _DRAWING]
 
     @cached_property
     def _traced(self) -> Any:
@@ -260,6 +278,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         external=[file.relative_to(Path(path).parent).as_posix() for file in beside(Path(path), function)],
         producer={"read with": f"tensorflow {version}", "functions": list(source.functions)}
         | ({"first values": source.model.sources} if isinstance(source.model, graph_def.Graph) else {}),
+        random=source.random,
     )
 
 

@@ -27,7 +27,13 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
-from hil.controller.workloads.bundles.methods import LEFT_OUT, import_methods, settled_signatures, signatures_of
+from hil.controller.workloads.bundles.methods import (
+    LEFT_OUT,
+    import_methods,
+    random_record,
+    settled_signatures,
+    signatures_of,
+)
 from hil.core import own_version
 from hil.core.results import Artifact, Model
 from hil.core.runtimes import runtime_for
@@ -111,6 +117,7 @@ def create_bundle(
             "producer": dict(model.producer),
             "target": target,
             "tools": {"hil": own_version(), "compiler": artifact.compiler},
+            **random_record(dict(zip(signatures, models, strict=True))),
         } | ({LEFT_OUT: left_out} if left_out else {})
         return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
 

@@ -26,9 +26,26 @@ from hil.formats.iree_values import SCALAR_PREFIX, entry_points, functions_in, r
 
 # What :attr:`hil.bundles.Bundle.made` calls the list of what lies there and is no case of the bundle, a line for each.
 LEFT_OUT = "left_out"
+# And what the models draw at random: method -> ``nodes`` and ``outputs``, as :class:`Model` has them.
+RANDOM = "random"
 _READ_S = 600.0
 # The formats whose programs hold every entry point of the model.
 _WHOLE = ("mlir", "vmfb", "tflite", "pte")
+
+
+def random_record(models: Mapping[str, Model]) -> dict[str, Any]:
+    """What a bundle's record holds of models that draw random numbers, by method; {} where none does."""
+    found = {method: model.producer["random"] for method, model in models.items() if model.random}
+    return {RANDOM: found} if found else {}
+
+
+def recorded_random(made: Mapping[str, Any], method: str) -> dict[str, list[str]]:
+    """Return what :func:`random_record` stored for a method; {} where a bundle holds nothing of the kind."""
+    found = made.get(RANDOM)
+    one = found.get(method) if isinstance(found, dict) else None
+    texts: dict[str, Any] = {key: one.get(key) for key in ("nodes", "outputs")} if isinstance(one, dict) else {}
+    valid = all(isinstance(value, list) and all(isinstance(text, str) for text in value) for value in texts.values())
+    return texts if valid else {}
 
 
 def import_methods(

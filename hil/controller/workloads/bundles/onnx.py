@@ -14,7 +14,14 @@ from typing import Any
 from hil.bundles import Bundle, MethodTestSuite
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
-from hil.controller.workloads.bundles.methods import LEFT_OUT, import_methods, no_board, program_of, signatures_of
+from hil.controller.workloads.bundles.methods import (
+    LEFT_OUT,
+    import_methods,
+    no_board,
+    program_of,
+    random_record,
+    signatures_of,
+)
 from hil.core import own_version
 from hil.core.files import within
 from hil.errors import UsageError
@@ -64,6 +71,7 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
         "model": {"name": model.path.name, "format": "onnx", "digest": model.digest},
         "producer": dict(model.producer),
         "tools": {"hil": own_version()},
+        **random_record({name: model}),
     }
     others = [one.name for one in sorted(path.glob("*.onnx")) if one != chosen]
     left_out = [f"{path}: {', '.join(others)}: the cases are {_MODEL}'s"] if others else []

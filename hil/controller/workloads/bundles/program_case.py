@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hil.bundles import Bundle, Method
@@ -42,6 +43,7 @@ class ProgramCase:
     method: Method
     given: BundledCase
     artifact: Artifact
+    random: Mapping[str, Sequence[str]] = field(default_factory=dict)  # ``nodes`` and ``outputs``, where there are any
 
     def begin(self, options: Options, folder: Path, name: str = "") -> Case:
         """The case as the pipeline takes it, before anything was pushed.
@@ -65,7 +67,17 @@ class ProgramCase:
             self.path,
             options,
             folder,
-            model=Model(self.path.stem, "hilb", self.path, files, self.digest, method.name, takes, gives),
+            model=Model(
+                self.path.stem,
+                "hilb",
+                self.path,
+                files,
+                self.digest,
+                method.name,
+                takes,
+                gives,
+                producer={"random": self.random},
+            ),
             artifact=replace(self.artifact, function=method.name, inputs=takes, outputs=gives),
             signature=signature,
             inputs=given.inputs,

@@ -16,6 +16,7 @@ from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.origin import typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import RunStore, safe_name
+from hil.controller.workloads.bundles.methods import recorded_random
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle
 from hil.controller.workloads.run_job import run_cases
 from hil.core.scratch import temporary_folder
@@ -61,7 +62,9 @@ def run_bundle(
         (place / "program").mkdir()
         artifact = sealed(bundle.extract(place / "program"), bundle.head, place)
         runs = [
-            ProgramCase(path, bundle.digest, method, given, artifact).begin(job.options(), Path())
+            ProgramCase(path, bundle.digest, method, given, artifact, recorded_random(bundle.made, method.name)).begin(
+                job.options(), Path()
+            )
             for method in chosen
             for given in method.cases
         ]

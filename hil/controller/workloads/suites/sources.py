@@ -29,6 +29,7 @@ from hil.controller.workloads.bundles.flagfile import (
     is_flagfile,
     read_flagfiles,
 )
+from hil.controller.workloads.bundles.methods import recorded_random
 from hil.controller.workloads.bundles.onnx import data_sets, data_sets_left_out, model_of_data_sets
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
 from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of
@@ -308,7 +309,8 @@ def files_of(flagfile: Path) -> list[Path]:
 def _own_cases_of(file: Path, bundle: Bundle, context: RunContext) -> Iterator[OwnCase]:
     def make(method: Method, case: BundledCase, place: Path) -> ProgramCase:
         program = sealed(stored_program(bundle, context.cache), bundle.head, place)
-        return ProgramCase(file, bundle.digest, method, case, program)
+        random = recorded_random(bundle.made, method.name)
+        return ProgramCase(file, bundle.digest, method, case, program, random)
 
     for method in bundle.methods:
         for case in method.cases:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.models.importers import import_model
+from hil.controller.models.importers.mlir import describe
 from hil.controller.storage.isolated import Isolated
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, UsageError
@@ -199,3 +200,44 @@ def test_torch_s_numbers_are_inputs_too(tmp_path: Path, isolated: Isolated) -> N
     model = import_model(tmp_path / "m.mlir", isolated=isolated, dims={"arg0.dim0": 4})
     said = ["arg0: 4x2 int64", "arg1: scalar int64", "arg2: scalar float64", "arg3: scalar bool"]
     assert list(map(str, model.inputs or ())) == said
+
+
+DROPOUT = """
+func.func @main(%x: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],f32> {{
+  %p = torch.constant.float 5.0e-01
+  %t = torch.constant.bool {training}
+  %y = torch.aten.dropout %x, %p, %t
+    : !torch.vtensor<[4],f32>, !torch.float, !torch.bool -> !torch.vtensor<[4],f32>
+  return %y : !torch.vtensor<[4],f32>
+}}
+"""
+RNG = """
+func.func @main(%x: tensor<f32>) -> tensor<4xf32> {
+  %shape = stablehlo.constant dense<4> : tensor<1xi64>
+  %y = stablehlo.rng %x, %x, %shape, distribution = NORMAL
+    : (tensor<f32>, tensor<f32>, tensor<1xi64>) -> tensor<4xf32>
+  return %y : tensor<4xf32>
+}
+"""
+OPERATOR = """
+func.func @main(%x: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],f32> {
+  %y = torch.operator "onnx.RandomNormalLike"(%x) : (!torch.vtensor<[4],f32>) -> !torch.vtensor<[4],f32>
+  return %y : !torch.vtensor<[4],f32>
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (DROPOUT.format(training="true"), ("torch.aten.dropout",)),
+        (DROPOUT.format(training="false"), ()),
+        (RNG, ("stablehlo.rng",)),
+        (OPERATOR, ("onnx.RandomNormalLike",)),
+    ],
+    ids=["training", "inference", "stablehlo", "onnx"],
+)
+def test_import_names_random_operations(tmp_path: Path, text: str, found: tuple[str, ...]) -> None:
+    path = tmp_path / "random.mlir"
+    path.write_text(text)
+    assert describe(str(path), "", {})["producer"].get("random", {}).get("nodes", []) == list(found)

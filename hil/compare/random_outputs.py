@@ -1,0 +1,54 @@
+"""Outputs that depend on random numbers: a difference there is not a wrong answer, and equality cannot be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from hil.compare.verdict import OutputComparison, Verdict, outcome_of
+from hil.core.results import Outcome
+
+_SHOWN = 5
+
+
+def mark_random(
+    verdict: Verdict, nodes: Sequence[str], outputs: Sequence[str], allow_blind: Sequence[str] = ()
+) -> Verdict:
+    """Return the verdict with outputs BLIND that differ and depend on random numbers.
+
+    Shape and dtype of these outputs still count. Without random nodes the verdict stays as it is.
+
+    Args:
+        nodes: labels of the nodes that draw random numbers.
+        outputs: names of the outputs that depend on them.
+        allow_blind: patterns of the names of outputs that may pass though they cannot be judged.
+    """
+    if not nodes or not any(one.name in outputs for one in verdict.outputs):
+        return verdict
+    marked = tuple(_marked(one, allow_blind) if one.name in outputs else one for one in verdict.outputs)
+    outcome, draws = outcome_of(marked), random_text(nodes)
+    differing = [one for one, was in zip(marked, verdict.outputs, strict=True) if one is not was]
+    if outcome is Outcome.FAIL:
+        reason = verdict.reason
+    elif outcome is Outcome.BLIND:
+        first = next(one for one in marked if not one.passed)
+        reason = f"{draws}: output {first.name}: {first.reason}"
+    else:
+        allowed = [f"output {one.name} is not judged, as allowed: {one.reason}" for one in differing]
+        reason = "; ".join(filter(None, (draws, *allowed, verdict.reason if verdict else "")))
+    return replace(verdict, outcome=outcome, outputs=marked, reason=reason)
+
+
+def _marked(output: OutputComparison, allow_blind: Sequence[str]) -> OutputComparison:
+    # Without a count of mismatches the shapes differ: random numbers do not explain that.
+    if output.passed or output.mismatches is None or output.dtype != output.reference_dtype:
+        return output
+    allowed = any(fnmatchcase(output.name, pattern) for pattern in allow_blind)
+    return replace(output, passed=allowed, blind=True, reason=f"it depends on random numbers: {output.reason}")
+
+
+def random_text(nodes: Sequence[str]) -> str:
+    """Return a line that says which nodes draw random numbers."""
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    return f"the model draws random numbers (node{'s' * (len(nodes) > 1)} {', '.join(nodes[:_SHOWN])}{more})"
