@@ -12,6 +12,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.torch_module import exported, is_torch, save_program
+from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import PATH, SECONDS, TEXT, TEXTS, checked, options_of
@@ -127,4 +128,6 @@ def run(
             path = folder / path
             save_program(program, path)
         runner = Runner(context, lasting=False)
-        return runner.whole(runner.begin(path, chosen, folder), BoardSession(board))
+        case = runner.begin(path, chosen, folder)
+        check_accepted_outputs(chosen.accept, [case.model])
+        return runner.whole(case, BoardSession(board))

@@ -164,6 +164,12 @@ class ReferenceFailed(StageError):
     outcome = "REFERENCE_ERROR"
 
 
+class CriterionFailed(StageError):
+    """A criterion could not judge the output: the user's function failed."""
+
+    outcome = "REFERENCE_ERROR"
+
+
 class BoardError(HilError):
     """The board failed, not the model."""
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from hil.compare.acceptance import CriterionResult, judge_criteria
+from hil.compare.criteria import Rule, criteria_for
 from hil.compare.stats import STATISTICS, Statistics, Stats, measure
 from hil.compare.tolerance import (
     NOISE_FACTOR,
@@ -49,6 +51,7 @@ class OutputComparison(Statistics):
     tolerance: Tolerance | None = None  # within which the values agree; None is exact
     blind: bool = False  # whether it agrees, but wrong answers would agree as well
     noise: float | None = None  # the reference's own, where it was measured
+    criteria: tuple[CriterionResult, ...] = ()  # what judges the output instead of the tolerance
     # elements, mismatches, nonfinite, masked: counts, as in :class:`hil.compare.stats.Stats`; None, as all statistics,
     # where the shapes differ or no dtype holds the values of both.
     elements: int | None = None
@@ -74,6 +77,7 @@ class OutputComparison(Statistics):
         found = dict(vars(self))
         if self.tolerance is not None:
             found["tolerance"] = dict(vars(self.tolerance))
+        found["criteria"] = [dict(vars(criterion)) for criterion in self.criteria]
         places = {name: found.pop(name) for name in _PLACES}
         return found | {one.key: found.pop(one.key) for one in STATISTICS} | places
 
@@ -102,6 +106,7 @@ def compare_output(
     atol: float | None = None,
     noise: Noise | None = None,
     allow_blind: Sequence[str] = (),
+    accept: Sequence[Rule] = (),
 ) -> OutputComparison:
     """Compare one output with its reference.
 
@@ -114,12 +119,18 @@ def compare_output(
         rtol: share of the reference's value, instead of the dtype's default.
         atol: absolute difference, instead of the default that follows the reference's scale and noise.
         allow_blind: patterns of the names of outputs that may agree though wrong ones would agree as well.
+        accept: criteria; those that apply to the output judge it instead of the tolerance.
 
     Raises:
         UsageError: the tolerance cannot fail (see :func:`tolerance_for`), or a dtype is none of hil's.
         VacuousTolerance: it cannot with this reference (see :func:`refuse_vacuous`), and the output is not allowed to
             be blind.
+        CriterionFailed: a user's function failed (see :func:`hil.compare.acceptance.judge_criteria`).
     """
+    if criteria := criteria_for(name, accept):
+        plain = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=("*",))
+        allowed = any(fnmatchcase(name, one) for one in allow_blind)
+        return judge_criteria(plain, as_array(actual), as_array(reference), criteria, allow_blind=allowed)
     if noise is not None:
         # Noise is allowed for where that is needed: an answer that is near enough without it needs no wider tolerance.
         plain = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=allow_blind)
@@ -185,6 +196,7 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
     allow_blind: Sequence[str] = (),
+    accept: Sequence[Rule] = (),
 ) -> Verdict:
     """Compare every output of a run with a reference's.
 
@@ -208,7 +220,14 @@ def compare(
         pairs = [(name, array, wanted) for array, (name, wanted) in zip(mine.values(), theirs.items(), strict=True)]
     outputs = tuple(
         compare_output(
-            name, array, wanted, rtol=rtol, atol=atol, noise=reference.noise.get(name), allow_blind=allow_blind
+            name,
+            array,
+            wanted,
+            rtol=rtol,
+            atol=atol,
+            noise=reference.noise.get(name),
+            allow_blind=allow_blind,
+            accept=accept,
         )
         for name, array, wanted in pairs
     )
@@ -239,6 +258,7 @@ def depends_on_noise(verdict: Verdict) -> bool:
     """
     return any(
         output.noise is None
+        and not output.criteria
         and output.tolerance is not None
         and (
             output.blind or bool(output.mismatches and not output.nonfinite and output.dtype == output.reference_dtype)

@@ -140,6 +140,18 @@ def parse_range(text: str, option: str = "--input-range") -> tuple[float, float]
         raise UsageError(f"{option} {text!r} is not LOW:HIGH", hint="for example --input-range -1:1") from None
 
 
+def parse_accept_option(texts: Sequence[str], option: str = "--accept") -> tuple[str, ...]:
+    """Check texts of ``--accept``; a Python file that they name becomes an absolute path. Raises UsageError."""
+    if not texts:
+        return ()
+    from hil.compare.criteria import resolve_files
+    from hil.controller.pipeline.accepting import load_rules
+
+    resolved = tuple(resolve_files(text, Path.cwd()) for text in texts)
+    load_rules(resolved, option)
+    return resolved
+
+
 def parse_seconds(value: float, option: str = "--timeout") -> float:
     """Seconds that somebody may wait; UsageError where it is negative, infinite or no number."""
     return float(checked(option, value, SECONDS))
@@ -202,6 +214,16 @@ class CaseSettings:
         "repeats.",
         metavar="OUTPUT",
         repeats=True,
+    )
+    # criteria that judge outputs instead of the tolerance: texts of :mod:`hil.compare.criteria`.
+    accept: tuple[str, ...] = _option(
+        (),
+        TEXTS,
+        "Judge outputs by these criteria instead of a tolerance, such as 'logits: top1>=0.99, kl<=1e-4'. Repeats.",
+        metavar="[OUTPUT:]CRITERIA",
+        repeats=True,
+        hint="for example ['logits: top1>=0.99, kl<=1e-4']",
+        of_text=parse_accept_option,
     )
     # iterations, warmup: timed and untimed runs.
     iterations: int = _option(1, _COUNT, "Timed runs.", shows_default=True)

@@ -202,6 +202,14 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
             text = Text(f"  {line}")
             text.stylize(colour, 2, 2 + len(name))
             console.print(text, soft_wrap=True)
+    for output in verdict["outputs"]:
+        for criterion in output.get("criteria", ()):
+            say(
+                console,
+                "",
+                f"{output['name']}: {criterion_text(criterion)}",
+                style="green" if criterion["passed"] else "red",
+            )
     failed = [output for output in verdict["outputs"] if not output["passed"]]
     for output in failed[:_REASONS_SHOWN]:
         say(console, "", f"{output['name']}: {output['reason']}", style="red")
@@ -241,16 +249,27 @@ def _shortened(name: str, room: int) -> str:
 
 
 def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
-    """The tolerance, where all the outputs have the same."""
+    """What the outputs are judged by: criteria, and the tolerance where all others have the same."""
+    judged = [output for output in outputs if not output.get("criteria")]
+    by_criteria = ", by criteria" if len(judged) < len(outputs) else ""
+    outputs = judged
     found = {(output["tolerance"] or {}).get(name) for output in outputs for name in ("rtol", "atol")}
     if not found:
-        return ""
+        return by_criteria
     if found == {None}:
-        return ", exact"
+        return f"{by_criteria}, exact"
     first = outputs[0]["tolerance"]
     if any(output["tolerance"] != first for output in outputs):
-        return ", tolerance by dtype"
-    return f", rtol {first['rtol']:g}, atol {first['atol']:g}"
+        return f"{by_criteria}, tolerance by dtype"
+    return f"{by_criteria}, rtol {first['rtol']:g}, atol {first['atol']:g}"
+
+
+def criterion_text(criterion: dict[str, Any]) -> str:
+    """A criterion of a record in a line: ``top1>=0.99: 1, met``."""
+    value = criterion["value"]
+    found = "met" if criterion["passed"] else "not met"
+    shown = found if value is None else f"{_number(value, 6)}, {found}"
+    return f"{criterion['criterion']}: {shown}" + (f" ({criterion['reason']})" if criterion["reason"] else "")
 
 
 def _device_time(device: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case, ProgressSink
@@ -65,6 +66,7 @@ class Tools:
 def check_options(options: Options, choice: BoardChoice) -> None:
     """Refuse (UsageError), before anything is done, what cannot be meant."""
     check_tolerance(options.rtol, options.atol)
+    load_rules(options.accept)
     if options.iterations < 1 or options.warmup < 0:
         raise errors.UsageError("--iterations must be at least 1 and --warmup at least 0")
     if options.debug_ir_passes and options.debug_ir is None:
@@ -285,6 +287,7 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
     start = time.monotonic()
     tools.sink.stage(case, Stage.COMPARE, "")
     tolerance = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind")}
+    tolerance["accept"] = load_rules(options.accept)
     case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
     if options.atol is None and any(map(depends_on_noise, case.verdicts)):
         tools.sink.stage(case, Stage.COMPARE, "measuring the reference's own noise")

@@ -10,6 +10,7 @@ from typing import Any
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.importers import import_model
+from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import read_flagfile
@@ -79,6 +80,8 @@ def run_job(
         # The import may still find that the command line was wrong: nothing is stored before that is known.
         todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
         cases = [Runner(context).begin(path, options, Path(), name=name) for name, path in todo]
+        if run is None:
+            check_accepted_outputs(options.accept, [case.model for case in cases])
         runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
         title = names[0] if len(names) == 1 else f"{len(names)}-models"
         stored = run or store.create(title, jsonable(asdict(job)), run_id)

@@ -23,6 +23,7 @@ from hil.controller.analysis.bench.store import (
 )
 from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.devices.board_resolver import is_address
+from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
@@ -176,6 +177,7 @@ class _Bench:
         for name, path in zip(names, models, strict=True):
             self.jobs.append(job)
             self.cases.append(self.runner.begin(path, job.options(), Path(), name=name, want_inputs=self.bench.check))
+        check_accepted_outputs(job.accept, [case.model for case in self.cases])
 
     def _session(self, pool: BoardPool, number: int) -> BoardSession:
         """Open a job's board; jobs for one board, with the same faults, share it."""

@@ -1,0 +1,200 @@
+"""Judge an output by named criteria instead of a tolerance, and the criteria by wrong answers.
+
+Shape and dtype must match as ever, and NaN and infinities must be in the same places unless only functions and
+unordered sets judge the output. Criteria that would accept a wrong answer are BLIND: the reference negated, zeros, or
+most shuffles of its values. They are judged together: one strict criterion is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hil.compare.criteria import Criterion
+from hil.compare.measures import Pair
+from hil.compare.values import EXACT_DTYPES, common_kind
+from hil.core.file_tensor import Tensor
+from hil.core.tensors import Array, dtype_name
+from hil.errors import CriterionFailed, UsageError
+
+if TYPE_CHECKING:
+    from hil.compare.verdict import OutputComparison
+
+# Shuffles of the reference, of which half must be rejected. Of large tensors each costs a pass, and few are enough:
+# what many elements have in common by chance hardly varies.
+SHUFFLES, FEW_SHUFFLES = 9, 3
+_LARGE = 1 << 16
+_SEED = 33
+_REASON_LENGTH = 500
+
+
+@dataclass(frozen=True)
+class CriterionResult:
+    """One criterion of an output, judged."""
+
+    criterion: str  # as it was given: ``top1>=0.99``
+    value: float | None  # None where it has none: a function that only says yes or no, or nothing to measure
+    bound: float | None
+    passed: bool
+    reason: str = ""  # what a function says
+
+
+def judge_criteria(
+    plain: OutputComparison, actual: Tensor, reference: Tensor, criteria: Sequence[Criterion], *, allow_blind: bool
+) -> OutputComparison:
+    """Judge an output by criteria.
+
+    Args:
+        plain: the output compared within a tolerance, for its statistics.
+        allow_blind: whether the output may pass although wrong answers would, too.
+
+    Raises:
+        UsageError: a criterion cannot be computed for such an output.
+        VacuousTolerance: a criterion cannot fail for such an output.
+        CriterionFailed: a user's function raised, or returned something else than a verdict.
+    """
+    kind = common_kind(plain.dtype, plain.reference_dtype)
+    if plain.shape != plain.reference_shape or plain.dtype != plain.reference_dtype or not plain.elements:
+        return plain
+    pair = Pair(actual, reference, plain.tolerance, kind, plain)
+    if plain.nonfinite and any(criterion.is_positional for criterion in criteria):
+        return replace(plain, passed=False, blind=False)
+    results = tuple(_judge(plain.name, criterion, pair, actual, reference) for criterion in criteria)
+    failed = [result for result in results if not result.passed]
+    reason = "; ".join(map(_explain, failed))
+    doubt = "" if reason else _doubt(plain.name, criteria, plain, reference, kind)
+    return replace(
+        plain,
+        passed=not reason and (allow_blind or not doubt),
+        reason=reason or doubt,
+        blind=bool(doubt),
+        criteria=results,
+    )
+
+
+def _judge(name: str, criterion: Criterion, pair: Pair, actual: Tensor, reference: Tensor) -> CriterionResult:
+    if criterion.measure is None:
+        return _call(criterion, np.array(actual), np.array(reference))
+    try:
+        value = criterion.measure.value(pair, **criterion.arguments)
+    except UsageError as error:
+        raise type(error)(f"output {name}: {criterion.text}: {error.message}", hint=error.hint) from error
+    passed = value is not None and criterion.accepts(value)
+    return CriterionResult(criterion.text, value, criterion.bound, passed)
+
+
+def _call(criterion: Criterion, actual: Array, reference: Array) -> CriterionResult:
+    """Call a user's function; it gets copies, so that it cannot change what is reported."""
+    assert criterion.function is not None
+    try:
+        returned = criterion.function(actual, reference)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the function is foreign code: it may even call sys.exit
+        raise CriterionFailed(
+            f"{criterion.text} raised {type(error).__name__}: {str(error)[:_REASON_LENGTH]}",
+            hint="correct the function: it is called with the board's array and the reference's",
+        ) from error
+    reason = ""
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], str):
+        returned, reason = returned
+    if isinstance(returned, np.ndarray) and returned.ndim == 0:
+        returned = returned[()]
+    if isinstance(returned, (bool, np.bool_)) and criterion.bound is None:
+        return CriterionResult(criterion.text, None, None, bool(returned), reason[:_REASON_LENGTH])
+    is_number = isinstance(returned, (int, float, np.integer, np.floating)) and not isinstance(returned, bool)
+    if is_number and criterion.bound is not None:
+        value = float(returned)
+        return CriterionResult(
+            criterion.text, value, criterion.bound, criterion.accepts(value), reason[:_REASON_LENGTH]
+        )
+    wanted = "a bool or (bool, text)" if criterion.bound is None else "a number or (number, text)"
+    raise CriterionFailed(
+        f"{criterion.text} returned {_describe(returned)}: expected {wanted}",
+        hint="give a bound, such as python:FILE:FUNCTION>=0.9, for a function that returns a number"
+        if is_number
+        else "",
+    )
+
+
+def _describe(value: Any) -> str:
+    return repr(value)[:80] if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"
+
+
+def _explain(result: CriterionResult) -> str:
+    if result.value is None:
+        why = "is not met" if result.bound is None else "cannot be measured: no finite values"
+    else:
+        why = f"is not met: the value is {result.value:.6g}"
+    return f"{result.criterion} {why}" + (f" ({result.reason})" if result.reason else "")
+
+
+def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, reference: Tensor, kind: str) -> str:
+    """Return why the criteria cannot tell a wrong answer from a right one; "" if they can."""
+    array = np.asarray(reference)
+    if kind == "string" or not array.size:
+        return ""
+
+    def accepts(wrong: Array) -> bool:
+        pair = Pair(wrong, array, plain.tolerance, kind)
+        try:
+            if any(one.is_positional for one in criteria) and pair.stats.nonfinite:
+                return False
+            return all(_judge(name, one, pair, wrong, array).passed for one in criteria)
+        except CriterionFailed:
+            return False
+
+    listed = ", ".join(criterion.text for criterion in criteria)
+    wrong_answers = {"the reference with every sign flipped": _negated(array), "zeros": _zeroed(array)}
+    for what, wrong in wrong_answers.items():
+        if not _equal(wrong, array) and accepts(wrong):
+            return f"{listed} would accept {what}"
+    # Without a second column, every order of a set is the same set.
+    is_single_column = array.ndim < 2 or array.shape[-1] == 1
+    if is_single_column and all(not one.is_positional and one.measure is not None for one in criteria):
+        return ""
+    shuffles = [accepts(wrong) for wrong in _shuffles(array, criteria) if not _equal(wrong, array)]
+    if shuffles and 2 * sum(shuffles) >= len(shuffles):
+        return f"{listed} would accept the reference's values in any order"
+    return ""
+
+
+def _usual(array: Array) -> Any:
+    """Mark the elements that are finite."""
+    return np.isfinite(array) if array.dtype.kind in "fc" else np.isfinite(array.astype(np.float64))
+
+
+def _negated(array: Array) -> Array:
+    """Return the array with every sign flipped; of unsigned integers and bools, mirrored within their range."""
+    if array.dtype.kind == "b":
+        return np.logical_not(array)
+    if dtype_name(array.dtype) in EXACT_DTYPES and dtype_name(array.dtype).startswith("uint"):
+        return np.asarray(array.max() - array + array.min(), dtype=array.dtype)
+    return np.negative(array)
+
+
+def _zeroed(array: Array) -> Array:
+    zeroed = array.copy()
+    zeroed[_usual(array)] = 0
+    return zeroed
+
+
+def _shuffles(array: Array, criteria: Sequence[Criterion]) -> Iterator[Array]:
+    """Yield shuffles of the finite elements, the same ones each time; other elements keep their places."""
+    kept = _usual(array)
+    values = array[kept]
+    few = values.size > _LARGE or any(criterion.measure is None for criterion in criteria)
+    random = np.random.default_rng(_SEED)
+    for _ in range(FEW_SHUFFLES if few else SHUFFLES):
+        wrong = array.copy()
+        wrong[kept] = random.permutation(values)
+        yield wrong
+
+
+def _equal(one: Array, other: Array) -> bool:
+    """Return whether two arrays hold the same values; NaN equals NaN."""
+    with np.errstate(invalid="ignore"):
+        return bool(np.all((one == other) | ((one != one) & (other != other))))

@@ -1,0 +1,228 @@
+"""Named criteria: what ``--accept "logits: top1>=0.99, kl<=1e-4"`` means, parsed and checked.
+
+A text is ``[OUTPUT:] CRITERION, ...``; a criterion is ``NAME``, ``NAME OP VALUE``, ``NAME(KEY=VALUE, ...) OP VALUE`` or
+``python:FILE:FUNCTION [OP VALUE]``. OUTPUT is a pattern as in file names; without it the text applies to every output.
+The names are those of :data:`hil.compare.measures.MEASURES`. All criteria that apply to an output must hold.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hil.compare.measures import Measure, find_measure, measure_names
+from hil.core.tensors import Array
+from hil.errors import UsageError, VacuousTolerance, did_you_mean
+
+# A user's function takes the board's output and the reference's, and returns a bool, a number or (bool, reason).
+Function = Callable[[Array, Array], Any]
+LoadFunction = Callable[[str, str], Function]
+
+MAX_TEXT = 10_000
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+# An output's name may hold colons, so it ends at the first one after which a criterion begins.
+_HEAD = re.compile(r"(?:(?P<output>.+?):\s*)??(?P<body>(?:python:\S|[A-Za-z_]\w*\s*(?:[(<>=!,]|$)).*)", re.DOTALL)
+_NAME = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?:\((?P<arguments>[^()]*)\))?\s*")
+_FUNCTION = re.compile(r"\s*python:(?P<file>[^,]+):(?P<name>[A-Za-z_]\w*)\s*(?=[<>=,]|$)")
+_BOUND = re.compile(r"(?P<operator>>=|<=|>|<)\s*(?P<value>[^\s,]+)\s*")
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One condition on an output."""
+
+    text: str  # for people: ``top1>=0.99``
+    measure: Measure | None  # None for a function of the user's
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    operator: str = ""  # "" where a function decides alone
+    bound: float | None = None
+    function: Function | None = None
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether the criterion compares elements that have the same index."""
+        return self.measure is not None and self.measure.is_positional
+
+    def accepts(self, value: float) -> bool:
+        """Return whether a value is within the bound; NaN never is."""
+        return self.bound is not None and _OPERATORS[self.operator](value, self.bound)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The criteria of one text, and the outputs that they apply to."""
+
+    output: str  # a pattern; "" is every output
+    criteria: tuple[Criterion, ...]
+
+    def applies_to(self, name: str) -> bool:
+        """Return whether an output's name matches the pattern."""
+        return not self.output or name == self.output or fnmatchcase(name, self.output)
+
+
+def criteria_for(name: str, rules: Iterable[Rule]) -> tuple[Criterion, ...]:
+    """Return every criterion that applies to an output."""
+    return tuple(criterion for rule in rules if rule.applies_to(name) for criterion in rule.criteria)
+
+
+def check_outputs(rules: Iterable[Rule], names: Sequence[str]) -> None:
+    """Raise UsageError if a rule names an output that does not exist."""
+    for rule in rules:
+        if not any(map(rule.applies_to, names)):
+            raise UsageError(
+                f"--accept names output {rule.output!r}, which does not exist",
+                hint=f"{did_you_mean(rule.output, names)}outputs: {', '.join(names)}",
+            )
+
+
+def parse_accept(
+    texts: Sequence[str], load_function: LoadFunction | None = None, option: str = "--accept"
+) -> tuple[Rule, ...]:
+    """Parse the texts of ``--accept``.
+
+    Args:
+        load_function: returns the function of a file (path, function name); None if functions cannot be used here.
+        option: how messages call the option.
+
+    Raises:
+        UsageError: a text is not of the form above; the message has the position.
+        VacuousTolerance: a criterion cannot fail, such as ``top1>=0``.
+    """
+    return tuple(_Parser(text, load_function, option).parse() for text in texts)
+
+
+def resolve_files(text: str, folder: Path) -> str:
+    """Return the text with the Python file that it names as an absolute path; relative ones are below ``folder``."""
+    return _FUNCTION.sub(lambda found: found[0].replace(found["file"], str(folder.absolute() / found["file"]), 1), text)
+
+
+def function_files(texts: Sequence[str]) -> list[str]:
+    """Return the Python files that the texts name. Raises as :func:`parse_accept`."""
+    files: list[str] = []
+
+    def note(file: str, _: str) -> Function:
+        files.append(file)
+        return lambda actual, reference: False
+
+    parse_accept(texts, note)
+    return files
+
+
+class _Parser:
+    """Parses one text."""
+
+    def __init__(self, text: str, load_function: LoadFunction | None, option: str) -> None:
+        self._text = text
+        self._load_function = load_function
+        self._option = option
+
+    def parse(self) -> Rule:
+        if len(self._text) > MAX_TEXT:
+            self._refuse(f"it has {len(self._text)} characters, {MAX_TEXT} are allowed")
+        head = _HEAD.fullmatch(self._text.strip())
+        if head is None:
+            self._refuse("expected [OUTPUT:] CRITERION", hint='for example --accept "logits: top1>=0.99, kl<=1e-4"')
+        place = self._text.index(head["body"], len(head["output"] or ""))
+        criteria = []
+        while True:
+            criterion, place = self._parse_criterion(place)
+            criteria.append(criterion)
+            if place >= len(self._text.rstrip()):
+                return Rule((head["output"] or "").strip(), tuple(criteria))
+            if self._text[place] != ",":
+                self._refuse("expected a comma or the end", place)
+            place += 1
+
+    def _parse_criterion(self, place: int) -> tuple[Criterion, int]:
+        if found := _FUNCTION.match(self._text, place):
+            return self._parse_function(found)
+        found = _NAME.match(self._text, place)
+        if found is None:
+            self._refuse("expected the name of a criterion", place)
+        name, at = found["name"], found.start("name")
+        measure, arguments = find_measure(name)
+        if measure is None:
+            names = measure_names()
+            known = f"one of {', '.join(names)}, python:FILE:FUNCTION"
+            self._refuse(f"unknown criterion {name!r}", at, hint=f"{did_you_mean(name, [*names, 'top5'])}{known}")
+        arguments = {**arguments, **self._parse_arguments(measure, found)}
+        sign, bound, end = self._parse_bound(found.end())
+        if bound is None:
+            if measure.default is None:
+                compared = ">=" if measure.is_higher_better else "<="
+                self._refuse(f"{name} has no bound", at, hint=f"for example {name}{compared}VALUE")
+            sign, bound = ">=" if measure.is_higher_better else "<=", measure.default
+        text = self._text[at : found.end()].strip()
+        criterion = Criterion(f"{text}{sign}{bound:g}", measure, arguments, sign, bound)
+        self._check_bound(criterion, measure, at)
+        return criterion, end
+
+    def _parse_function(self, found: re.Match[str]) -> tuple[Criterion, int]:
+        at = found.start("file") - len("python:")
+        if self._load_function is None:
+            self._refuse("a Python function cannot be used here", at, hint="use a named criterion")
+        function = self._load_function(found["file"], found["name"])
+        sign, bound, end = self._parse_bound(found.end())
+        text = f"python:{Path(found['file']).name}:{found['name']}" + ("" if bound is None else f"{sign}{bound:g}")
+        return Criterion(text, None, {}, sign, bound, function), end
+
+    def _parse_arguments(self, measure: Measure, found: re.Match[str]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        if not (found["arguments"] or "").strip():
+            return values
+        for part in found["arguments"].split(","):
+            at = self._text.index(part, found.start("arguments"))
+            key, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals or key not in measure.arguments or key in values:
+                known = ", ".join(f"{one}=VALUE" for one in measure.arguments) or "nothing"
+                self._refuse(f"{found['name']} has no argument {part.strip()!r}", at, hint=f"it takes {known}")
+            try:
+                values[key] = measure.arguments[key](value)
+            except ValueError as error:
+                self._refuse(f"{key} is {value!r}: {error}", at)
+        return values
+
+    def _parse_bound(self, place: int) -> tuple[str, float | None, int]:
+        found = _BOUND.match(self._text, place)
+        if found is None:
+            if place < len(self._text.rstrip()) and self._text[place] != ",":
+                self._refuse("expected >=, <=, > or < and a number, a comma or the end", place)
+            return "", None, place
+        try:
+            bound = float(found["value"])
+        except ValueError:
+            bound = math.nan
+        if not math.isfinite(bound):
+            self._refuse(f"{found['value']!r} is not a finite number", found.start("value"))
+        return found["operator"], bound, found.end()
+
+    def _check_bound(self, criterion: Criterion, measure: Measure, place: int) -> None:
+        if criterion.operator.startswith(">") is not measure.is_higher_better:
+            better = "higher" if measure.is_higher_better else "lower"
+            self._refuse(
+                f"{criterion.text} accepts wrong answers: {better} values are better",
+                place,
+                hint=f"use {'>=' if measure.is_higher_better else '<='}",
+            )
+        if not criterion.accepts(measure.best):
+            self._refuse(f"{criterion.text} cannot hold: the best value is {measure.best:g}", place)
+        if criterion.accepts(measure.worst):
+            raise VacuousTolerance(
+                f"{self._option} {self._text!r}: {criterion.text} cannot fail: every answer has it",
+                hint=f"the worst value is {measure.worst:g}",
+            )
+
+    def _refuse(self, why: str, place: int | None = None, hint: str = "") -> NoReturn:
+        where = "" if place is None else f" at character {place + 1}"
+        raise UsageError(f"invalid {self._option} {self._text[:200]!r}{where}: {why}", hint=hint)

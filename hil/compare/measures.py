@@ -1,0 +1,301 @@
+"""The table of what a criterion can measure (:data:`MEASURES`): every statistic, and measures of rows, boxes and steps.
+
+``a`` is the board's output, ``b`` the reference's. A row is what lies along the last axis, or along ``axis=N``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hil.compare.row_sets import BOXES, match_share
+from hil.compare.stats import STATISTICS, Statistic, measure
+from hil.compare.tolerance import tolerance_for
+from hil.compare.values import EXACT_DTYPES, Floats
+from hil.core.file_tensor import Tensor
+from hil.core.results import Tolerance
+from hil.core.tensors import dtype_name
+from hil.errors import UsageError, VacuousTolerance
+
+# Probabilities below this count as this: a float16 softmax has zeros where a float32 one has 1e-9.
+PROBABILITY_FLOOR = 1e-12
+# Rows of values of 0 and more that add up to 1 within this are probabilities, others are logits.
+PROBABILITY_SUM_ERROR = 1e-2
+# A float output is quantized if it has at least so many different values, all on one grid (within this share of a
+# step).
+GRID_LEAST_VALUES = 8
+GRID_ERROR = 0.02
+_TOP = re.compile(r"top([1-9][0-9]{0,8})")
+
+
+class Pair:
+    """Two tensors of one shape and dtype, with what several measures need of them."""
+
+    def __init__(
+        self, actual: Tensor, reference: Tensor, tolerance: Tolerance | None, kind: str, stats: Any = None
+    ) -> None:
+        self.dtype = dtype_name(reference.dtype)
+        self.tolerance = tolerance
+        self._actual, self._reference, self._kind = actual, reference, kind
+        self._stats = stats
+
+    @cached_property
+    def stats(self) -> Any:
+        """The statistics of the two: an object with the fields of :class:`hil.compare.stats.Stats`."""
+        if self._stats is not None:
+            return self._stats
+        return measure(self._actual, self._reference, self.tolerance, self._kind)
+
+    @cached_property
+    def values(self) -> tuple[Floats, Floats]:
+        """Both as float64. Raises UsageError: they are strings or complex."""
+        if self._kind not in ("real", "integer"):
+            raise UsageError(f"it cannot be computed for {self.dtype} outputs")
+        with np.errstate(invalid="ignore"):  # a signalling NaN warns when it is cast
+            actual, reference = (np.asarray(one).astype(np.float64) for one in (self._actual, self._reference))
+        return actual, reference
+
+    def rows(self, axis: int = -1) -> tuple[Floats, Floats]:
+        """Both as matrices with a row for each set of values along an axis."""
+        actual, reference = (np.atleast_1d(one) for one in self.values)
+        if not -actual.ndim <= axis < actual.ndim:
+            raise UsageError(f"axis={axis} does not exist: the output has {actual.ndim} axes")
+        first, second = (np.moveaxis(one, axis, -1).reshape(-1, one.shape[axis]) for one in (actual, reference))
+        return first, second
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A row of the table: what a criterion is called, and how its value is computed."""
+
+    key: str
+    meaning: str  # in Markdown
+    value: Callable[..., float | None]  # of a :class:`Pair` and the arguments
+    is_higher_better: bool
+    best: float
+    worst: float
+    # argument name -> its value from a text, or ValueError.
+    arguments: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+    default: float | None = None  # the bound of a criterion that gives none; None if a bound is required
+    is_positional: bool = True  # whether elements are compared that have the same index
+    name: str = ""  # how the guide calls it, if that is not the key
+
+    @property
+    def title(self) -> str:
+        """The name, with its arguments."""
+        return (self.name or self.key) + (f"({', '.join(self.arguments)})" if self.arguments else "")
+
+
+def find_measure(name: str) -> tuple[Measure | None, dict[str, Any]]:
+    """Return the measure of a name, and the arguments that the name implies: ``top5`` is ``top`` with k = 5."""
+    if top := _TOP.fullmatch(name):
+        return _BY_NAME["top"], {"k": int(top[1])}
+    return (None if name == "top" else _BY_NAME.get(name)), {}
+
+
+def measure_names() -> list[str]:
+    """Return the names of all measures, as the guide has them."""
+    return [measure.name or measure.key for measure in MEASURES]
+
+
+def _of_statistic(statistic: Statistic) -> Measure:
+    lowest, highest = (-1.0, 1.0) if statistic.key == "cosine" else (-math.inf, math.inf)
+    higher = statistic.worst is min
+
+    def value(pair: Pair) -> float | None:
+        found = getattr(pair.stats, statistic.key)
+        if found is None and statistic.key == "max_ulp" and pair.dtype in EXACT_DTYPES:
+            raise UsageError(f"it cannot be computed for {pair.dtype} outputs")
+        return None if found is None else float(found)
+
+    return Measure(
+        statistic.key, statistic.meaning, value, higher, highest if higher else 0.0, lowest if higher else math.inf
+    )
+
+
+def _mismatches(pair: Pair) -> float:
+    return float(pair.stats.mismatches)
+
+
+def _mismatch_share(pair: Pair) -> float:
+    return float(pair.stats.mismatches / max(pair.stats.elements, 1))
+
+
+def _top(pair: Pair, k: int = 1, axis: int = -1) -> float | None:
+    actual, reference = pair.rows(axis)
+    if actual.shape[1] <= k:
+        raise VacuousTolerance(
+            f"top{k} cannot fail: a row has {actual.shape[1]} value{'s' * (actual.shape[1] != 1)}",
+            hint="use a smaller k, or axis=N for the axis of the classes",
+        )
+    if not actual.size:
+        return None
+    actual, reference = (np.where(np.isnan(one), -np.inf, one) for one in (actual, reference))
+    best = reference == reference.max(axis=1, keepdims=True)
+    # Of several that tie for the reference's maximum any will do; what ties with it on the board alone ranks before it.
+    chosen = np.where(best, actual, -np.inf).max(axis=1, keepdims=True)
+    ahead = np.count_nonzero((actual >= chosen) & ~best, axis=1)
+    return float(np.mean(ahead < k))
+
+
+def _kl(pair: Pair, axis: int = -1) -> float | None:
+    actual, reference = pair.rows(axis)
+    fine = ~(np.isnan(reference) | np.isposinf(reference)).any(axis=1)
+    actual, reference = actual[fine], reference[fine]
+    if not reference.size:
+        return None
+    sums = reference.sum(axis=1)
+    probabilities = bool((reference >= 0).all() and (np.abs(sums - 1) <= PROBABILITY_SUM_ERROR).all())
+    with np.errstate(all="ignore"):
+        p, q = (_log_probabilities(one, probabilities) for one in (reference, actual))
+        terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
+        largest = float(terms.sum(axis=1).max())
+    return largest if math.isnan(largest) else max(largest, 0.0)
+
+
+def _log_probabilities(rows: Floats, probabilities: bool) -> Floats:
+    if probabilities:
+        floored = np.maximum(rows, PROBABILITY_FLOOR)
+        logarithms: Floats = np.log(floored / floored.sum(axis=1, keepdims=True))
+        return logarithms
+    shifted = rows - rows.max(axis=1, keepdims=True)
+    logarithms = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return logarithms
+
+
+def _psnr_db(pair: Pair, peak: float | None = None) -> float | None:
+    actual, reference = pair.values
+    fine = np.isfinite(actual) & np.isfinite(reference)
+    if not fine.any():
+        return None
+    error = float(np.mean((actual[fine] - reference[fine]) ** 2))
+    kept = reference[fine]
+    largest = peak or float(np.ptp(kept)) or float(np.abs(kept).max())
+    if not error:
+        return math.inf
+    return 20 * math.log10(largest) - 10 * math.log10(error) if largest else -math.inf
+
+
+def _lsb(pair: Pair, step: float | None = None) -> float | None:
+    actual, reference = pair.values
+    if pair.dtype in EXACT_DTYPES and step is None:
+        return float(pair.stats.max_abs)
+    fine = np.isfinite(actual) & np.isfinite(reference)
+    step = step or _grid_step(reference[fine])
+    return float((np.abs(actual - reference)[fine] / step).max(initial=0.0))
+
+
+def _grid_step(values: Floats) -> float:
+    """Return the step of the grid that all values are on. Raises UsageError: there is none, or too few values."""
+    distinct = np.unique(values)
+    if distinct.size >= GRID_LEAST_VALUES:
+        step = float(np.diff(distinct).min())
+        places = (distinct - distinct[0]) / step
+        if float(np.abs(places - np.round(places)).max()) <= GRID_ERROR:
+            return step
+    raise UsageError(
+        "its quantization step is unknown: the reference's values are not on a grid", hint="give it: lsb(step=0.05)<=1"
+    )
+
+
+def _set(pair: Pair, **arguments: Any) -> float:
+    rtol, atol = arguments.pop("rtol", None), arguments.pop("atol", None)
+    given = tolerance_for(pair.dtype, rtol, atol) if (rtol, atol) != (None, None) else pair.tolerance
+    return match_share(*pair.values, given or Tolerance(0.0, 0.0), **arguments)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError("expected a number above 0")
+    return number
+
+
+def _not_negative(text: str) -> float:
+    number = float(text)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError("expected a number of 0 or more")
+    return number
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise ValueError("expected a number above 0, at most 1")
+    return share
+
+
+def _box(text: str) -> str:
+    if text not in BOXES:
+        raise ValueError(f"expected {' or '.join(BOXES)}")
+    return text
+
+
+_AXIS: dict[str, Callable[[str], Any]] = {"axis": int}
+MEASURES = (
+    *map(_of_statistic, STATISTICS),
+    Measure("mismatches", "elements out of tolerance", _mismatches, False, 0.0, math.inf),
+    Measure("mismatch_share", "share of elements out of tolerance, 0 to 1", _mismatch_share, False, 0.0, 1.0),
+    Measure(
+        "top",
+        "share of rows in which the reference's largest value is among the K largest on the board; a tie on the board "
+        "alone counts against it",
+        _top,
+        True,
+        1.0,
+        0.0,
+        _AXIS,
+        name="topK",
+    ),
+    Measure("argmax", "as `top1`; without a bound, in every row", _top, True, 1.0, 0.0, _AXIS, default=1.0),
+    Measure(
+        "kl",
+        "largest Kullback-Leibler divergence of a row, in nats; of the softmax of logits, or of probabilities where "
+        "every row of the reference adds up to 1",
+        _kl,
+        False,
+        0.0,
+        math.inf,
+        _AXIS,
+    ),
+    Measure(
+        "psnr_db",
+        "`10 log10(peak^2 / mean((a - b)^2))`; the peak is the range of the reference's values",
+        _psnr_db,
+        True,
+        math.inf,
+        -math.inf,
+        {"peak": _number},
+    ),
+    Measure(
+        "lsb",
+        "largest `abs(a - b)` in quantization steps: 1 for integers; for floats the grid of the reference's values, or "
+        "`step`",
+        _lsb,
+        False,
+        0.0,
+        math.inf,
+        {"step": _number},
+    ),
+    Measure(
+        "set",
+        "share of rows that have a partner among the reference's rows in any order, within the tolerance; with `iou` "
+        "four columns from `at` are a box (`xyxy` or `cxcywh`) that must overlap as much; without a bound, every row",
+        _set,
+        True,
+        1.0,
+        0.0,
+        {"iou": _share, "box": _box, "at": int, "rtol": _not_negative, "atol": _not_negative},
+        default=1.0,
+        is_positional=False,
+    ),
+)
+_ALIASES = {"ulp": "max_ulp", "sqnr": "sqnr_db", "psnr": "psnr_db"}
+_BY_NAME = {measure.key: measure for measure in MEASURES}
+_BY_NAME |= {alias: _BY_NAME[key] for alias, key in _ALIASES.items()}

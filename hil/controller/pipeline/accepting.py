@@ -1,0 +1,73 @@
+"""Criteria as options have them: their texts checked, and the Python functions that they name loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hil.errors import UsageError, did_you_mean, one_of
+
+if TYPE_CHECKING:
+    from hil.compare.criteria import Rule
+    from hil.core.results import Model
+
+
+def load_rules(texts: Sequence[str], option: str = "--accept") -> tuple[Rule, ...]:
+    """Parse the texts of ``--accept`` and load the functions that they name.
+
+    Raises:
+        UsageError: a text is wrong, or a function cannot be loaded.
+    """
+    if not texts:
+        return ()
+    from hil.compare.criteria import parse_accept
+
+    return parse_accept(texts, load_function, option)
+
+
+def check_accepted_outputs(texts: Sequence[str], models: Iterable[Model | None]) -> None:
+    """Raise UsageError if a text names an output that none of the models has; a model may not know its outputs."""
+    if not texts:
+        return
+    from hil.compare.criteria import check_outputs
+
+    known = [model.outputs for model in models if model is not None]
+    if known and None not in known:
+        check_outputs(load_rules(texts), [spec.name for outputs in known for spec in outputs or ()])
+
+
+def load_function(file: str, name: str) -> Callable[..., Any]:
+    """Return a function of a Python file. Raises UsageError: there is none, or the file cannot be run."""
+    path = Path(file).expanduser()
+    try:
+        modified = path.stat().st_mtime_ns
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="python:FILE:FUNCTION") from error
+    names = _run_file(path.resolve(), modified)
+    function = names.get(name)
+    if not callable(function):
+        known = [one for one, value in names.items() if callable(value) and not one.startswith("_")]
+        raise UsageError(
+            f"{path} has no function {name!r}", hint=f"{did_you_mean(name, known)}{one_of(known, 'it has ')}"
+        )
+    made: Callable[..., Any] = function
+    return made
+
+
+@lru_cache(maxsize=32)
+def _run_file(path: Path, modified: int) -> dict[str, Any]:
+    """Return the names that a Python file defines; ``modified`` makes a changed file a different one."""
+    spec = importlib.util.spec_from_loader(f"hil_accept_{path.stem}", loader=None, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code: it may even call sys.exit
+        raise UsageError(f"{path} cannot be loaded: {type(error).__name__}: {error}"[:500]) from error
+    return vars(module)

@@ -1,0 +1,192 @@
+"""Outputs judged by criteria: what passes, what fails, and which criteria are blind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hil.compare.criteria import parse_accept
+from hil.compare.verdict import OutputComparison, compare, compare_output, depends_on_noise
+from hil.core.results import Outcome, RunResult
+from hil.errors import CriterionFailed, UsageError, VacuousTolerance
+
+REFERENCE = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32)
+NEAR = REFERENCE + np.float32(1e-3)
+
+
+def judge(text: str, actual: Any, reference: Any, function: Callable[..., Any] | None = None, **more: Any) -> Any:
+    rules = parse_accept([text], function and (lambda file, name: function))
+    return compare_output("y", np.asarray(actual), np.asarray(reference), accept=rules, **more)
+
+
+def outcome(found: OutputComparison) -> str:
+    return "PASS" if found.passed else "BLIND" if found.blind else "FAIL"
+
+
+def test_criteria_replace_the_tolerance() -> None:
+    assert not compare_output("y", NEAR, REFERENCE).passed
+    found = judge("top1>=0.99, max_abs<=0.01", NEAR, REFERENCE)
+    assert found.passed and [one.passed for one in found.criteria] == [True, True]
+    assert found.record()["criteria"][0] == {
+        "criterion": "top1>=0.99",
+        "value": 1.0,
+        "bound": 0.99,
+        "passed": True,
+        "reason": "",
+    }
+    other = judge("z: top1>=0.99", NEAR, REFERENCE)
+    assert not other.passed and other.criteria == ()
+
+
+def test_failed_criterion_gives_value_and_bound() -> None:
+    found = judge("top1>=0.5, max_abs<=1e-4", NEAR, REFERENCE)
+    assert outcome(found) == "FAIL" and found.reason.startswith("max_abs<=0.0001 is not met: the value is 0.0010")
+    verdict = compare(
+        RunResult("", {"y": NEAR}), RunResult("r", {"y": REFERENCE}), accept=parse_accept(["max_abs<=1e-4"])
+    )
+    assert verdict.outcome is Outcome.FAIL and not depends_on_noise(verdict)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["max_abs<=100", "kl<=1000", "max_rel<=1e9", "rmse<=50", "sqnr>=-90", "psnr>=-90", "top1>=0.01", "top9>=0.5"],
+)
+def test_weak_criteria_are_blind(text: str) -> None:
+    assert outcome(judge(text, REFERENCE, REFERENCE)) == "BLIND"
+    assert outcome(judge(text, REFERENCE, REFERENCE, allow_blind=["y"])) == "PASS"
+
+
+def test_cosine_of_positive_values_is_blind_to_their_order() -> None:
+    pixels = 100 + REFERENCE
+    found = judge("cosine>=0.9", pixels, pixels)
+    assert outcome(found) == "BLIND" and "in any order" in found.reason
+    assert outcome(judge("cosine>=0.9", REFERENCE, REFERENCE)) == "PASS"
+
+
+def test_strict_criterion_protects_a_weak_one() -> None:
+    assert outcome(judge("kl<=1000, max_abs<=0.01", NEAR, REFERENCE)) == "PASS"
+
+
+@given(st.sampled_from(["top1>=0.9", "max_abs<=0.5", "cosine>=0.9", "kl<=0.1", "sqnr>=10", "set(atol=0.5)"]), st.data())
+@settings(deadline=None, max_examples=40)
+def test_wrong_answers_never_pass(text: str, data: st.DataObject) -> None:
+    """Negate, zero or shuffle a reference: the outcome is never PASS."""
+    seed, wrong = data.draw(st.integers(0, 999)), data.draw(st.sampled_from(["negated", "zeros", "shuffled"]))
+    random = np.random.default_rng(seed)
+    reference = random.normal(size=(20, 12)).astype(np.float32)
+    answers = {"negated": -reference, "zeros": 0 * reference, "shuffled": random.permutation(reference.ravel())}
+    assert not judge(text, answers[wrong].reshape(reference.shape), reference).passed
+
+
+def test_dead_board_fails_or_is_blind_for_constant_references() -> None:
+    constant = np.full((4, 10), 3, np.float32)
+    assert outcome(judge("argmax", constant, constant)) == "BLIND"
+    assert outcome(judge("max_abs<=0.1", 0 * constant, constant)) == "FAIL"
+    assert outcome(judge("max_abs<=0.1", constant, constant)) == "PASS"
+
+
+def test_shape_and_dtype_must_match() -> None:
+    assert "shape" in judge("top1>=0.9", REFERENCE[:3], REFERENCE).reason
+    assert "dtype" in judge("top1>=0.9", REFERENCE.astype(np.float64), REFERENCE).reason
+
+
+def test_nan_must_have_the_same_place_unless_order_is_free() -> None:
+    broken = NEAR.copy()
+    broken[3, 3] = np.nan
+    found = judge("top1>=0.9", broken, REFERENCE)
+    assert outcome(found) == "FAIL" and "NaN" in found.reason
+    assert outcome(judge("top1>=0.9", broken, broken)) == "PASS"
+    assert outcome(judge("set>=0.9", broken[::-1], broken)) == "PASS"
+    assert outcome(judge("python:f.py:f", broken, REFERENCE, lambda a, b: bool((a[0] == NEAR[0]).all()))) != "FAIL"
+
+
+def test_order_of_a_set_of_single_values_is_free() -> None:
+    labels = np.arange(20, dtype=np.int64)
+    assert outcome(judge("set", labels[::-1].copy(), labels)) == "PASS"
+    assert outcome(judge("set", labels + 1, labels)) == "FAIL"
+
+
+def test_lsb_of_quantized_outputs() -> None:
+    reference = np.arange(-50, 50, dtype=np.int8)
+    assert outcome(judge("lsb<=1", reference + np.int8(1), reference)) == "PASS"
+    assert outcome(judge("lsb<=1", reference + np.int8(2), reference)) == "FAIL"
+    assert outcome(judge("lsb<=255", reference, reference)) == "BLIND"
+
+
+def test_top_k_of_too_few_classes_is_vacuous() -> None:
+    with pytest.raises(VacuousTolerance, match="top10 cannot fail"):
+        judge("top10>=0.9", REFERENCE, REFERENCE)
+
+
+def test_criterion_that_cannot_be_computed_names_output() -> None:
+    with pytest.raises(UsageError, match="output y: max_ulp<=3: it cannot be computed for int8"):
+        judge("max_ulp<=3", np.int8([1, 2]), np.int8([1, 2]))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "int4", "bfloat16", "float8_e4m3fn", "complex64"])
+def test_mutants_exist_for_every_kind_of_dtype(dtype: str) -> None:
+    from hil.core.tensors import dtype_of
+
+    values = np.array([0, 1, 1, 0, 1, 1, 0, 1], np.float32).astype(dtype_of(dtype))
+    assert outcome(judge("max_abs<=0.5", values, values)) == "PASS"
+    assert outcome(judge("max_abs<=3", values, values)) == "BLIND"
+
+
+# --- functions of the user's -----------------------------------------------------------------------------------------
+
+
+def same(actual: Any, reference: Any) -> Any:
+    return bool(np.abs(actual - reference).max() < 0.1)
+
+
+def test_function_decides_with_a_bool_or_a_number() -> None:
+    assert outcome(judge("python:j.py:same", NEAR, REFERENCE, same)) == "PASS"
+    assert outcome(judge("python:j.py:same", -NEAR, REFERENCE, same)) == "FAIL"
+    explained = judge("python:j.py:same", -NEAR, REFERENCE, lambda a, b: (same(a, b), "signs differ"))
+    assert explained.reason == "python:j.py:same is not met (signs differ)"
+    worst = judge("python:j.py:worst<=0.1", NEAR, REFERENCE, lambda a, b: np.abs(a - b).max())
+    assert worst.passed and worst.criteria[0].value == pytest.approx(1e-3, rel=1e-2)
+    assert not judge("python:j.py:worst<=0.1", NEAR, REFERENCE, lambda a, b: float("nan")).passed
+
+
+def test_function_that_accepts_everything_is_blind() -> None:
+    assert outcome(judge("python:j.py:yes", NEAR, REFERENCE, lambda a, b: True)) == "BLIND"
+
+
+def test_function_cannot_change_the_tensors() -> None:
+    def spoil(actual: Any, reference: Any) -> bool:
+        was = same(actual, reference)
+        actual[...] = 7
+        reference[...] = 7
+        return was
+
+    actual, reference = NEAR.copy(), REFERENCE.copy()
+    assert outcome(judge("python:j.py:spoil", actual, reference, spoil)) == "PASS"
+    assert (actual == NEAR).all() and (reference == REFERENCE).all()
+
+
+def leave(actual: Any, reference: Any) -> Any:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "text, function, message",
+    [
+        ("python:j.py:f", lambda a, b: 1 / 0, "python:j.py:f raised ZeroDivisionError"),
+        ("python:j.py:f", leave, "python:j.py:f raised SystemExit"),
+        ("python:j.py:f", lambda a, b: None, "returned None: expected a bool"),
+        ("python:j.py:f", lambda a, b: 0.5, "returned 0.5: expected a bool"),
+        ("python:j.py:f", lambda a, b: a, "returned a ndarray: expected a bool"),
+        ("python:j.py:f>=1", lambda a, b: True, "returned True: expected a number"),
+        ("python:j.py:f>=1", lambda a, b: ("x", "y"), "returned 'x': expected a number"),
+    ],
+)
+def test_function_that_fails_is_named(text: str, function: Any, message: str) -> None:
+    with pytest.raises(CriterionFailed) as caught:
+        judge(text, NEAR, REFERENCE, function)
+    assert message in caught.value.message and caught.value.outcome == "REFERENCE_ERROR"

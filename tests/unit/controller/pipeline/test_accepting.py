@@ -1,0 +1,77 @@
+"""Criteria as options have them: functions are loaded, and outputs must exist."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hil.controller.pipeline.accepting import check_accepted_outputs, load_function, load_rules
+from hil.controller.pipeline.options import parse_accept_option
+from hil.core.results import Model
+from hil.core.tensors import TensorSpec
+from hil.errors import UsageError
+
+JUDGE = """
+import numpy
+LIMIT = 0.5
+
+def near(actual, reference):
+    return bool(abs(actual - reference).max() < LIMIT)
+"""
+
+
+def model(*outputs: str) -> Model:
+    specs = tuple(TensorSpec(name, "float32", (1,)) for name in outputs)
+    return Model("m", "onnx", Path("m.onnx"), {}, "blake3:0", outputs=specs)
+
+
+def test_load_function_runs_the_file_again_when_it_changes(tmp_path: Path) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text(JUDGE)
+    assert load_function(str(judge), "near")(np.ones(2), np.ones(2) + 0.25) is True
+    judge.write_text(JUDGE.replace("0.5", "0.125"))
+    assert load_function(str(judge), "near")(np.ones(2), np.ones(2) + 0.25) is False
+
+
+@pytest.mark.parametrize(
+    "content, message, hint",
+    [
+        (JUDGE, "has no function 'neer'", "did you mean 'near'"),
+        ("1 / 0", "cannot be loaded: ZeroDivisionError", ""),
+        ("raise SystemExit(1)", "cannot be loaded: SystemExit", ""),
+        ("def (", "cannot be loaded: SyntaxError", ""),
+    ],
+)
+def test_load_function_explains_what_is_wrong(content: str, message: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(content)
+    with pytest.raises(UsageError) as caught:
+        load_rules([f"y: python:{tmp_path}/judge.py:neer"])
+    assert message in caught.value.message and hint in caught.value.hint
+
+
+def test_missing_file_of_functions_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        load_function(str(tmp_path / "judge.py"), "near")
+
+
+def test_option_makes_files_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "judge.py").write_text(JUDGE)
+    monkeypatch.chdir(tmp_path)
+    assert parse_accept_option(("y: python:judge.py:near", "rmse<=1")) == (
+        f"y: python:{tmp_path}/judge.py:near",
+        "rmse<=1",
+    )
+    with pytest.raises(UsageError, match="invalid --hil-accept"):
+        parse_accept_option(("y: nothing",), "--hil-accept")
+
+
+def test_named_output_must_exist_in_some_model() -> None:
+    check_accepted_outputs(["logits: argmax", "rmse<=1"], [model("boxes"), model("logits")])
+    with pytest.raises(UsageError, match="names output 'logitz'"):
+        check_accepted_outputs(["logitz: argmax"], [model("logits"), model("boxes")])
+    # A compiled program may not know its outputs.
+    unknown = dataclasses.replace(model(), outputs=None)
+    check_accepted_outputs(["logitz: argmax"], [model("logits"), unknown, None])
