@@ -218,7 +218,7 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
         if name in PROFILED_COUNTS and value is None:
             return PROFILED_COUNTS[name] if config.getoption("hil_runtime_profile") else getattr(CaseSettings(), name)
         if spec.repeats:
-            return tuple(value or ())
+            return spec.of_text(tuple(value or ()), f"--hil-{option}") if spec.of_text else tuple(value or ())
         if spec.metavar == "DIR":
             return config.invocation_params.dir / value if value else None
         return spec.of_text(value, f"--hil-{option}") if spec.of_text else value
