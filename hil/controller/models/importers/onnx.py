@@ -24,6 +24,8 @@ _DTYPES = {number: name for name, number in ONNX_TYPES.items() if name in DTYPES
 _OWN_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 # A tensor above this size is left out of what checker and shape inference see: they need its type alone.
 _SMALL_BYTES = 1 << 16
+# What exporters call dimensions that have no name: two that are called so may differ.
+_PLACEHOLDERS = ("", "?", "*", "-1", "None")
 _MOST_VERSION = (1 << 31) - 1
 # What inferring shapes may take, beside some copies of the model.
 _INFER_BYTES = 1 << 30
@@ -86,13 +88,18 @@ def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
                 continue
-            symbol = dim.dim_param or f"{value.name}.dim{axis}"
+            symbol = _symbol(dim) or f"{value.name}.dim{axis}"
             symbols.add(symbol)
             if symbol in dims:
                 dim.dim_value = dims[symbol]
             else:
                 dim.dim_param = symbol
     return symbols
+
+
+def _symbol(dim: Any) -> str:
+    """The name of a dimension; "" where it has none: exporters write a placeholder such as ``?`` for each of these."""
+    return "" if dim.dim_param.strip() in _PLACEHOLDERS else str(dim.dim_param)
 
 
 def tensors_of(model: Any) -> Iterator[Any]:
@@ -346,7 +353,7 @@ def _spec(value: Any) -> TensorSpec:
     shape: list[Dim] = []
     for dim in kind.shape.dim:
         is_size = dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0
-        shape.append(dim.dim_value if is_size else dim.dim_param or None)
+        shape.append(dim.dim_value if is_size else _symbol(dim) or None)
     return TensorSpec(value.name, _DTYPES[kind.elem_type], tuple(shape))
 
 

@@ -461,3 +461,11 @@ def test_shape_of_more_dimensions_than_memory_holds_stays_unknown(save_onnx: Sav
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 1500
+
+
+@pytest.mark.parametrize("placeholder", ["?", "", "-1", "None", "*"])
+def test_placeholder_dimensions_differ(save_onnx: Save, isolated: Isolated, placeholder: str) -> None:
+    path = relu(save_onnx, ("N", placeholder, placeholder))
+    assert import_model(path, isolated=isolated).inputs == (TensorSpec("x", "float32", ("N", "x.dim1", "x.dim2")),)
+    fixed = import_model(path, dims={"x.dim2": 4}, isolated=isolated)
+    assert fixed.inputs == (TensorSpec("x", "float32", ("N", "x.dim1", 4)),)
