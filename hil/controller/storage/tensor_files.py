@@ -37,8 +37,13 @@ def save_npz(path: Path, tensors: Mapping[str, Array]) -> None:
 
 def load_pb(path: Path) -> Array:
     """The tensor in a file that holds an ONNX TensorProto. Raises UsageError: the file is missing or holds none."""
+    return load_named_pb(path)[1]
+
+
+def load_named_pb(path: Path) -> tuple[str, Array]:
+    """The name, "" where it has none, and the tensor of such a file. Raises UsageError as :func:`load_pb`."""
     try:
-        return parse_pb(read_file(path))
+        return parse_named_pb(read_file(path))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except UsageError:
@@ -49,6 +54,11 @@ def load_pb(path: Path) -> Array:
 
 def parse_pb(data: bytes) -> Array:
     """The tensor in the bytes of an ONNX TensorProto. Raises ValueError, as protobuf and onnx do: there is none."""
+    return parse_named_pb(data)[1]
+
+
+def parse_named_pb(data: bytes) -> tuple[str, Array]:
+    """The name and the tensor in the bytes of an ONNX TensorProto. Raises ValueError as :func:`parse_pb`."""
     import onnx
     from onnx import numpy_helper
 
@@ -63,7 +73,7 @@ def parse_pb(data: bytes) -> Array:
     if array.dtype.kind in "OSU":
         text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
         array = np.array([*text, ""], dtype=object)[:-1].reshape(array.shape)
-    return array
+    return tensor.name, array
 
 
 INDEX = "index.json"

@@ -14,7 +14,7 @@ from hil.bundles.manifest import file_name, name_of, noise_json, signature_json,
 from hil.controller.models.inputs import fits_spec
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
-from hil.controller.storage.tensor_files import load_pb
+from hil.controller.storage.tensor_files import load_named_pb
 from hil.controller.workloads.bundles.methods import program_of
 from hil.core.files import read_file, within
 from hil.core.npy import Npz, load_npy, save_npy, typed
@@ -53,7 +53,8 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
     return MethodTestCase(inputs, named, name=called)
 
 
-def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> list[Array]:
+def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> dict[str, Array] | list[Array]:
+    """The inputs or outputs in a folder: by name where the files name tensors of the model, else by position."""
     found: dict[int, Path] = {}
     for file in sorted(path.iterdir()):
         match = _FILE.fullmatch(file.name)
@@ -67,7 +68,18 @@ def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> list[Array]:
         raise UsageError(f"{path} lacks {kind}_{missing}", hint=_FORMS)
     dtypes = [*(spec.dtype for spec in specs), *[""] * len(found)]
     ordered = [(found[number], dtypes[number]) for number in sorted(found)]
-    return [load_pb(file) if file.suffix == ".pb" else load_npy(file, dtype, mmap=True) for file, dtype in ordered]
+    named = [
+        load_named_pb(file) if file.suffix == ".pb" else ("", load_npy(file, dtype, mmap=True))
+        for file, dtype in ordered
+    ]
+    return _by_name(named, specs) or [array for _, array in named]
+
+
+def _by_name(named: Sequence[tuple[str, Array]], specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """The tensors by name; {} unless each has a name of the model's, and each another."""
+    arrays = dict(named)
+    is_named = len(arrays) == len(named) and arrays.keys() <= {spec.name for spec in specs}
+    return arrays if is_named else {}
 
 
 GOLDEN_INDEX = "golden.json"

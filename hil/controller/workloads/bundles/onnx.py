@@ -1,17 +1,19 @@
 """Bundles and ONNX's own test data: ``model.onnx`` beside folders ``test_data_set_0``, ``test_data_set_1``, ...
 
-Each of them holds ``input_0.pb``, ..., ``output_0.pb``, ...: a TensorProto each, in the model's order. Tolerances and
-the cases' names have no place there.
+Each of them holds ``input_0.pb``, ..., ``output_0.pb``, ...: a TensorProto each. Tensors that have names of the model's
+are paired by name, others by position. Tolerances and the cases' names have no place there.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.bundles import Bundle, MethodTestSuite
+from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.bundles.checks import checked_cases
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import (
@@ -66,7 +68,7 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
     known = {"inputs": model.inputs, "outputs": model.outputs}
     artifact = program_of("onnxruntime", model.files, main, function=model.function, compiler="none", **known)
     ((name, signature),) = signatures_of(artifact, [model], context, ask=no_board).items()
-    cases = [replace(read_case(one, signature), source="ONNX test data") for one in found]
+    cases, invalid = _valid_cases(found, name, signature)
     made: dict[str, Any] = {
         "model": {"name": model.path.name, "format": "onnx", "digest": model.digest},
         "producer": dict(model.producer),
@@ -75,9 +77,26 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
     }
     others = [one.name for one in sorted(path.glob("*.onnx")) if one != chosen]
     left_out = [f"{path}: {', '.join(others)}: the cases are {_MODEL}'s"] if others else []
-    if left_out := [*left_out, *data_sets_left_out(path)]:
+    if left_out := [*left_out, *invalid, *data_sets_left_out(path)]:
         made[LEFT_OUT] = left_out
     return Bundle.create(artifact, [MethodTestSuite(name, cases)], signatures={name: signature}, made=made)
+
+
+def _valid_cases(folders: Sequence[Path], method: str, signature: Signature) -> tuple[list[MethodTestCase], list[str]]:
+    """The cases in folders, and a line for each folder that is not valid. Raises UsageError: none is."""
+    cases: list[MethodTestCase] = []
+    invalid: list[str] = []
+    for folder in folders:
+        try:
+            case = replace(read_case(folder, signature), source="ONNX test data")
+            checked_cases(method, signature, [case])
+        except UsageError as error:
+            if folder == folders[-1] and not cases:
+                raise
+            invalid.append(f"{folder}: {error.message}")
+        else:
+            cases.append(case)
+    return cases, invalid
 
 
 def write_onnx(bundle: Bundle, path: Path, *, context: RunContext) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import copy
 import functools
 import threading
@@ -270,8 +271,13 @@ class _Whole:
 
     def _given(self) -> Mapping[str, Array]:
         """The inputs that lie beside the model."""
-        given = _read(self.source.given)
-        return given or (self._data_set(self.source.data_sets[0]).inputs if self.source.data_sets else {})
+        if given := _read(self.source.given):
+            return given
+        for place in self.source.data_sets:
+            # One that is not valid fails in its own case: the whole model and its layers have another's inputs.
+            with contextlib.suppress(UsageError):
+                return self._data_set(place).inputs
+        return {}
 
     def _sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Every dimension that is known: those given, and those that the inputs settle."""

@@ -122,7 +122,7 @@ class SuiteModel:
     atol: float | None = None
     # the cases that its file brings with it, each with a compiled program; None for a file that is a model alone.
     own_cases: Callable[[RunContext], Sequence[OwnCase]] | None = None
-    # folders of inputs and expected outputs, ONNX's own test data: a case each. Of the first, the whole model has its
-    # inputs where none are given.
+    # folders of inputs and expected outputs, ONNX's own test data: a case each. The whole model has the inputs of the
+    # first valid one where none are given.
     data_sets: tuple[Path, ...] = ()
     is_case: bool = True  # whether it is a case by itself even where its file brings cases
