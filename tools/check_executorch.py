@@ -140,7 +140,9 @@ def stock_name(flow: str) -> str:
 )
 @click.option("-j", "jobs", type=click.IntRange(min=1), metavar="N", help="So many at a time (default: one a core).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def main(source: str, flow: str, patterns: tuple[str, ...], stored: Path | None, jobs: int | None, as_json: bool) -> int:
+def main(
+    source: str, flow: str, patterns: tuple[str, ...], stored: Path | None, jobs: int | None, as_json: bool
+) -> int:
     """Run ExecuTorch's backend tester and hil on the same cases, and compare outcomes and what was delegated.
 
     Ends with 1 where the tester finds something that hil does not, with 5 when no case matches.

@@ -40,7 +40,7 @@ from hil.core.tensors import NUMPY_DTYPES, Array, dtype_name, spec_of
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError
 from hil.formats.iree_command import give, tool_type
 from tools.by_hand import MODEL, STEP_TIMEOUT_S, run_command, tool
-from tools.check_operators import BOARD, KEEP_F64
+from tools.check_operators import BOARD
 
 _HERE = "tools.check_foreign"  # which is also run as a command
 FORMS = ("npy", "typed", "wrong")
@@ -195,7 +195,7 @@ def check(tests: Mapping[str, Any], isolated: Isolated, folder: Path) -> Iterato
         folder: for everything that is written.
     """
     board = load_board(BOARD)
-    flags, device = [KEEP_F64, *board.compile_flags["iree"]], board.devices["iree"]
+    flags, device = board.compile_flags["iree"], board.devices["iree"]
 
     def ask(name: str, model: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, str]:
         place = folder / name

@@ -16,7 +16,9 @@ from typing import Any, cast
 
 import click
 
+from hil.controller.backends.compilers.iree_program import KEEP_FLOAT64
 from hil.controller.models.flows import load_flow
+from hil.controller.models.importers.onnx_nodes import has_float64
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.tensor_files import save_tensors
 from hil.controller.workloads.suites.store import CaseRecord
@@ -30,19 +32,19 @@ from tools.by_hand import Test, node_tests
 TIMEOUT_S = 900.0
 BOARD = "sim"
 _SHOWN = 100
-# hil keeps the model's own dtypes; the compiler's default would make float64 float32.
-KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 # The opset that hil converts older models to before it imports them.
 OPSET = 17
 
 EQUAL = "the same bits"
 REFUSED = "refused at the same step"
 CRASHED = "died at the same step"
+# hil compiles models with float64 so: the compiler's default would make float64 float32.
+KEPT = f"the same, with {KEEP_FLOAT64}"
 CONVERTED = f"the same, with iree-import-onnx --opset-version {OPSET}"
 NO_TENSORS = "hil passes tensors only, no sequences and optionals"
 RANDOM = "not the same each time by hand"
 DIFFERENT = "DIFFERENT"
-KINDS = (EQUAL, REFUSED, CRASHED, CONVERTED, NO_TENSORS, RANDOM, DIFFERENT)
+KINDS = (EQUAL, REFUSED, CRASHED, KEPT, CONVERTED, NO_TENSORS, RANDOM, DIFFERENT)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Checker:
         board = load_board(BOARD)
         self._runtime = known.runtime
         self._device = board.devices[known.runtime]
-        self._flags = [KEEP_F64, *board.compile_flags.get(known.runtime, ()), *known.compile_flags]
+        self._flags = [*board.compile_flags.get(known.runtime, ()), *known.compile_flags]
         self._isolated = isolated
 
     @property
@@ -135,10 +137,13 @@ class Checker:
         if self._runtime == "onnxruntime":
             yield EQUAL, self._call(by_hand.onnxruntime, folder=str(folder))
             return
-        common = {"folder": str(folder), "flags": self._flags, "device": self._device, "outputs": list(test.outputs)}
-        yield EQUAL, self._call(by_hand.iree, **common, opset=0)
+        common = {"folder": str(folder), "device": self._device, "outputs": list(test.outputs)}
+        yield EQUAL, self._call(by_hand.iree, **common, flags=self._flags, opset=0)
+        flags = [*self._flags, *([KEEP_FLOAT64] if has_float64(test.model) else [])]
+        if flags != self._flags:
+            yield KEPT, self._call(by_hand.iree, **common, flags=flags, opset=0)
         if any(item.domain in ("", "ai.onnx") and item.version < OPSET for item in test.model.opset_import):
-            yield CONVERTED, self._call(by_hand.iree, **common, opset=OPSET)
+            yield CONVERTED, self._call(by_hand.iree, **common, flags=flags, opset=OPSET)
 
     def _varies(self, folder: str, test: Test, plain: Result) -> bool:
         """Whether the answer is another when asked for again: random, or made of memory that is not the program's."""

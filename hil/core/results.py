@@ -170,6 +170,7 @@ class Model:
     # input name -> (low, high) where the model itself bounds its input's values.
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)  # the values the user gave to symbolic dimensions
+    has_float64: bool = True  # whether it computes with float64; True where the importer cannot tell
     # what wrote the model, opset versions and the like; for the record. ``unseen_state`` names what it keeps from run
     # to run and does not return; ``random`` has the ``nodes`` that draw random numbers, and the ``outputs`` that depend
     # on them.

@@ -21,6 +21,7 @@ def description(
     external: Sequence[str] = (),
     producer: Mapping[str, Any] | None = None,
     random: Sequence[str] = (),
+    float64: bool = True,
 ) -> dict[str, Any]:
     """What :class:`hil.controller.models.importers.Importer` asks for; ``dims`` are written in place of symbols.
 
@@ -48,6 +49,7 @@ def description(
         "ranges": dict(ranges or {}),
         "external": list(external),
         "producer": dict(producer or {}) | ({"random": {"nodes": list(random), "outputs": drawn}} if random else {}),
+        "float64": float64,
     }
 
 

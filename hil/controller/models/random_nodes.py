@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hil.controller.models.importers.onnx import constants_of, graphs_of
+from hil.controller.models.importers.onnx_nodes import constants_of, graphs_of
 
 # Operators of ONNX's own domain that always draw.
 DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())

@@ -55,7 +55,7 @@ def drawn(graph: ModelGraph) -> dict[str, Any]:
 
 def external_files(model: Any) -> list[str]:
     """The files beside a model that its tensors lie in, as it names them."""
-    from hil.controller.models.importers.onnx import tensors_of
+    from hil.controller.models.importers.onnx_nodes import tensors_of
 
     return sorted(
         {
@@ -101,7 +101,7 @@ def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
 
 def _node(number: int, node: Any, own_names: Mapping[int, str]) -> GraphNode:
     from hil.controller.analysis.layers.graph import reads, subgraphs
-    from hil.controller.models.importers.onnx import nodes_of
+    from hil.controller.models.importers.onnx_nodes import nodes_of
 
     inner = [one.name for graph in subgraphs(node) for one in nodes_of(graph.node)]
     domain = node.domain if node.domain not in ("", "ai.onnx") else ""

@@ -36,7 +36,8 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
     from onnx import TensorProto
 
     from hil.controller.backends.compilers.onnx_to_mlir import infer, loaded, name_nodes
-    from hil.controller.models.importers.onnx import light_copy, tensors_of
+    from hil.controller.models.importers.onnx import light_copy
+    from hil.controller.models.importers.onnx_nodes import tensors_of
 
     model = loaded(path, dims)
     for tensor in tensors_of(model):

@@ -200,7 +200,7 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     from onnx import helper
 
     from hil.controller.analysis.layers.graph import captured, prepared
-    from hil.controller.models.importers.onnx import nodes_of
+    from hil.controller.models.importers.onnx_nodes import nodes_of
 
     graph = prepared(Path(model), dims).graph
     values: dict[str, tuple[list[int], int]] = {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.analysis.layers.graph import prepared, reads
 from hil.controller.models.compiling import IsolatedCall, call_isolated
-from hil.controller.models.importers.onnx import nodes_of
+from hil.controller.models.importers.onnx_nodes import nodes_of
 from hil.controller.storage.isolated import naming_errors
 from hil.core.clock import by_pairs
 from hil.core.results import Model

@@ -206,7 +206,7 @@ def build(
     """
     from hil.controller.analysis.layers.graph import prepared
     from hil.controller.backends.compilers.iree_program import fail, run_compiler
-    from hil.controller.models.importers.onnx import nodes_of
+    from hil.controller.models.importers.onnx_nodes import nodes_of
 
     with temporary_folder("hil-sites-") as scratch:
         folder = Path(scratch)

@@ -122,7 +122,10 @@ def compile_together(
             members[recipe.key] = _Member(model, recipe, f"{model.function}.{number}")
         else:
             alone.append(model)
-    groups = _groups(list(members.values()), isolated.workers)
+    by_flags: dict[tuple[str, ...], list[_Member]] = {}
+    for member in members.values():
+        by_flags.setdefault(member.recipe.flags, []).append(member)
+    groups = [group for same in by_flags.values() for group in _groups(same, isolated.workers)]
     work: Work = {
         "cache": cache,
         "isolated": isolated,

@@ -61,10 +61,11 @@ PACKAGE = "iree-base-compiler"
 VIA = "--via="
 # In the cache's note of a program: what it calls the model's function, where that is not the model's own name for it.
 FUNCTION = "function"
-# IREE narrows float64 to float32 unless told not to; a test of a model keeps the model's own dtypes.
-_DEFAULT_FLAGS = {"--iree-input-demote-f64-to-f32": "false"}
+# IREE narrows float64 to float32 by default; a test of a model keeps the model's dtypes. Models without float64 do not
+# get the flag: IREE lowers some of their float32 operators through float64, and then cannot compile that.
+KEEP_FLOAT64 = "--iree-input-demote-f64-to-f32=false"
 # Raise this when the way to MLIR, or what is refused, changes: older programs in the cache are then not used.
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,8 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
     """How a model is compiled with these flags. Raises UsageError: the compiler is not installed."""
     compiler_version = needed_version(PACKAGE)
     flags = [flag for flag in flags if not flag.startswith(VIA)]
-    given = {flag.split("=", 1)[0] for flag in flags}
-    all_flags = (*(f"{name}={value}" for name, value in _DEFAULT_FLAGS.items() if name not in given), *flags)
+    is_given = KEEP_FLOAT64.split("=", 1)[0] in {flag.split("=", 1)[0] for flag in flags}
+    all_flags = (*([KEEP_FLOAT64] if model.has_float64 and not is_given else []), *flags)
     # A value may be anything, such as a long list of CPU features; what is in a file decides what the compiler makes.
     values = [flag.split("=", 1)[1] for flag in all_flags if "=" in flag]
     parts: dict[str, Any] = {

@@ -16,7 +16,8 @@ from hil.controller.models.compiling import (
     write_parameters,
 )
 from hil.controller.models.importers.mlir import declare
-from hil.controller.models.importers.onnx import fix_dims, graphs_of, light_copy, nodes_of, tensors_of
+from hil.controller.models.importers.onnx import fix_dims, light_copy
+from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of, tensors_of
 from hil.controller.storage.texts import first_line, unique_name
 from hil.core.tensors import SUB_BYTE_BITS, dtype_name, dtype_of, pack
 from hil.errors import CompileFailed

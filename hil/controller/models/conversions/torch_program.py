@@ -12,7 +12,7 @@ from typing import Any
 from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, entering
 from hil.controller.models.conversions import ONNX_HINT, OP_TYPES
 from hil.controller.models.importers.mlir import declaration_of, declare, function_in
-from hil.controller.models.importers.onnx import nodes_and_functions
+from hil.controller.models.importers.onnx_nodes import nodes_and_functions
 from hil.controller.models.importers.pt2 import Sizes, call_of, is_tensor, returning
 from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.texts import first_line, foreign_errors, unique_name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.onnx import graphs_of, nodes_of
+from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.storage.texts import line
 from hil.core.scratch import temporary_folder

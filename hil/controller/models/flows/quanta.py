@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.models.flows.recipe import Flow
 from hil.controller.models.importers import import_model
-from hil.controller.models.importers.onnx import constants_of
+from hil.controller.models.importers.onnx_nodes import constants_of
 from hil.controller.models.importers.pt2 import is_tensor, output_names
 from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.cache import Cache

@@ -45,8 +45,9 @@ class Importer:
     ``describe(path, function, dims)`` is called in a process of its own with the file, the entry point ("": none is
     named) and the sizes of symbolic dimensions. It returns a JSON object of ``function``, ``inputs`` and ``outputs``
     (lists of [name, dtype, shape], or None where only the board can tell), ``ranges`` (input -> [low, high]),
-    ``external`` (names of further files, relative to the model's folder) and ``producer`` (anything). It raises
-    ImportFailed, or UsageError for an entry point or a dimension that the model does not have.
+    ``external`` (names of further files, relative to the model's folder), ``producer`` (anything) and, optionally,
+    ``float64`` (whether the model computes with float64; a missing value means that it may). It raises ImportFailed, or
+    UsageError for an entry point or a dimension that the model does not have.
 
     Attributes:
         recognises: whether a file that begins with these bytes is one, whatever its name.
@@ -158,6 +159,7 @@ def import_model(
         outputs=outputs,
         ranges={name: (low, high) for name, (low, high) in found["ranges"].items()},
         dims=dims,
+        has_float64=found.get("float64", True),
         producer=found["producer"],
         cached=cached,
     )

@@ -23,6 +23,7 @@ _DRAWING = re.compile(
     r"(_like)?_?(\..*)?"
 )
 _DROPOUT = re.compile(r"torch\.aten\.(native_|feature_|alpha_)?dropout_?")
+_FLOAT64 = re.compile(r"\bf64\b|xf64\b")
 _TORCH_NUMBERS = {"!torch.int": "i64", "!torch.float": "f64", "!torch.bool": "i1"}
 # The portable form of StableHLO has a function operation and types of its own: lowered as iree-compile would.
 _VHLO_PIPELINE = "builtin.module(iree-stablehlo-input-transformation-pipeline)"
@@ -53,7 +54,16 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     inputs = [_spec(name, *item, named=True) for item in arguments]
     outputs = [_spec(name, *item, named=False) for item in results]
     producer = {"functions": list(functions), "unseen_state": list(_mutable(module))}
-    return description(name, chosen, inputs, outputs, dims, producer=producer, random=list(_random(module)))
+    return description(
+        name,
+        chosen,
+        inputs,
+        outputs,
+        dims,
+        producer=producer,
+        float64=has_float64(module),
+        random=list(_random(module)),
+    )
 
 
 def functions(path: str) -> list[str]:
@@ -135,6 +145,34 @@ def declaration_of(function: str, inputs: Sequence[TensorSpec], outputs: Sequenc
         return declaration(function, inputs, outputs)
     except UsageError as error:
         raise CompileFailed(f"IREE cannot take this model: {error.message}") from error
+
+
+def has_float64(module: Any) -> bool:
+    """Return whether a value in a module has a type with float64 in it.
+
+    A ``!torch.float`` counts only in a function's signature, where it becomes ``f64``: every ``torch.constant.float``,
+    such as the epsilon of a normalization, is one.
+    """
+    from iree.compiler import ir
+
+    signatures = [kind for _, sides, _ in functions_in(module) for side in sides for _, kind in side]
+    if any(_FLOAT64.search(kind) for kind in signatures):
+        return True
+    seen: set[Any] = set()
+
+    def look(operation: Any) -> Any:
+        blocks = [block for region in operation.regions for block in region.blocks]
+        values = [*operation.results, *(argument for block in blocks for argument in block.arguments)]
+        for kind in {value.type for value in values} - seen:
+            seen.add(kind)
+            if _FLOAT64.search(str(kind)):
+                found.append(kind)
+                return ir.WalkResult.INTERRUPT
+        return ir.WalkResult.ADVANCE
+
+    found: list[Any] = []
+    module.operation.walk(look)
+    return bool(found)
 
 
 def _mutable(module: Any) -> Iterator[str]:

@@ -62,7 +62,17 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             "dims": sizes.ranges,
         },
         random=[f"{node.name} ({_name(node.target)})" for node in program.graph.nodes if _draws(node)],
+        float64=_has_float64(program),
     )
+
+
+def _has_float64(program: Any) -> bool:
+    """Return whether a node of a program's graph gives a tensor of float64 or complex128."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    values = (leaf for node in program.graph.nodes for leaf in tree_leaves(node.meta.get("val")))
+    return any(isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128) for value in values)
 
 
 def user_inputs(program: Any) -> list[tuple[str, Any]]:

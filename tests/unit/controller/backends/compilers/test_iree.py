@@ -98,6 +98,17 @@ def test_float64_stays_float64_unless_asked(tmp_path: Path, settings: dict[str, 
     assert "xf32>" in reflection(narrowed)["iree.abi.declaration"]
 
 
+def test_model_without_float64_compiles_as_stock_iree_does(save_onnx: Save, settings: dict[str, Any]) -> None:
+    # IREE lowers this padding through float64, which it cannot compile with the flag that keeps float64.
+    attributes = {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}
+    node = helper.make_node("MaxPool", ["x"], ["y"], **attributes)
+    path = save_onnx([node], [("x", FLOAT, (1, 4, 16, 16))], [("y", FLOAT, (1, 4, 8, 8))])
+    artifact = build(path, settings)
+    assert artifact.flags == tuple(HOST)
+    with pytest.raises(CompileFailed, match="MaxPool"):
+        build(path, settings, [*HOST, iree_program.KEEP_FLOAT64])
+
+
 def test_unsigned_and_bool_keep_their_sign(save_onnx: Save, settings: dict[str, Any]) -> None:
     node = helper.make_node("Greater", ["a", "b"], ["c"])
     path = save_onnx(

@@ -21,6 +21,7 @@ from support.waiting import eventually
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_group import Together, compile_together
+from hil.controller.backends.compilers.iree_program import KEEP_FLOAT64
 from hil.controller.backends.references import run_reference
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
@@ -261,6 +262,18 @@ def test_a_model_that_the_errors_name_is_left_out_at_once(save_onnx: Save, setti
     assert runs_of_the_compiler(settings) == 3
     with pytest.raises(CompileFailed, match="at 'odd'"):
         alone(models[5], settings)
+
+
+def test_models_with_float64_are_in_groups_of_their_own(save_onnx: Save, settings: dict[str, Any]) -> None:
+    paths = [
+        elementwise(save_onnx, 10 * dtype + number, dtype)
+        for dtype in (TensorProto.FLOAT, TensorProto.DOUBLE)
+        for number in range(3)
+    ]
+    models = imported(paths, settings)
+    assert together(models, settings).programs == 2
+    flags = [alone(model, settings).flags for model in models]
+    assert flags == [tuple(HOST)] * 3 + [(KEEP_FLOAT64, *HOST)] * 3
 
 
 @pytest.mark.parametrize("flag", ["--iree-llvmcpu-target-cpu=skylark", "--no-such-flag"])

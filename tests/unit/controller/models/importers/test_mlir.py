@@ -241,3 +241,30 @@ def test_import_names_random_operations(tmp_path: Path, text: str, found: tuple[
     path = tmp_path / "random.mlir"
     path.write_text(text)
     assert describe(str(path), "", {})["producer"].get("random", {}).get("nodes", []) == list(found)
+
+
+TORCH = """
+func.func @main(%x: !torch.vtensor<[4],f32>) -> !torch.vtensor<[4],f32> {
+  %eps = torch.constant.float 1.000000e-05
+  %one = torch.constant.int 1
+  %y = torch.aten.add.Scalar %x, %eps, %one
+    : !torch.vtensor<[4],f32>, !torch.float, !torch.int -> !torch.vtensor<[4],f32>
+  return %y : !torch.vtensor<[4],f32>
+}
+"""
+INSIDE = """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %wide = arith.extf %x : tensor<4xf32> to tensor<4xf64>
+  %y = arith.truncf %wide : tensor<4xf64> to tensor<4xf32>
+  return %y : tensor<4xf32>
+}
+"""
+SCALAR = "func.func @main(%x: !torch.float) -> !torch.float { return %x : !torch.float }"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(ADD, False), (TORCH, False), (INSIDE, True), (TWO, True), (SCALAR, True)]
+)
+def test_float64_is_found_by_the_types_of_values(tmp_path: Path, isolated: Isolated, text: str, expected: bool) -> None:
+    function = "f" if text == TWO else ""
+    assert import_model(write(tmp_path, text), function=function, isolated=isolated).has_float64 is expected

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.models.importers import import_model
-from hil.controller.models.importers.onnx import node_label
+from hil.controller.models.importers.onnx_nodes import node_label
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.core.tensors import TensorSpec

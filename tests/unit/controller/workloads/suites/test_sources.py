@@ -191,7 +191,9 @@ def test_a_folder_without_models_is_an_empty_suite(tmp_path, context):
     assert open_suite(Request(str(tmp_path)), PLAIN, context).cases == ()
 
 
-@pytest.mark.parametrize(("source", "meant"), [("models", "'@models'"), ("operator", "'@operators'"), ("@model", "'@models'")])
+@pytest.mark.parametrize(
+    ("source", "meant"), [("models", "'@models'"), ("operator", "'@operators'"), ("@model", "'@models'")]
+)
 def test_a_source_that_is_not_there_is_refused_with_what_was_meant(context, source, meant):
     with pytest.raises(UsageError, match="no suite, model or folder") as caught:
         open_suite(Request(source), PLAIN, context)

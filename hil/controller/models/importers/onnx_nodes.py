@@ -1,0 +1,70 @@
+"""Walk an ONNX model: its nodes, subgraphs, functions and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hil.formats.ort_values import ONNX_TYPES
+
+_WIDE = (ONNX_TYPES["float64"], ONNX_TYPES["complex128"])
+# Attributes whose value is an element type.
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype", "stash_type")
+
+
+def tensors_of(model: Any) -> Iterator[Any]:
+    """Every TensorProto of a model: initializers and attributes, in subgraphs and functions as well."""
+    nodes = nodes_and_functions(model)
+    for graph in (model.graph, *(graph for node in nodes for graph in graphs_of(node))):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        yield from ([attribute.t] if attribute.HasField("t") else [])
+        yield from attribute.tensors
+
+
+def has_float64(model: Any) -> bool:
+    """Return whether a model declares a value or tensor of float64 or complex128, or converts to one of them."""
+    if any(tensor.data_type in _WIDE for tensor in tensors_of(model)):
+        return True
+    nodes = nodes_and_functions(model)
+    graphs = [model.graph, *(graph for node in nodes for graph in graphs_of(node))]
+    values = [value for graph in graphs for value in (*graph.input, *graph.output, *graph.value_info)]
+    return any(value.type.tensor_type.elem_type in _WIDE for value in values) or any(
+        attribute.name in _TYPE_ATTRIBUTES and attribute.i in _WIDE for node in nodes for attribute in node.attribute
+    )
+
+
+def nodes_of(nodes: Any) -> Iterator[Any]:
+    """Every node, those of subgraphs after the node that holds them."""
+    for node in nodes:
+        yield node
+        for graph in graphs_of(node):
+            yield from nodes_of(graph.node)
+
+
+def nodes_and_functions(model: Any) -> list[Any]:
+    """Every node of a model, those of its functions too."""
+    return [node for body in (model.graph, *model.functions) for node in nodes_of(body.node)]
+
+
+def constants_of(graph: Any) -> dict[str, Any]:
+    """The tensors that a graph or a function holds, as initializers or as nodes, by name."""
+    found = {tensor.name: tensor for tensor in getattr(graph, "initializer", ())}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output and node.attribute and node.attribute[0].HasField("t"):
+            found[node.output[0]] = node.attribute[0].t
+    return found
+
+
+def graphs_of(node: Any) -> Iterator[Any]:
+    """The subgraphs that a node holds."""
+    for attribute in node.attribute:
+        yield from ([attribute.g] if attribute.HasField("g") else [])
+        yield from attribute.graphs
+
+
+def node_label(node: Any) -> str:
+    """How a message calls a node: by its name, else by what it makes."""
+    return f"node {node.name!r}" if node.name else f"the node that makes {', '.join(node.output) or 'nothing'}"

@@ -1,0 +1,35 @@
+"""The table of flags that hil adds (docs/running.md) and the flags in the code are the same."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+# Everything that makes programs or computes answers; profilers only look at them.
+ROOMS = ("agent", "formats", "controller/backends", "controller/models", "controller/analysis/layers")
+FLAG = re.compile(r"(?:--(?:iree|mlir|dump|xla|run-reproducer|compile-to)[\w-]*|session\.\w+$)")
+# Flags that hints and messages name.
+NOT_ADDED = {"--iree-opt-level"}
+
+
+def flags_in_code() -> Iterator[str]:
+    for room in ROOMS:
+        for file in (ROOT / "hil" / room).rglob("*.py"):
+            texts = (node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant))
+            words = (word for text in texts if isinstance(text, str) for word in text.split())
+            yield from (match[0] for word in words if (match := FLAG.match(word)))
+
+
+def flags_in_docs() -> Iterator[str]:
+    section = (ROOT / "docs/running.md").read_text().split("### Flags that hil adds\n")[1].split("\n#")[0]
+    for row in (line for line in section.splitlines() if line.startswith("| ")):
+        yield from (name.split("=")[0] for name in re.findall(r"`([^`]+)`", row.split("|")[2]))
+
+
+def test_docs_list_every_flag_that_hil_adds() -> None:
+    in_docs, in_code = set(flags_in_docs()), set(flags_in_code()) - NOT_ADDED
+    assert in_code - in_docs == set()
+    assert in_docs - in_code == set()
