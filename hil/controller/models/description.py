@@ -19,6 +19,7 @@ def description(
     *,
     ranges: Mapping[str, Sequence[float]] | None = None,
     external: Sequence[str] = (),
+    needs: Mapping[str, Sequence[Any]] | None = None,
     producer: Mapping[str, Any] | None = None,
     random: Sequence[str] = (),
     float64: bool = True,
@@ -48,6 +49,7 @@ def description(
         "outputs": outputs and [[spec.name, spec.dtype, list(spec.shape)] for spec in outputs],
         "ranges": dict(ranges or {}),
         "external": list(external),
+        "needs": dict(needs or {}),
         "producer": dict(producer or {}) | ({"random": {"nodes": list(random), "outputs": drawn}} if random else {}),
         "float64": float64,
     }

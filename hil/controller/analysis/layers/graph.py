@@ -264,7 +264,7 @@ class Graph:
 
     def digest_of_constant(self, name: str) -> str:
         """Return a digest of a constant's type, shape and values; "" if it is no constant."""
-        from hil.controller.backends.compilers.onnx_to_mlir import raw_of
+        from hil.controller.models.importers.onnx_data import raw_of
 
         if (sparse := self._sparse.get(name)) is not None:
             return digest_of(sparse.SerializeToString(deterministic=True))
@@ -312,16 +312,12 @@ class Graph:
 
     def _hold(self, tensors: Any, data: Path) -> None:
         """Give a part its external data: embedded, or if that is large in a file beside it."""
-        from onnx.external_data_helper import load_external_data_for_tensor
-
-        from hil.controller.backends.compilers.onnx_to_mlir import raw_of, size_of
+        from hil.controller.models.importers.onnx_data import embed_data, raw_of, size_of
 
         outside = [tensor for tensor in tensors if tensor.data_location == 1]
         if sum(map(size_of, outside)) <= _EMBEDDED_BYTES:
             for tensor in outside:
-                load_external_data_for_tensor(tensor, str(self._folder))
-                del tensor.external_data[:]
-                tensor.ClearField("data_location")
+                embed_data(tensor, self._folder)
             return
         with data.open("wb") as file:
             for tensor in outside:

@@ -337,12 +337,12 @@ def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[st
 
 
 def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    from onnx.external_data_helper import load_external_data_for_model
     from onnx.reference import ReferenceEvaluator
 
     from hil.controller.backends.references.onnx import evaluator_text
+    from hil.controller.models.importers.onnx_data import embed_all
 
-    load_external_data_for_model(model, str(folder))
+    embed_all(model, folder)
     try:
         evaluator = ReferenceEvaluator(model)
         with np.errstate(all="ignore"):

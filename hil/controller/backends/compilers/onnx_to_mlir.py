@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hil.controller.models.compiling import (
     EXTERNAL_FROM_BYTES,
     EXTERNAL_FROM_ELEMENTS,
@@ -17,11 +15,10 @@ from hil.controller.models.compiling import (
 )
 from hil.controller.models.importers.mlir import declare
 from hil.controller.models.importers.onnx import fix_dims, light_copy
+from hil.controller.models.importers.onnx_data import embed_data, raw_of, size_of
 from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of, tensors_of
 from hil.controller.storage.texts import first_line, unique_name
-from hil.core.tensors import SUB_BYTE_BITS, dtype_name, dtype_of, pack
 from hil.errors import CompileFailed
-from hil.formats.ort_values import ONNX_TYPES
 
 # The oldest opset that the importer's lowerings are written for.
 _OPSET = 17
@@ -174,31 +171,18 @@ def infer(model: Any, light: Any) -> None:
             node.CopyFrom(shaped)
 
 
-def size_of(tensor: Any) -> int:
-    """Bytes of a tensor's data, wherever they are."""
-    name = next((name for name, number in ONNX_TYPES.items() if number == tensor.data_type), "string")
-    if name == "string":
-        return int(tensor.ByteSize())
-    bits = SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
-    return -(-int(math.prod(tensor.dims)) * bits // 8)
-
-
 def _heavy(model: Any) -> bool:
     return sum(map(size_of, model.graph.initializer)) > EXTERNAL_FROM_BYTES
 
 
 def _load_small(model: Any, folder: Path) -> None:
     """Read external data into the model, but for the large weights of a heavy one."""
-    from onnx.external_data_helper import load_external_data_for_tensor
-
     heavy = _heavy(model)
     large = (tensor for tensor in model.graph.initializer if math.prod(tensor.dims) >= EXTERNAL_FROM_ELEMENTS)
     kept_out = {tensor.name for tensor in large if heavy}
     for tensor in tensors_of(model):
         if tensor.data_location == 1 and tensor.name not in kept_out:
-            load_external_data_for_tensor(tensor, str(folder))
-            tensor.data_location = 0
-            del tensor.external_data[:]
+            embed_data(tensor, folder)
 
 
 def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> Any:
@@ -213,17 +197,3 @@ def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> 
         input_index_threshold=None,
     )
     return overrides.IREENodeImporter.define_function(info.main_graph, module, settings)
-
-
-def raw_of(tensor: Any, folder: Path) -> Any:
-    """A tensor's data as uint8; external data, whose file lies in ``folder``, are mapped."""
-    from onnx import numpy_helper
-
-    if tensor.data_location == 1:
-        fields = {entry.key: entry.value for entry in tensor.external_data}
-        length = int(fields.get("length", 0)) or size_of(tensor)
-        return np.memmap(folder / fields["location"], np.uint8, "r", int(fields.get("offset", 0)), (length,))
-    array = numpy_helper.to_array(tensor)
-    if dtype_name(array.dtype) in SUB_BYTE_BITS:
-        return pack(array)
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

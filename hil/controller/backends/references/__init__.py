@@ -339,7 +339,9 @@ def _of_moved_weights(model: Model, folder: Path) -> Iterator[Model]:
     import onnx
     from onnx import numpy_helper
 
-    graph = onnx.load(model.path)
+    from hil.controller.models.importers.onnx_data import load_whole
+
+    graph = load_whole(model.path)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
     for seed in range(RUNS):
         moved = {name: one for name, one in perturbed(weights, seed).items() if one is not weights[name]}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from hil.controller.storage.texts import first_line, foreign_errors
 from hil.core.installed import version
@@ -55,11 +56,12 @@ def evaluator_source() -> str:
 def run_evaluator(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     """Run a model; called in the isolated process. Raises ReferenceFailed: the evaluator refuses it, or fails."""
     import numpy as np
-    import onnx
     from onnx.reference import ReferenceEvaluator
 
+    from hil.controller.models.importers.onnx_data import load_whole
+
     with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
-        evaluator = ReferenceEvaluator(onnx.load(model))
+        evaluator = ReferenceEvaluator(load_whole(Path(model)))
     with (
         foreign_errors(ReferenceFailed, "onnx's evaluator failed to run the model", error_text=evaluator_text),
         np.errstate(all="ignore"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.importers.onnx_data import embed_all
 from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.storage.texts import line
@@ -52,7 +53,7 @@ def _with_shapes(path: Path) -> Any:
         # By way of files: in memory a model above 2 GB could not be inferred.
         onnx.shape_inference.infer_shapes_path(path, inferred)
         model = onnx.load(inferred, load_external_data=False)
-    onnx.load_external_data_for_model(model, str(path.parent))
+    embed_all(model, path.parent)
     return model
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.models.flows.recipe import Flow
 from hil.controller.models.importers import import_model
+from hil.controller.models.importers.onnx_data import embed_data
 from hil.controller.models.importers.onnx_nodes import constants_of
 from hil.controller.models.importers.pt2 import is_tensor, output_names
 from hil.controller.models.importers.pt2_archive import load_program
@@ -78,7 +79,6 @@ def find_onnx(path: str) -> list[dict[str, Any]]:
         to it, at least 1) and ``integer``.
     """
     import onnx
-    from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
     graph = onnx.load(path, load_external_data=False).graph
     given = {value.name for value in graph.input}
@@ -89,8 +89,8 @@ def find_onnx(path: str) -> list[dict[str, Any]]:
         step = None
         if dequantises and node.input[0] not in tensors and (scale := tensors.get(node.input[1])) is not None:
             # The scales alone are read: weights may be large.
-            if uses_external_data(scale):
-                load_external_data_for_tensor(scale, str(Path(path).parent))
+            if scale.data_location == scale.EXTERNAL:
+                embed_data(scale, Path(path).parent)
             step = float(onnx.numpy_helper.to_array(scale).astype(float).max())
         rounds = quantises and node.input[0] not in given
         made = _Node(node.input, quantises, dequantises, step, rounds)

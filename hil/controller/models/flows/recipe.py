@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -220,7 +221,7 @@ def apply_recipe(
             for one, sample in zip(folders, samples, strict=True):
                 save_tensors(one, sample)
             arguments = {
-                "model": str(path.absolute()),
+                "model": str(_without_links(model, Path(given) / "model").absolute()),
                 "output": str(folder / path.name),
                 "external": len(model.files) > 1,
                 "samples": [str(one) for one in folders],
@@ -242,6 +243,16 @@ def apply_recipe(
     meta = {"model": model.name, "recipe": flow.recipe, "settings": settings}
     entry, _ = context.cache.get_or_make(key, meta, make)
     return entry / path.name
+
+
+def _without_links(model: Model, folder: Path) -> Path:
+    """Return the model's file, or that of a copy in a folder if its files are links: onnx's tools reject such data."""
+    if len(model.files) == 1 or not any(file.is_symlink() for file in model.files.values()):
+        return model.path
+    for name, file in model.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)
+    return folder / next(name for name, file in model.files.items() if file == model.path)
 
 
 def _check_made(recipe: str, model: Model, made: Path, context: RunContext) -> None:

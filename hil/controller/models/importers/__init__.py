@@ -32,7 +32,7 @@ from hil.errors import ImportFailed, LoadFailed, UsageError
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
-_VERSION = 7
+_VERSION = 8
 _HEAD = 64
 # What makes a folder a SavedModel of TensorFlow.
 SAVED_MODEL = "saved_model.pb"
@@ -45,9 +45,10 @@ class Importer:
     ``describe(path, function, dims)`` is called in a process of its own with the file, the entry point ("": none is
     named) and the sizes of symbolic dimensions. It returns a JSON object of ``function``, ``inputs`` and ``outputs``
     (lists of [name, dtype, shape], or None where only the board can tell), ``ranges`` (input -> [low, high]),
-    ``external`` (names of further files, relative to the model's folder), ``producer`` (anything) and, optionally,
-    ``float64`` (whether the model computes with float64; a missing value means that it may). It raises ImportFailed, or
-    UsageError for an entry point or a dimension that the model does not have.
+    ``external`` (names of further files, relative to the model's folder) and ``producer`` (anything). Optional are
+    ``float64`` (whether the model computes with float64; a missing value means that it may) and ``needs`` (further file
+    -> [bytes that it must have, what needs them]). It raises ImportFailed, or UsageError for an entry point or a
+    dimension that the model does not have.
 
     Attributes:
         recognises: whether a file that begins with these bytes is one, whatever its name.
@@ -144,7 +145,7 @@ def import_model(
         raise ImportFailed(f"{path.name}: {error.message}", hint=error.hint) from error
     # A board is told the name, in UTF-8.
     main = path.name.encode(errors="replace").decode()
-    files = {main: path} | {file: _external(path, file) for file in found["external"]}
+    files = {main: path} | {file: _external(path, file, found.get("needs", {}).get(file)) for file in found["external"]}
     others = {name: read.get(file) or digest_file(file) for name, file in files.items() if file != path}
     digests = {main: digest} | others
     return Model(
@@ -255,8 +256,15 @@ def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:
     return None if items is None else tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in items)
 
 
-def _external(model: Path, name: str) -> Path:
-    """The path of a file that a model names: beside or below the model, never elsewhere."""
+def _external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
+    """The path of a file that a model names: in the model's folder or below it, never elsewhere.
+
+    Links count as ONNX Runtime counts them: they may also lead into the folder of the file that the model is a link to,
+    as in the cache of the Hugging Face Hub (``snapshots/REVISION/model.onnx -> ../../blobs/HASH``).
+
+    Args:
+        needs: how many bytes it must have, and what needs them; None is unknown.
+    """
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts or not parts.parts:
         raise ImportFailed(
@@ -269,6 +277,11 @@ def _external(model: Path, name: str) -> Path:
             f"{model.name} keeps data in {name!r}, which is missing", hint=f"put the file at {model.parent / parts}"
         )
     try:
-        return within(model.parent, file)
+        within(model.parent, file)
     except UsageError as error:
-        raise ImportFailed(f"{model.name} keeps data in {name!r}: {error.message}", hint=error.hint) from error
+        if not file.resolve().is_relative_to(model.resolve().parent):
+            raise ImportFailed(f"{model.name} keeps data in {name!r}: {error.message}", hint=error.hint) from error
+    if needs is not None and (size := file.stat().st_size) < needs[0]:
+        what = f"{needs[1]} is cut off: {name} has {size:,} of {needs[0]:,} bytes"
+        raise ImportFailed(f"{model.name}: {what}", hint="copy the data file again")
+    return file

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import posixpath
 import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hil.controller.models.description import check_dims, description
+from hil.controller.models.importers.onnx_data import check_data
 from hil.controller.models.importers.onnx_nodes import has_float64, node_label, nodes_of, tensors_of
 from hil.controller.models.importers.onnx_ranges import known_ranges
 from hil.controller.storage.texts import line
@@ -48,7 +48,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     graph = model.graph
     if function not in ("", graph.name, "main_graph"):
         raise UsageError(f"{file.name} has no function {function!r}", hint=f"an ONNX model has one: {graph.name!r}")
-    external = _external(file, model)
+    external = check_data(file.name, model)
     foreign = _check_operators(file, model)
     initialised = {tensor.name for tensor in graph.initializer} | {
         item.values.name for item in graph.sparse_initializer
@@ -69,7 +69,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         [_spec(value) for value in real_inputs],
         [_spec(value) for value in outputs] if all(map(_has_shape, outputs)) else None,
         ranges=known_ranges(inferred.graph, [value.name for value in real_inputs]),
-        external=external,
+        external=sorted(external),
+        needs=external,
         float64=has_float64(inferred),
         producer={
             "name": model.producer_name,
@@ -136,28 +137,6 @@ def _texts(message: Any) -> Iterator[Any]:
         elif field.type == field.TYPE_MESSAGE:
             for one in values:
                 yield from _texts(one)
-
-
-def _external(file: Path, model: Any) -> list[str]:
-    """The files of external tensors, within which these must lie; one that is not there is told by the caller."""
-    found: set[str] = set()
-    for tensor in tensors_of(model):
-        if tensor.data_location != tensor.EXTERNAL:
-            continue
-        fields = {entry.key: entry.value for entry in tensor.external_data}
-        if not fields.get("location"):
-            raise ImportFailed(f"{file.name}: tensor {tensor.name!r} is external but names no file")
-        location = posixpath.normpath(fields["location"].replace("\\", "/"))
-        found.add(location)
-        data = file.parent / location
-        end = int(fields.get("offset", 0)) + int(fields.get("length", 0))
-        if not location.startswith(("/", "..")) and data.is_file() and end > data.stat().st_size:
-            raise ImportFailed(
-                f"{file.name} keeps tensor {tensor.name!r} in {location!r} up to byte {end}, "
-                f"but that file has only {data.stat().st_size} bytes",
-                hint="the data file is cut off: copy it again",
-            )
-    return sorted(found)
 
 
 def _check_operators(file: Path, model: Any) -> bool:

@@ -14,14 +14,33 @@ _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype", "stash_typ
 
 def tensors_of(model: Any) -> Iterator[Any]:
     """Every TensorProto of a model: initializers and attributes, in subgraphs and functions as well."""
+    return (tensor for _, tensor in labelled_tensors(model))
+
+
+def labelled_tensors(model: Any) -> Iterator[tuple[str, Any]]:
+    """Every TensorProto of a model, each with what a message calls it: ``tensor 'w'``."""
     nodes = nodes_and_functions(model)
     for graph in (model.graph, *(graph for node in nodes for graph in graphs_of(node))):
-        yield from graph.initializer
+        for tensor in graph.initializer:
+            yield f"tensor {tensor.name!r}", tensor
         for sparse in graph.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
-    for attribute in (attribute for node in nodes for attribute in node.attribute):
-        yield from ([attribute.t] if attribute.HasField("t") else [])
-        yield from attribute.tensors
+            yield from _parts(f"tensor {sparse.values.name!r}", sparse)
+    held = [(attribute, node_label(node)) for node in nodes for attribute in node.attribute]
+    held += [(one, f"function {function.name!r}") for function in model.functions for one in function.attribute_proto]
+    for attribute, owner in held:
+        label = f"attribute {attribute.name!r} of {owner}"
+        for tensor in (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors):
+            yield label, tensor
+        for sparse in (
+            *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
+            *attribute.sparse_tensors,
+        ):
+            yield from _parts(label, sparse)
+
+
+def _parts(label: str, sparse: Any) -> Iterator[tuple[str, Any]]:
+    yield f"{label} (values)", sparse.values
+    yield f"{label} (indices)", sparse.indices
 
 
 def has_float64(model: Any) -> bool:

@@ -107,6 +107,19 @@ def test_float16_is_float16_inside(apply):
     assert set(kinds.values()) == {np.dtype(np.float16)}
 
 
+@pytest.mark.parametrize("flow", [HALF, DYNAMIC], ids=["float16", "dynamic"])
+def test_recipe_reads_linked_external_data(apply, tmp_path: Path, flow: Flow):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.mkdir()
+    onnx.save(onnx.load(CNN), real / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    for file in real.iterdir():
+        (link / file.name).symlink_to(file)
+    made = {folder: tensors(apply(flow, folder / "m.onnx")) for folder in (real, link)}
+    assert made[real].keys() == made[link].keys()
+    assert all(np.array_equal(made[real][name], made[link][name]) for name in made[real])
+
+
 def test_weights_have_a_scale_a_channel_or_one(apply, images):
     per_channel = tensors(apply(static(per_channel=True), CNN, images[:4]))
     per_tensor = tensors(apply(static(per_channel=False), CNN, images[:4]))

@@ -185,7 +185,40 @@ def test_external_data_that_is_cut_off(save_onnx: Save, isolated: Isolated, tmp_
     path = with_weight(save_onnx)
     (tmp_path / "w.bin").write_bytes(bytes(15))
     externalise(path, "w.bin")
-    with pytest.raises(ImportFailed, match=r"'w' in 'w.bin' up to byte 16, but that file has only 15"):
+    with pytest.raises(ImportFailed, match=r"tensor 'w' is cut off: w.bin has 15 of 16 bytes"):
+        import_model(path, isolated=isolated)
+
+
+def linked(folder: Path, save: Save, data: bytes) -> Path:
+    """A model and its data as the cache of the Hugging Face Hub keeps them: links to files named by their digests."""
+    path = with_weight(save)
+    externalise(path, "w.bin")
+    snapshot, blobs = folder / "hub" / "snapshots" / "1a2b", folder / "hub" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    path.rename(blobs / "aaaa")
+    (blobs / "bbbb").write_bytes(data)
+    (snapshot / "model.onnx").symlink_to("../../blobs/aaaa")
+    (snapshot / "w.bin").symlink_to("../../blobs/bbbb")
+    return snapshot / "model.onnx"
+
+
+def test_external_data_may_be_linked_next_to_the_linked_model(
+    save_onnx: Save, isolated: Isolated, tmp_path: Path
+) -> None:
+    path = linked(tmp_path, save_onnx, np.ones(4, np.float32).tobytes())
+    assert dict(import_model(path, isolated=isolated).files) == {"model.onnx": path, "w.bin": path.with_name("w.bin")}
+    (tmp_path / "hub" / "blobs" / "bbbb").write_bytes(bytes(3))
+    with pytest.raises(ImportFailed, match=r"w\.bin has 3 of 16 bytes"):
+        import_model(path, isolated=isolated)
+
+
+def test_external_data_must_not_be_linked_elsewhere(save_onnx: Save, isolated: Isolated, tmp_path: Path) -> None:
+    path = linked(tmp_path, save_onnx, bytes(16))
+    (tmp_path / "secret").write_bytes(bytes(16))
+    path.with_name("w.bin").unlink()
+    path.with_name("w.bin").symlink_to(tmp_path / "secret")
+    with pytest.raises(ImportFailed, match="leads out of"):
         import_model(path, isolated=isolated)
 
 
@@ -367,6 +400,9 @@ def test_a_finding_is_kept_and_external_files_are_looked_at_each_time(
     closed = Isolated(1)
     closed.close()
     assert import_model(path, isolated=closed, cache=cache) == replace(first, cached=True)
+    (tmp_path / "w.bin").write_bytes(bytes(15))
+    with pytest.raises(ImportFailed, match=r"w\.bin has 15 of 16 bytes"):
+        import_model(path, isolated=closed, cache=cache)
     (tmp_path / "w.bin").unlink()
     with pytest.raises(ImportFailed, match="missing"):
         import_model(path, isolated=closed, cache=cache)

@@ -1,0 +1,147 @@
+"""Data of an ONNX model's tensors: sizes that must match, and external data, read from its file."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.controller.models.importers.onnx_nodes import labelled_tensors, tensors_of
+from hil.core.tensors import SUB_BYTE_BITS, dtype_name, dtype_of, pack
+from hil.errors import ImportFailed
+from hil.formats.ort_values import ONNX_TYPES
+
+_NAMES = {number: name for name, number in ONNX_TYPES.items()}
+# Fields of a TensorProto that hold elements, for the types that do not use int32_data.
+_TYPED = {
+    "float32": "float_data",
+    "complex64": "float_data",
+    "int64": "int64_data",
+    "string": "string_data",
+    "float64": "double_data",
+    "complex128": "double_data",
+    "uint32": "uint64_data",
+    "uint64": "uint64_data",
+}
+_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+_DIGITS = re.compile("[0-9]{1,19}")
+
+
+def check_data(file: str, model: Any) -> dict[str, tuple[int, str]]:
+    """Check that the data of every tensor has the size that its shape and type need.
+
+    Returns:
+        For each file of external data, its name relative to the model's folder: how many bytes it needs, and the label
+        of the tensor that needs them.
+
+    Raises:
+        ImportFailed: a size does not match, or an external location, offset or length is invalid.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for label, tensor in labelled_tensors(model):
+        where = f"{file}: {label}"
+        if any(size < 0 for size in tensor.dims):
+            raise ImportFailed(f"{where} has a negative dimension: {list(tensor.dims)}")
+        if tensor.data_type not in _NAMES:
+            raise ImportFailed(f"{where} has the unknown element type {tensor.data_type}")
+        if tensor.data_location != tensor.EXTERNAL:
+            _check_inline(where, tensor)
+            continue
+        location, end = _check_external(where, tensor)
+        found[location] = max(found.get(location, (0, "")), (end, label))
+    return found
+
+
+def size_of(tensor: Any) -> int:
+    """Return the bytes that a tensor's data need, by its shape and type."""
+    name = _NAMES.get(tensor.data_type, "string")
+    if name == "string":
+        return int(tensor.ByteSize())
+    bits = SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
+    return -(-int(math.prod(tensor.dims)) * bits // 8)
+
+
+def raw_of(tensor: Any, folder: Path) -> Any:
+    """Return a tensor's data as uint8; external data, whose file is in ``folder``, are mapped."""
+    from onnx import numpy_helper
+
+    if tensor.data_location == tensor.EXTERNAL:
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        size = size_of(tensor)
+        if not size:
+            return np.zeros(0, np.uint8)
+        return np.memmap(folder / fields["location"], np.uint8, "r", int(fields.get("offset", 0)), (size,))
+    array = numpy_helper.to_array(tensor)
+    if dtype_name(array.dtype) in SUB_BYTE_BITS:
+        return pack(array)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def embed_data(tensor: Any, folder: Path) -> None:
+    """Read a tensor's external data into the tensor. (onnx's own function rejects files that are links.)"""
+    tensor.raw_data = raw_of(tensor, folder).tobytes()
+    del tensor.external_data[:]
+    tensor.ClearField("data_location")
+
+
+def embed_all(model: Any, folder: Path) -> None:
+    """Read all external data of a model into its tensors."""
+    for tensor in tensors_of(model):
+        if tensor.data_location == tensor.EXTERNAL:
+            embed_data(tensor, folder)
+
+
+def load_whole(path: Path) -> Any:
+    """Read a model with all its external data."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    embed_all(model, path.parent)
+    return model
+
+
+def _check_inline(where: str, tensor: Any) -> None:
+    name = _NAMES[tensor.data_type]
+    count = math.prod(tensor.dims)
+    held = {field: len(getattr(tensor, field)) for field in _FIELDS if len(getattr(tensor, field))}
+    what = f"{name} {list(tensor.dims)}"
+    if tensor.HasField("raw_data"):
+        if held or name == "string":
+            raise ImportFailed(f"{where} ({what}) holds raw data and {', '.join(held) or 'is of strings'}")
+        if (size := len(tensor.raw_data)) != size_of(tensor):
+            raise ImportFailed(f"{where} ({what}) holds {size:,} of {size_of(tensor):,} bytes", hint=_DAMAGED)
+        return
+    field = _TYPED.get(name, "int32_data")
+    if others := held.keys() - {field}:
+        raise ImportFailed(f"{where} ({what}) holds {', '.join(sorted(others))}: expected {field}")
+    bits = SUB_BYTE_BITS.get(name)
+    needed = -(-count * bits // 8) if bits else count * (2 if name.startswith("complex") else 1)
+    if held.get(field, 0) != needed:
+        raise ImportFailed(f"{where} ({what}) holds {held.get(field, 0):,} of {needed:,} elements", hint=_DAMAGED)
+
+
+_DAMAGED = "the model is damaged: export or copy it again"
+
+
+def _check_external(where: str, tensor: Any) -> tuple[str, int]:
+    """Return the file and the end of a tensor's external data. Raises ImportFailed: an entry is invalid."""
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    if not fields.get("location"):
+        raise ImportFailed(f"{where} is external but names no file")
+    if tensor.data_type == tensor.STRING:
+        raise ImportFailed(f"{where} is external and of strings: ONNX has no such tensors")
+    for key in ("offset", "length"):
+        if not _DIGITS.fullmatch(fields.get(key, "0")):
+            raise ImportFailed(f"{where} has the invalid external {key} {fields[key]!r}: expected a number of bytes")
+    size = size_of(tensor)
+    if "length" in fields and int(fields["length"]) != size:
+        what = f"{_NAMES[tensor.data_type]} {list(tensor.dims)}"
+        raise ImportFailed(
+            f"{where} ({what}) needs {size:,} bytes, its external length is {int(fields['length']):,}", hint=_DAMAGED
+        )
+    location = posixpath.normpath(fields["location"].replace("\\", "/"))
+    return location, int(fields.get("offset", 0)) + size
