@@ -9,17 +9,34 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.onnx_nodes import constants_of
+from hil.controller.models.importers.onnx_nodes import constants_of, graphs_of, nodes_of
 
-# Operators that hand the values of their first input on unchanged.
-_TRANSPARENT = {"Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "Expand", "Tile"}
+# Operators whose outputs hold only values of these inputs.
+_TRANSPARENT = {
+    **dict.fromkeys("Identity Cast Reshape Unsqueeze Squeeze Transpose Flatten Expand Tile Slice Split".split(), (0,)),
+    **dict.fromkeys("Gather GatherElements GatherND Pad Compress ReverseSequence Trilu".split(), (0,)),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), (0, 2)),
+    "Where": (1, 2),
+    "Concat": None,  # all of them
+}
+# Indices into an axis: (operator, its input with indices) -> (its input with data, attribute of the axis, its default).
+_INDICES: dict[tuple[str, int], tuple[int, str, int]] = {
+    **{(name, 1): (0, "axis", 0) for name in ("Gather", "GatherElements", "ScatterElements", "Scatter")},
+    ("GatherBlockQuantized", 1): (0, "gather_axis", 0),
+    ("EmbedLayerNormalization", 0): (2, "", 0),
+    ("EmbedLayerNormalization", 1): (4, "", 0),
+    ("EmbedLayerNormalization", 8): (3, "", 0),
+}
+# Axes, as one number: operators whose input 1 is an axis of their input 0.
+_AXES = ("CumSum", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
 
 
 def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """The (low, high) of inputs that go straight into an operator which bounds them, by a graph with inferred shapes.
+    """Return the (low, high) of inputs that reach an operator which bounds them, by a graph with inferred shapes.
 
-    Indices of Gather and its kin lie within the gathered axis, of OneHot within its depth; what is quantised lies
-    within what its scale and zero point can say; what is clipped lies within the clip's limits.
+    An operator bounds its indices by the axis that they index (those of GatherND and ScatterND by the shortest of their
+    axes), a depth or a number of elements by what there is, a quantised value by its scale and zero point, a clipped
+    one by the clip's limits.
     """
     look = _Look(graph)
     ranges: dict[str, tuple[float, float]] = {}
@@ -34,10 +51,16 @@ def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, fl
 
 class _Look:
     def __init__(self, graph: Any) -> None:
-        self._types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
-        self._constants = constants_of(graph)
+        nodes = list(nodes_of(graph.node))
+        graphs = [graph, *(inner for node in nodes for inner in graphs_of(node))]
+        self._types: dict[str, Any] = {}
+        self._constants: dict[str, Any] = {}
+        for each in graphs:
+            values = (*each.input, *each.value_info, *each.output)
+            self._types |= {value.name: value.type.tensor_type for value in values}
+            self._constants |= constants_of(each)
         self._users: dict[str, list[tuple[Any, int]]] = {}
-        for node in graph.node:
+        for node in nodes:
             for position, name in enumerate(node.input):
                 self._users.setdefault(name, []).append((node, position))
 
@@ -45,11 +68,10 @@ class _Look:
         pending, seen = [name], {name}
         while pending:
             for node, position in self._users.get(pending.pop(), ()):
-                if node.op_type in _TRANSPARENT and position == 0:
-                    fresh = [output for output in node.output[:1] if output not in seen]
+                if _passes_on(node, position):
+                    fresh = [output for output in node.output if output not in seen]
                     pending += fresh
                     seen.update(fresh)
-                    continue
                 # Bounds are a help, not a condition: a node whose attributes or constants make no sense bounds nothing.
                 bound = None
                 with contextlib.suppress(Exception):
@@ -59,11 +81,24 @@ class _Look:
 
     def _bound(self, node: Any, position: int) -> tuple[float, float] | None:
         kind = (node.op_type, position)
-        if kind in (("Gather", 1), ("GatherElements", 1), ("ScatterElements", 1)):
-            return self._index(node.input[0], _attribute(node, "axis", 0))
-        if kind == ("OneHot", 0):
-            depth = self._values(node, 1)
-            return None if depth is None else (0.0, float(depth.reshape(-1)[0]) - 1)
+        if kind in _INDICES:
+            place, attribute, default = _INDICES[kind]
+            shape = self._shape(node.input[place])
+            return _up_to(shape[_attribute(node, attribute, default)] - 1)
+        if kind in (("GatherND", 1), ("ScatterND", 1)):
+            return self._index_of_several(node)
+        if kind in (("RotaryEmbedding", 1 if _is_foreign(node) else 3), ("TensorScatter", 2)):
+            return self._position(node)
+        if kind in (("OneHot", 0), ("ArrayFeatureExtractor", 1)):
+            depth = self._values(node, 1) if node.op_type == "OneHot" else self._shape(node.input[0])[-1]
+            return None if depth is None else _up_to(float(np.reshape(depth, -1)[0]) - 1)
+        if kind == ("MaxUnpool", 1):
+            return _up_to(math.prod(self._shape(node.output[0])) - 1)
+        if kind == ("TopK", 1):
+            return 1.0, float(self._shape(node.input[0])[_attribute(node, "axis", -1)])
+        if position == 1 and node.op_type in _AXES:
+            # Several axes must differ from each other, which a range cannot ensure.
+            return _up_to(len(self._shape(node.input[0])) - 1) if math.prod(self._shape(node.input[1])) == 1 else None
         if kind == ("QuantizeLinear", 0):
             return self._quantised(node)
         if kind == ("Clip", 0):
@@ -72,16 +107,31 @@ class _Look:
             return (low, high) if math.isfinite(low) and math.isfinite(high) else None
         return None
 
-    def _index(self, table: str, axis: int) -> tuple[float, float] | None:
-        if table in self._constants:
-            shape = list(self._constants[table].dims)
-        elif table in self._types and self._types[table].HasField("shape"):
-            shape = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in self._types[table].shape.dim]
-        else:
-            return None
-        if not -len(shape) <= axis < len(shape) or shape[axis] < 1:
-            return None
-        return 0.0, float(shape[axis] - 1)
+    def _shape(self, name: str) -> list[int]:
+        """Return a value's shape, -1 for an unknown size. Raises KeyError: nothing is known of it."""
+        if name in self._constants:
+            return list(self._constants[name].dims)
+        kind = self._types[name]
+        if not kind.HasField("shape"):
+            raise KeyError(name)
+        return [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
+
+    def _index_of_several(self, node: Any) -> tuple[float, float] | None:
+        """Return the bounds of indices whose last axis holds an index for each of several axes: the shortest counts."""
+        first = _attribute(node, "batch_dims", 0)
+        count = self._shape(node.input[1])[-1]
+        sizes = self._shape(node.input[0])[first : first + count]
+        return None if count < 1 or len(sizes) < count else _up_to(min(sizes) - 1)
+
+    def _position(self, node: Any) -> tuple[float, float] | None:
+        """Return the bounds of positions in a cache that as many further positions as the sequence is long follow."""
+        if node.op_type == "TensorScatter":
+            axis = _attribute(node, "axis", -2)
+            return _up_to(self._shape(node.input[0])[axis] - self._shape(node.input[1])[axis])
+        length = self._shape(node.input[2 if _is_foreign(node) else 1])[0]
+        # ONNX Runtime's own operator takes one number, the first position, in place of all of them.
+        is_first = _is_foreign(node) and self._shape(node.input[1]) == [1]
+        return _up_to(length - (self._shape(node.input[0])[-2] if is_first else 1))
 
     def _quantised(self, node: Any) -> tuple[float, float] | None:
         scale = self._values(node, 1)
@@ -109,6 +159,20 @@ class _Look:
         tensor = self._constants[node.input[position]]
         # Nobody has checked yet where the files of external tensors lie.
         return None if tensor.data_location == tensor.EXTERNAL else numpy_helper.to_array(tensor)
+
+
+def _up_to(high: float) -> tuple[float, float]:
+    return 0.0, float(high)
+
+
+def _is_foreign(node: Any) -> bool:
+    return node.domain not in ("", "ai.onnx")
+
+
+def _passes_on(node: Any, position: int) -> bool:
+    """Return whether what a node gives holds values of its input at this position, unchanged."""
+    places = _TRANSPARENT.get(node.op_type, ())
+    return places is None or position in places
 
 
 def _attribute(node: Any, name: str, default: Any) -> Any:
