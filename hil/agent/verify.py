@@ -21,6 +21,7 @@ from hil.agent.supervisor import Supervisor, Worker
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase, check_loaded, untested, with_cases
 from hil.bundles.signature import fingerprint, public_keys, verify
+from hil.compare.criteria import parse_accept
 from hil.compare.stats import summary
 from hil.compare.verdict import Verdict, compare
 from hil.core import tensors
@@ -147,7 +148,7 @@ class _MethodRun:
         named = dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else dict(enumerate(outputs))
         actual = RunResult("this board", {str(name): array for name, array in named.items()})
         expected = RunResult(case.source or "the bundle", case.expected_outputs, noise=case.noise)
-        verdict = compare(actual, expected, rtol=case.rtol, atol=case.atol)
+        verdict = compare(actual, expected, rtol=case.rtol, atol=case.atol, accept=parse_accept(case.accept))
         return CaseResult(
             self._method.name,
             case.name,

@@ -38,6 +38,7 @@ class MethodTestCase:
     source: str = ""  # who says what is expected, with version: ``onnxruntime 1.31.1``
     # output name -> how far rounding alone moves what is expected, for outputs where that decides.
     noise: Mapping[str, Noise] = field(default_factory=dict)
+    accept: tuple[str, ...] = ()  # criteria that judge outputs instead of the tolerance; none is a Python function
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class BundledCase:
     atol: float | None
     source: str
     noise: Mapping[str, Noise] = field(default_factory=dict)
+    accept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

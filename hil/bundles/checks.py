@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hil.bundles.cases import BundledCase, MethodTestCase, Signature, Values
+from hil.compare.criteria import check_outputs, parse_accept
 from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
 from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, type_text
 from hil.errors import UsageError, VacuousTolerance
@@ -57,6 +58,7 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
     try:
         rtol, atol = (None if value is None else float(value) for value in (case.rtol, case.atol))
         check_tolerance(rtol, atol)
+        check_outputs(parse_accept(case.accept, option="criteria"), list(expected))
         for output, array in expected.items():
             tolerance, scale = fitted((dtype_name(array.dtype),) * 2, array, rtol, atol)
             refuse_vacuous(output, tolerance, scale, rtol=rtol, atol=atol)
@@ -68,7 +70,7 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
         raise UsageError(f"{where}: a tolerance is no number: {error}", hint="give rtol and atol as floats") from error
     if unknown := [output for output in case.noise if output not in expected]:
         raise UsageError(f"{where}: noise of {unknown[0]!r}, which is no output")
-    return BundledCase(name, inputs, expected, rtol, atol, case.source, dict(case.noise))
+    return BundledCase(name, inputs, expected, rtol, atol, case.source, dict(case.noise), case.accept)
 
 
 def _tensors(

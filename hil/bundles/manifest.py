@@ -250,6 +250,7 @@ def to_document(
                         "inputs": tensors(case.inputs),
                         "outputs": tensors(case.expected_outputs),
                         **noise_json(case.noise),
+                        **accept_json(case.accept),
                     }
                     for case in method.cases
                 ],
@@ -317,6 +318,7 @@ def _read_method(value: Any, blobs: Mapping[str, memoryview], where: str) -> tup
 def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> MethodTestCase:
     number = (float, type(None))
     value, noise = take_noise(value, where)
+    value, accept = take_accept(value, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number, "inputs": list}
     name, source, rtol, atol, inputs, outputs = take(value, where, **fields, outputs=list)
     return MethodTestCase(
@@ -327,7 +329,24 @@ def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> Metho
         name_of(name, f"{where}.name"),
         name_of(source, f"{where}.source", most=MAX_TEXT, empty=True),
         noise,
+        accept,
     )
+
+
+def accept_json(accept: Sequence[str]) -> dict[str, Any]:
+    """Return the field of a case that holds its criteria; nothing if there are none."""
+    return {"accept": list(accept)} if accept else {}
+
+
+def take_accept(value: Any, where: str) -> tuple[Any, tuple[str, ...]]:
+    """Return a case's fields without its criteria, and the criteria. Raises UsageError: they are damaged."""
+    if not isinstance(value, dict) or "accept" not in value:
+        return value, ()
+    where, given = f"{where}.accept", value["accept"]
+    if not isinstance(given, list) or not given or not all(isinstance(text, str) for text in given):
+        raise refused(where, "is of the wrong type")
+    texts = [name_of(text, where, most=MAX_TEXT) for text in items(given, where, MAX_TENSORS)]
+    return {key: one for key, one in value.items() if key != "accept"}, tuple(texts)
 
 
 def noise_json(noise: Mapping[str, Noise]) -> dict[str, Any]:

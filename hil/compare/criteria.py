@@ -107,6 +107,17 @@ def resolve_files(text: str, folder: Path) -> str:
     return _FUNCTION.sub(lambda found: found[0].replace(found["file"], str(folder.absolute() / found["file"]), 1), text)
 
 
+def name_outputs(texts: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts once for each of these outputs that they apply to, under its name."""
+    found = []
+    for text in texts:
+        head = _HEAD.fullmatch(text.strip())
+        if head is not None:
+            rule = Rule((head["output"] or "").strip(), ())
+            found += [f"{name}: {head['body']}" for name in names if rule.applies_to(name)]
+    return tuple(found)
+
+
 def function_files(texts: Sequence[str]) -> list[str]:
     """Return the Python files that the texts name. Raises as :func:`parse_accept`."""
     files: list[str] = []

@@ -74,6 +74,7 @@ def bundle() -> None:
 @run_option("references", help="What computes the expected outputs (default: by format).")
 @run_option("rtol", help="Relative tolerance of every case (default: by dtype).")
 @run_option("atol", help="Absolute tolerance of every case (default: by dtype).")
+@run_option("accept", help="Judge every case by these criteria instead of a tolerance. Repeats.")
 @run_option("timeout")
 @wait_option
 @verbose_option

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.commands import command
-from hil.controller.cli.options import FILE, json_option, run_option, runs_option
+from hil.controller.cli.options import FILE, json_option, run_option, run_options, runs_option
 from hil.controller.cli.screen import answer, say
 from hil.errors import UsageError
 
@@ -18,7 +18,7 @@ from hil.errors import UsageError
 @click.argument("b")
 @run_option("rtol", help="Relative tolerance (default: by dtype).")
 @run_option("atol", help="Absolute tolerance (default: by dtype).")
-@run_option("allow_blind")
+@run_options("accept", "allow_blind")
 @click.option("--plot", type=FILE, metavar="PNG", help="A picture of where the worst output differs.")
 @runs_option
 @json_option
@@ -27,11 +27,13 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.compare.tolerance import check_tolerance
     from hil.compare.verdict import Verdict
     from hil.compare.verdict import compare as compare_results
+    from hil.controller.pipeline.accepting import load_rules
     from hil.controller.pipeline.record import print_verdict, verdict_record
     from hil.controller.storage.console import Console
     from hil.core.results import Outcome, exit_code_of
 
     check_tolerance(tolerance["rtol"], tolerance["atol"])
+    tolerance["accept"] = load_rules(tolerance["accept"])
     left, right = _results(a, out), _results(b, out)
     if len(left) == len(right) == 1:
         right = dict(zip(left, right.values(), strict=True))

@@ -47,7 +47,7 @@ def study() -> None:
 @run_option("seed")
 @run_option("rtol", default=1e-4, show_default=True, help="Relative tolerance of every loss and variable.")
 @run_option("atol", help="Absolute tolerance (default: by dtype, scale and noise of the tensor).")
-@run_options("allow_blind", "no_fallback")
+@run_options("accept", "allow_blind", "no_fallback")
 @board_options
 @wait_option
 @run_option("timeout", default=300.0, help="Limit of loading, and of each step.")

@@ -86,10 +86,12 @@ def compare(a: Path, b: Path, as_json: bool, out: Path | None, **tolerance: Any)
     that lie alike in both.
     """
     from hil.compare.tolerance import check_tolerance
+    from hil.controller.pipeline.accepting import load_rules
     from hil.controller.workloads.traces.comparing import Judging
     from hil.controller.workloads.traces.stored import compare_stored, exit_code
 
     check_tolerance(tolerance["rtol"], tolerance["atol"])
+    tolerance["accept"] = load_rules(tolerance["accept"])
     found = compare_stored(a, b, Judging(**tolerance), out)
     document = {"traces": [one.to_json() for one in found], "exit_code": exit_code(found)}
     return answer(as_json, document, *(line for one in found for line in one.lines()))

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.farm.messages import JobSpec, Kind
+from hil.controller.pipeline.accepting import refuse_functions
 from hil.controller.pipeline.flagfiles import parse_flagfile
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.origin import origin_of
@@ -132,6 +133,7 @@ def job_of(options: Mapping[str, Any], folder: Path) -> Job:
     known = {one.name for one in fields(Job)} - {*_LOCAL, *_PROFILES}
     with _reading("job"):
         job = Job.of_record({name: value for name, value in options.items() if name in known})
+        refuse_functions(job.accept)
         return replace(
             job,
             models=tuple(inside(folder, path) for path in options["models"]),
@@ -163,6 +165,7 @@ def request_of(options: Mapping[str, Any], folder: Path) -> Request:
     """The suite's part that a spec's options tell, on the host that has its files."""
     with _reading("suite"):
         request = typed_request(options)
+        refuse_functions(request.settings.accept)
     source = request.source if request.source in BUILT_IN else str(inside(folder, request.source))
     if not options.get("flow_is_file") and ".toml" in request.flow:
         raise UsageError(f"the flow {request.flow!r} did not come with the job")
@@ -195,6 +198,7 @@ def _check_flagfiles(folder: Path) -> None:
 def _plain(job: Job) -> dict[str, Any]:
     """The fields of a job that hold on any machine."""
     left_out = (*_LOCAL, *_PROFILES, "models", "inputs", "expected")
+    refuse_functions(job.accept)
     plain = {name: value for name, value in jsonable(asdict(job)).items() if name not in left_out}
     return plain | {"origin": origin_of(job.labels)}
 

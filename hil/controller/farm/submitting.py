@@ -17,6 +17,7 @@ from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import span
 from hil.controller.models.flows import BESIDE, flows, load_flow
 from hil.controller.models.importers import SAVED_MODEL, import_model
+from hil.controller.pipeline.accepting import refuse_functions
 from hil.controller.pipeline.flagfiles import read_flagfile
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.cache import Cache
@@ -175,6 +176,7 @@ def load_suite(request: Request, boards: int) -> Workload:
         UsageError: there is no such suite or flow, or a file cannot be read.
     """
     flow = load_flow(request.flow)
+    refuse_functions(request.settings.accept)
     with Isolated(request.jobs) as isolated:
         context = RunContext(Cache(), isolated)
         suite = open_suite(request, flow, context)

@@ -28,6 +28,14 @@ def load_rules(texts: Sequence[str], option: str = "--accept") -> tuple[Rule, ..
     return parse_accept(texts, load_function, option)
 
 
+def refuse_functions(texts: Sequence[str]) -> None:
+    """Raise UsageError if a text names a Python function: another machine neither has the file nor runs it."""
+    if texts:
+        from hil.compare.criteria import parse_accept
+
+        parse_accept(texts)
+
+
 def check_accepted_outputs(texts: Sequence[str], models: Iterable[Model | None]) -> None:
     """Raise UsageError if a text names an output that none of the models has; a model may not know its outputs."""
     if not texts:

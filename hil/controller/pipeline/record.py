@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -264,7 +264,7 @@ def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
     return f"{by_criteria}, rtol {first['rtol']:g}, atol {first['atol']:g}"
 
 
-def criterion_text(criterion: dict[str, Any]) -> str:
+def criterion_text(criterion: Mapping[str, Any]) -> str:
     """A criterion of a record in a line: ``top1>=0.99: 1, met``."""
     value = criterion["value"]
     found = "met" if criterion["passed"] else "not met"

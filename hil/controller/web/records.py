@@ -309,9 +309,16 @@ def _outputs(values: Any) -> list[Mapping[str, Any]]:
             **{key: one.get(key) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")},
             "shape": [text(size) for size in listed(one.get("shape"))[:64]],
             "passed": one.get("passed") is True,
+            "criteria": [_criterion(criterion) for criterion in mappings(one.get("criteria"))[:_ROWS]],
         }
         for one in mappings(values)[:_ROWS]
     ]
+
+
+def _criterion(values: Mapping[str, Any]) -> str:
+    met = "met" if values.get("passed") is True else "not met"
+    shown = met if values.get("value") is None else f"{text(values['value'])}, {met}"
+    return f"{text(values.get('criterion'))}: {shown}"
 
 
 def _seconds(values: Any) -> dict[str, float | None]:

@@ -16,6 +16,7 @@ import pytest
 
 from hil import errors
 from hil.compare.verdict import Verdict, compare
+from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import safe_name, storing
@@ -157,8 +158,10 @@ class CaseRun:
     ) -> Verdict:
         """Compare two results; the test fails where they differ."""
         try:
-            allowed = self.plugin.request.settings.allow_blind
-            verdict = compare(actual, reference, rtol=rtol, atol=atol, allow_blind=allowed)
+            settings = self.plugin.request.settings
+            # A tolerance of the test's own goes before the criteria of the command line.
+            accept = load_rules(settings.accept) if rtol is None and atol is None else ()
+            verdict = compare(actual, reference, rtol=rtol, atol=atol, allow_blind=settings.allow_blind, accept=accept)
         except errors.UsageError as error:
             pytest.fail(visible(str(error)), pytrace=False)
         if not verdict:

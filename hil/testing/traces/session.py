@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.backends.references import measure_noise
 from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.graphs import new_value
+from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.flagfiles import ATOLS, FlagFile, write_flagfile
 from hil.controller.pipeline.options import case_settings
 from hil.controller.storage.cache import Cache
@@ -199,7 +200,8 @@ class ModuleTraces:
         folder = self._trace_folder(target, traced.trace.name)
         settings = self._settings
         noise = partial(self._noise, traced)
-        judging = Judging(settings.rtol, settings.atol, settings.allow_blind, noise)
+        accept = load_rules(settings.accept)
+        judging = Judging(settings.rtol, settings.atol, settings.allow_blind, accept, noise)
         comparisons = tuple(compare_traces(wanted.trace, traced.trace, judging))
         if traced.error is not None:
             # Calls that were not made are no news then.

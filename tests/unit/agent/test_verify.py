@@ -74,6 +74,13 @@ def test_a_cases_own_tolerance_counts(twice, capsys):
     assert call(capsys, twice([2, 4, 6.5], rtol=0.01))[0] == 1
 
 
+def test_a_cases_own_criteria_replace_its_tolerance(twice, capsys):
+    assert call(capsys, twice([2, 4, 6.5], accept=("argmax",)))[0] == 0
+    code, out, _ = call(capsys, twice([2, 4, 6.5], accept=("y: max_abs<=0.1",)))
+    assert code == 1 and "max_abs<=0.1 is not met: the value is 0.5" in out
+    assert call(capsys, twice([2, 4, 6], accept=("max_abs<=100",)))[1].startswith("BLIND")
+
+
 def test_the_document_holds_every_number(twice, capsys):
     code, out, _ = call(capsys, twice([2, 4, 6], [2, 4, np.inf]), "--json")
     document = json.loads(out)

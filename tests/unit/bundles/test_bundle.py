@@ -265,3 +265,23 @@ def test_cases_are_chosen_by_name_by_number_and_with_their_method(tmp_path):
     for wrong in ("3", "g/other", "-1"):
         with pytest.raises(UsageError, match="no case"):
             chosen(wrong)
+
+
+@pytest.mark.parametrize(
+    ("accept", "message"),
+    [
+        (("y: python:judge.py:same",), "a Python function cannot be used here"),
+        (("z: rmse<=1",), "names output 'z'"),
+        (("rmse>=1",), "lower values are better"),
+        (("top1>=0",), "cannot fail"),
+    ],
+)
+def test_bundle_refuses_criteria_it_cannot_judge(tmp_path, accept, message):
+    with pytest.raises(UsageError, match=message):
+        bundle(tmp_path, case(accept=accept))
+
+
+def test_bundle_keeps_the_criteria_of_a_case(tmp_path):
+    bundle(tmp_path, case(accept=("y: rmse<=0.1", "kl<=1"))).save(tmp_path / "b.hilb")
+    (found,) = Bundle.open(tmp_path / "b.hilb").methods[0].cases
+    assert found.accept == ("y: rmse<=0.1", "kl<=1")

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from hil.compare.criteria import Rule, check_outputs, criteria_for, function_files, parse_accept, resolve_files
+from hil.compare.criteria import (
+    Rule,
+    check_outputs,
+    criteria_for,
+    function_files,
+    name_outputs,
+    parse_accept,
+    resolve_files,
+)
 from hil.compare.measures import MEASURES, find_measure
 from hil.compare.stats import STATISTICS
 from hil.errors import UsageError, VacuousTolerance
@@ -115,3 +123,8 @@ def test_resolve_files_makes_relative_paths_absolute() -> None:
     assert resolved == "y: rmse<=1, python:/base/judge.py:same>=1, python:/x/b.py:f"
     assert function_files([resolved]) == ["/base/judge.py", "/x/b.py"]
     assert parse(resolved).criteria[1].text == "python:judge.py:same>=1"
+
+
+def test_name_outputs_writes_each_text_for_the_outputs_it_means() -> None:
+    texts = ["rmse<=1", "y*: kl<=1, argmax", "z: argmax"]
+    assert name_outputs(texts, ["x", "y:0"]) == ("x: rmse<=1", "y:0: rmse<=1", "y:0: kl<=1, argmax")

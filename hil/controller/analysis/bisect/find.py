@@ -21,6 +21,7 @@ from hil.controller.backends.compilers.iree_group import compile_together
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, quanta, quantum_atol
+from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
@@ -384,11 +385,10 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
             unjudged[name] = _BY_CHANCE
             continue
         own = atol.get(name) if isinstance(atol, Mapping) else atol
-        noise, blind = case.references[0].noise.get(name), case.options.allow_blind
+        noise = case.references[0].noise.get(name)
+        named: dict[str, Any] = {"allow_blind": case.options.allow_blind, "accept": load_rules(case.options.accept)}
         try:
-            judged.append(
-                compare_output(name, given[name], reference, rtol=rtol, atol=own, noise=noise, allow_blind=blind)
-            )
+            judged.append(compare_output(name, given[name], reference, rtol=rtol, atol=own, noise=noise, **named))
         except UsageError as error:
             unjudged[name] = error.message
     return _finding(judged, unjudged)

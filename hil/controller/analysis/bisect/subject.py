@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.compare.criteria import name_outputs
 from hil.compare.tolerance import fitted, refuse_vacuous
 from hil.controller.analysis.layers import Activations, Layer, activations, layers_of
 from hil.controller.models.compiling import CachedCall, call_isolated
@@ -16,6 +17,7 @@ from hil.controller.models.conversions import as_onnx
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
+from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.options import Options
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
@@ -192,6 +194,10 @@ def open_subject(
         check_signatures(model, compiled)
         twins = layers_of(compiled, group=group, inputs=inputs, **settings)
         check_layers(model, layers, compiled, twins)
+    # Criteria are made for the model's outputs; other tensors are judged within the tolerance.
+    check_accepted_outputs(options.accept, [model])
+    if options.accept:
+        options = replace(options, accept=name_outputs(options.accept, [spec.name for spec in model.outputs or ()]))
     computed = activations(
         model,
         inputs,
@@ -223,6 +229,7 @@ def with_flow(options: Options, flow: Flow | None) -> Options:
         compile_flags=(*flow.compile_flags, *options.compile_flags),
         rtol=flow.rtol if options.rtol is None else options.rtol,
         atol=flow.atol if options.atol is None else options.atol,
+        accept=options.accept or flow.accept,
     )
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.compare.criteria import parse_accept
 from hil.compare.tolerance import check_tolerance
 from hil.controller.models.flows.quanta import quantum_atol
 from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check_settings, recipes
@@ -126,7 +127,7 @@ _NUMBERS = ("rtol", "atol", "quanta", "min_sqnr_db")
 _KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(_TEXTS, ("a text", str)),
     **dict.fromkeys(_NUMBERS, ("a number", (int, float))),
-    **dict.fromkeys(("compile_flags", "references"), ("a list of texts", list)),
+    **dict.fromkeys(("compile_flags", "references", "accept"), ("a list of texts", list)),
     "settings": ("a table", dict),
 }
 _EXAMPLE = '[my-flow] runtime = "iree"'
@@ -157,6 +158,7 @@ def check_flow(flow: Flow, where: str) -> None:
             pick("runtime", dict.fromkeys([*RUNTIMES, *(one.name for one in points("hil.compilers"))]), flow.runtime)
         check_settings(flow)
         check_tolerance(flow.rtol, flow.atol)
+        parse_accept(flow.accept, option="accept")
         if flow.quanta is not None and not 0 <= flow.quanta < math.inf:
             raise UsageError(f"quanta is {flow.quanta:g}: it is a number of 0 or more")
         if flow.quanta is not None and flow.atol is not None:

@@ -47,6 +47,7 @@ class Flow:
         settings: of the recipe, where they are not its defaults.
         references: names of those that are asked where the user names none; empty is the default for the model's
             format.
+        accept: criteria that judge outputs instead of a tolerance, where the user names none.
         rtol, atol: tolerance beside the flow's own reference (that of the model as the recipe made it); None is the
             case's own or the dtype's default.
         quanta: how many steps of its quantisation an output may be off beside that reference (docs/suites.md, Flows);
@@ -61,6 +62,7 @@ class Flow:
     recipe: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     references: tuple[str, ...] = ()
+    accept: tuple[str, ...] = ()
     rtol: float | None = None
     atol: float | None = None
     quanta: float | None = None

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.bundles.manifest import file_name, name_of, noise_json, signature_json, specs_of, take, take_noise
+from hil.bundles.manifest import (
+    accept_json,
+    file_name,
+    name_of,
+    noise_json,
+    signature_json,
+    specs_of,
+    take,
+    take_accept,
+    take_noise,
+)
 from hil.controller.models.inputs import fits_spec
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
@@ -103,7 +113,7 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
                 for position, array in enumerate(tensors.values()):
                     save_npy(path / place / f"{kind}_{position}.npy", array)
             fields = {name: getattr(case, name) for name in ("name", "source", "rtol", "atol")}
-            cases.append({**fields, **noise_json(case.noise), "folder": place})
+            cases.append({**fields, **noise_json(case.noise), **accept_json(case.accept), "folder": place})
         specs = {kind: signature_json(getattr(method.signature, kind)) for kind in ("inputs", "outputs")}
         methods.append({"name": method.name, **specs, "cases": cases})
     document = {
@@ -158,9 +168,12 @@ def read_golden(path: Path, *, context: RunContext) -> Bundle:
 def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTestCase:
     number = (float, int, type(None))
     item, noise = take_noise(item, where)
+    item, accept = take_accept(item, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number}
     name, source, rtol, atol, folder = take(item, where, **fields, folder=str)
     place = within(path, path / file_name(folder, where))
     if not place.is_dir():
         raise UsageError(f"{place} is no folder")
-    return replace(read_case(place, signature, name=name), source=source, rtol=rtol, atol=atol, noise=noise)
+    return replace(
+        read_case(place, signature, name=name), source=source, rtol=rtol, atol=atol, noise=noise, accept=accept
+    )

@@ -211,7 +211,7 @@ class _Cases:
     def _complete(self, method: str, case: MethodTestCase, signature: Signature, model: Model) -> MethodTestCase:
         """The case with the tolerances asked for and, where it expects nothing yet, with a reference's answer."""
         options = self.request.options
-        case = replace(case, rtol=options.rtol, atol=options.atol)
+        case = replace(case, rtol=options.rtol, atol=options.atol, accept=options.accept)
         if len(case.expected_outputs):
             return case if case.source else replace(case, source="given with the case")
         inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)

@@ -59,6 +59,7 @@ class ProgramCase:
             function=method.name,
             rtol=given.rtol if options.rtol is None else options.rtol,
             atol=given.atol if options.atol is None else options.atol,
+            accept=options.accept or given.accept,
         )
         files = {self.path.name: self.path}
         takes, gives = signature.inputs, signature.outputs

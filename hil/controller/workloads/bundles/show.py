@@ -59,6 +59,7 @@ def _method(method: Method) -> dict[str, Any]:
         "cases": [
             {
                 **{name: getattr(case, name) for name in ("name", "source", "rtol", "atol")},
+                "accept": list(case.accept),
                 "inputs": _tensors(case.inputs),
                 "outputs": _tensors(case.expected_outputs),
             }
@@ -105,7 +106,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
         yield "method", f"{method['name']}({takes}) -> ({gives})"
         for case in method["cases"]:
-            given = [f"{name} {case[name]:g}" for name in ("rtol", "atol") if case[name] is not None]
+            given = [f"{name} {case[name]:g}" for name in ("rtol", "atol") if case[name] is not None] + case["accept"]
             size = sum(tensor["bytes"] for kind in ("inputs", "outputs") for tensor in case[kind])
             words = [case["source"] and f"as {case['source']} says", *given, f"{size:,} bytes"]
             yield "case", f"{case['name']}: {', '.join(word for word in words if word)}"

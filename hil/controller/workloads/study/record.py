@@ -39,6 +39,7 @@ class Asked:
     rtol: float
     atol: float | None
     allow_blind: tuple[str, ...]  # patterns of names of tensors that may pass though nobody can judge them
+    accept: tuple[str, ...]  # criteria that judge tensors instead of the tolerance
     no_fallback: bool  # whether a node that runs on another device than it was told to fails a row
     timeout: float  # seconds for loading, and for each step
     out: Path
@@ -48,7 +49,10 @@ class Asked:
     def document(self) -> dict[str, Any]:
         """The part that the results depend on, as JSON says it."""
         names = ("steps", "seed", "rtol", "atol", "no_fallback")
-        return {name: getattr(self, name) for name in names} | {"allow_blind": list(self.allow_blind)}
+        return {name: getattr(self, name) for name in names} | {
+            "allow_blind": list(self.allow_blind),
+            "accept": list(self.accept),
+        }
 
 
 def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.compare.criteria import Rule
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare_output
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.importers import import_model
+from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
@@ -72,6 +74,7 @@ def match_steps(
     rtol: float,
     atol: float | None,
     allow_blind: Sequence[str] = (),
+    accept: Sequence[Rule] = (),
 ) -> None:
     """Compare every step, and put into the row how many agreed and the largest difference.
 
@@ -83,7 +86,7 @@ def match_steps(
         Differs: one does not agree, or there is nothing to compare.
         CannotBeJudged: all agree, and one that is not allowed to be blind would agree with wrong values too.
     """
-    within: dict[str, Any] = {"rtol": rtol, "atol": atol, "allow_blind": allow_blind}
+    within: dict[str, Any] = {"rtol": rtol, "atol": atol, "allow_blind": allow_blind, "accept": accept}
     if not results:
         raise Differs("there is no step to compare")
     unjudged: dict[str, str] = {}
@@ -139,6 +142,7 @@ def run_study(
             lost in.
     """
     check_tolerance(asked.rtol, asked.atol)
+    load_rules(asked.accept)
     if asked.steps < 1:
         raise UsageError("--steps must be at least 1")
     for way in asked.ways:
@@ -277,6 +281,7 @@ class _Study:
             return load_tensors(trained / RESULT.format(step)), load_noise(trained / NOISE.format(step))
 
         within: dict[str, Any] = {"rtol": asked.rtol, "atol": asked.atol, "allow_blind": asked.allow_blind}
+        within["accept"] = load_rules(asked.accept)
         stage(MATCH, lambda: match_steps(row, results, expected_of, **within))
 
     def _keep(self, program: Program, folder: Path) -> Model:

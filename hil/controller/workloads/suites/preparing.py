@@ -110,6 +110,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) ->
     chosen: dict[str, Any] = {
         "debug_ir": settings.debug_ir / case_id if settings.debug_ir else None,
         "references": references_of(settings, flow),
+        "accept": settings.accept or flow.accept,
     }
     for name in ("rtol", "atol"):
         # A tolerance that the user typed goes before the flow's, and that before the case's own.

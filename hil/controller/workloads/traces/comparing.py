@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hil.compare.criteria import Rule
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output, depends_on_noise
 from hil.controller.models.tensorflow.graphs import leaves, new_value
@@ -67,6 +68,7 @@ class Judging:
     rtol: float | None = None
     atol: float | None = None
     allow_blind: Sequence[str] = ()  # patterns of names of outputs that may pass though nobody can judge them
+    accept: Sequence[Rule] = ()  # criteria that judge outputs instead of the tolerance
     # the noise of a call's outputs, by name; asked with the call's number where a verdict may depend on it.
     noise: Callable[[int], Mapping[str, Noise]] = lambda number: {}
 
@@ -129,9 +131,9 @@ def _compare(number: int, trace: Trace, other: Trace, judging: Judging) -> CallC
     rtol = reference.rtol if judging.rtol is None else judging.rtol
     atol = reference.atol if judging.atol is None else judging.atol
     call = replace(reference, rtol=rtol, atol=atol)
-    verdict = _verdict(wanted, got, call, trace.backend, judging.allow_blind)
+    verdict = _verdict(wanted, got, call, trace.backend, judging)
     if depends_on_noise(verdict) and (noise := judging.noise(number)):
-        within = _verdict(wanted, got, call, trace.backend, judging.allow_blind, noise)
+        within = _verdict(wanted, got, call, trace.backend, judging, noise)
         # Where noise changes nothing, the verdict stays as it is.
         verdict = within if _judged(within) != _judged(verdict) else verdict
     why = _other_inputs(reference, target, trace) if verdict.outcome is Outcome.FAIL else ""
@@ -147,7 +149,7 @@ def _verdict(
     got: dict[str, Array],
     call: ModuleCall,
     backend: str,
-    allow_blind: Sequence[str],
+    judging: Judging,
     noise: Mapping[str, Noise] | None = None,
 ) -> Verdict:
     """Compare within the tolerances of the call; variables that those cannot judge have their dtype's own."""
@@ -159,7 +161,8 @@ def _verdict(
     for (rtol, atol), names in groups.items():
         one, other = ({name: arrays[name] for name in names} for arrays in (got, wanted))
         expected = RunResult(backend, other, noise=noise or {})
-        parts.append(compare(RunResult("", one), expected, rtol=rtol, atol=atol, allow_blind=allow_blind))
+        blind, accept = judging.allow_blind, judging.accept
+        parts.append(compare(RunResult("", one), expected, rtol=rtol, atol=atol, allow_blind=blind, accept=accept))
     gravest = (part for outcome in (Outcome.FAIL, Outcome.BLIND) for part in parts if part.outcome is outcome)
     return replace(next(gravest, parts[0]), outputs=tuple(output for part in parts for output in part.outputs))
 

@@ -250,3 +250,20 @@ def test_a_flag_file_in_a_suite_names_no_file_of_its_hosts(line, tmp_path):
     (suite / "net.flagfile").write_text("\n".join([*mine, line]))
     with pytest.raises(UsageError, match="did not come with the job"):
         request_of(request, tmp_path)
+
+
+def test_farm_jobs_with_python_functions_are_refused(here):
+    """A submitter must not run code on the farm's host, whatever its own hil checks."""
+    text = "y: python:/etc/judge.py:same"
+    with pytest.raises(UsageError, match="Python function cannot be used here"):
+        packed_run(Job(models=(DIGITS / "digits_cnn.onnx",), accept=(text,)), import_model(DIGITS / "digits_cnn.onnx"))
+    spec, _ = packed_run(
+        Job(models=(DIGITS / "digits_cnn.onnx",), accept=("logits: argmax",)), import_model(DIGITS / "digits_cnn.onnx")
+    )
+    assert job_of(spec.options, here).accept == ("logits: argmax",)
+    with pytest.raises(UsageError, match="Python function cannot be used here"):
+        job_of({**spec.options, "accept": [text]}, here)
+    request = Request("@models", "iree", (), "", {}).to_json()
+    request["settings"]["accept"] = [text]
+    with pytest.raises(UsageError, match="Python function cannot be used here"):
+        request_of(request, here)

@@ -299,7 +299,8 @@ def by_study(place: Path, ways: tuple[str, ...] = ("fake",)) -> dict[str, str]:
         return Program(artifact, ("x",), ("y",), {})
 
     experiments = [Experiment(name, name, "", place / name) for name in "abc"]
-    settings = {"steps": 1, "seed": 0, "rtol": 1e-5, "atol": None, "allow_blind": (), "no_fallback": False}
+    judging = {"rtol": 1e-5, "atol": None, "allow_blind": (), "accept": ()}
+    settings = {"steps": 1, "seed": 0, "no_fallback": False, **judging}
     asked = Asked(experiments, ways, timeout=60.0, out=place / "study", resume=False, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study_run, "WAYS", dict.fromkeys(ways, Way(make, lambda: "fake 1", "onnxruntime", ())))

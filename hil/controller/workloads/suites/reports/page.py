@@ -12,6 +12,7 @@ from string import Template
 from typing import Any
 
 from hil.compare.stats import STATISTICS
+from hil.controller.pipeline.record import criterion_text
 from hil.controller.storage.texts import plain, shortened
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
@@ -137,7 +138,9 @@ def _case(run: SuiteResults, record: CaseRecord, columns: Sequence[Column]) -> d
 
 
 def _output(output: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: output[name] for name in _SHOWN if output.get(name) is not None}
+    shown = {name: output[name] for name in _SHOWN if output.get(name) is not None}
+    criteria = [criterion_text(criterion) for criterion in output.get("criteria") or ()]
+    return shown | ({"criteria": criteria} if criteria else {})
 
 
 def _clean(value: Any) -> Any:

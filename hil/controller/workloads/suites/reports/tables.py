@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from hil.compare.stats import STATISTICS
+from hil.controller.pipeline.record import criterion_text
 from hil.controller.storage.texts import as_text, plain
 from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst_output
 from hil.controller.workloads.suites.store import CaseRecord
@@ -18,7 +19,7 @@ from hil.core.results import Timings
 
 _OUTPUT = (
     *("id", "beside", "against", "name", "passed", "reason", "dtype", "shape", "reference_dtype", "reference_shape"),
-    *("rtol", "atol", "elements", "mismatches", "mismatch_share", *(one.key for one in STATISTICS)),
+    *("rtol", "atol", "criteria", "elements", "mismatches", "mismatch_share", *(one.key for one in STATISTICS)),
     *("first_index", "first_values", "worst_index", "worst_values"),
 )
 
@@ -117,6 +118,7 @@ def outputs_csv(run: SuiteResults) -> str:
         ):
             for output in outputs:
                 known = {**output, **(output.get("tolerance") or {})}
+                known["criteria"] = "; ".join(map(criterion_text, output.get("criteria") or ()))
                 known |= {"id": record.id, "beside": beside, "against": against}
                 rows.append([known.get(name) for name in _OUTPUT])
     return csv_text(_OUTPUT, rows)

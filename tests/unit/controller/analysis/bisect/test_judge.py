@@ -23,12 +23,18 @@ WANTED = {"a": np.array([1.0, 2.0]), "b": np.array([100.0, 200.0])}
 
 
 def judged(
-    given: Mapping[str, np.ndarray], rtol: float | None = None, atol: Atol = None, by_chance: tuple[str, ...] = ()
+    given: Mapping[str, np.ndarray],
+    rtol: float | None = None,
+    atol: Atol = None,
+    by_chance: tuple[str, ...] = (),
+    accept: tuple[str, ...] = (),
 ) -> Finding:
     result, reference = RunResult("board", given), RunResult("reference", WANTED)
     verdict = compare(result, reference)
     made: dict[str, Any] = {"result": result, "references": (reference,), "verdicts": (verdict,)}
-    case = Case("net", Path("net.onnx"), Options(), Path(), **made, outcome=verdict.outcome, reason=verdict.reason)
+    case = Case(
+        "net", Path("net.onnx"), Options(accept=accept), Path(), **made, outcome=verdict.outcome, reason=verdict.reason
+    )
     return finding_of(case, rtol, atol, by_chance)
 
 
@@ -44,6 +50,12 @@ def test_each_output_is_held_against_its_own_tolerance(names):
     found = judged(given, atol={"a": 0.4, "b": 0.6})
     assert (found.outcome, [one.passed for one in found.outputs]) == (FAIL, [False, True])
     assert found.reason.startswith("output a: 2 of 2 values out of tolerance")
+
+
+def test_criteria_judge_the_output_that_they_name() -> None:
+    given = {"a": WANTED["a"] + 0.5, "b": WANTED["b"] + 0.5}
+    assert judged(given, atol={"a": 0.1, "b": 0.6}, accept=("a: rmse<=0.6",)).outcome is PASS
+    assert judged(given, atol={"a": 0.6, "b": 0.6}, accept=("a: rmse<=0.4",)).outcome is FAIL
 
 
 def test_outputs_in_another_order_are_found_by_their_names():

@@ -94,6 +94,7 @@ def test_every_key_of_a_flow_can_be_written(written):
         rtol = 0
         quanta = 1
         min_sqnr_db = 12.5
+        accept = ["logits: top1>=0.99"]
         """
     )
     assert load_flow(str(path)) == Flow(
@@ -106,6 +107,7 @@ def test_every_key_of_a_flow_can_be_written(written):
         rtol=0,
         quanta=1,
         min_sqnr_db=12.5,
+        accept=("logits: top1>=0.99",),
         description="everything",
     )
 
@@ -189,6 +191,8 @@ def test_an_unknown_flow_is_told_with_what_was_meant():
         ),
         ('[x]\nruntime = "iree"\nrtol = 1', "a comparison cannot fail", ""),
         ('[x]\nruntime = "iree"\natol = -1', "atol is -1", ""),
+        ('[x]\nruntime = "iree"\naccept = ["klx<=1"]', "invalid accept 'klx<=1'", "did you mean 'kl'"),
+        ('[x]\nruntime = "iree"\naccept = ["python:j.py:f"]', "a Python function cannot be used here", ""),
         ('[x]\nruntime = "iree"\nquanta = nan', "quanta is nan", ""),
         ('[x]\nruntime = "iree"\nquanta = 1\natol = 1', "quanta and atol", ""),
         ('[x]\nruntime = "iree"\nmin_sqnr_db = 3', "min_sqnr_db without a recipe", ""),

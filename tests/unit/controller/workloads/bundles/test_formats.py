@@ -90,6 +90,16 @@ def test_a_flag_file_is_no_stricter_than_hil_where_there_is_noise(tmp_path):
     assert float(atol.partition("=")[2]) == 8e-3
 
 
+def test_golden_folder_keeps_criteria_and_flag_file_refuses(tmp_path, context):
+    made = bundle(tmp_path, replace(case(), accept=("y: rmse<=0.1",)))
+    write_format("golden", made, tmp_path / "golden", context=context)
+    again = read(tmp_path / "golden", context)
+    assert again.digest == made.digest
+    assert again.methods[0].cases[0].accept == ("y: rmse<=0.1",)
+    with pytest.raises(UsageError, match="within tolerances only"):
+        _tolerances(made.methods[0], made.methods[0].cases[0])
+
+
 def test_methods_whose_names_are_alike_do_not_share_a_folder(tmp_path, context):
     one = program(tmp_path)
     signature = Signature(tuple(one.inputs), tuple(one.outputs))

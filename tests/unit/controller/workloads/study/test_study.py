@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hil.compare.criteria import parse_accept
 from hil.controller.workloads.study.record import (
     FAILED,
     PASSED,
@@ -184,6 +185,12 @@ def test_what_is_noise_in_tensorflow_itself_is_not_called_wrong_nor_right():
     assert match(other, noise=noise, allow_blind=["variable gradient*"])[1] == ""
     far = [{**step, name: step[name] + np.float32(1e-3)} for step in TRAINED]
     assert "out of tolerance" in match(far, noise=noise, allow_blind=["*"])[1], "it is wrong beyond all noise"
+
+
+def test_criteria_judge_the_tensors_that_they_name():
+    near = [{**step, "loss": step["loss"] + np.float32(0.3)} for step in TRAINED]
+    assert match(near, accept=parse_accept(["loss: max_abs<=0.4"]))[1] == ""
+    assert "max_abs<=0.2 is not met" in match(near, accept=parse_accept(["loss: max_abs<=0.2"]))[1]
 
 
 def test_an_absolute_tolerance_means_what_it_means_everywhere():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.controller.workloads.traces.comparing import compare_traces, judged
+from hil.compare.criteria import parse_accept
+from hil.controller.workloads.traces.comparing import Judging, compare_traces, judged
 from hil.core.results import Outcome
 from hil.errors import UsageError
 from hil.testing import ModuleCall, Trace
@@ -72,6 +73,13 @@ def test_tolerances_are_those_of_the_call():
         assert bool(found) is passes
     with pytest.raises(UsageError, match="every sign flipped"):
         compare_traces(traced("tf", call(ONES, atol=5.0)), traced("board", call(near)))
+
+
+def test_criteria_judge_the_outputs_of_calls():
+    reference, near = (traced(name, call(ONES * scale)) for name, scale in (("tf", 1), ("board", 1.01)))
+    for text, passes in (("rmse<=0.1", True), ("rmse<=0.001", False), ("other: rmse<=0.1", False)):
+        [found] = compare_traces(reference, near, Judging(accept=parse_accept([text])))
+        assert bool(found) is passes
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ const OUTPUTS = [
   { title: "mismatches", number: true, of: one => (one.mismatches === undefined ? "-" : `${one.mismatches} of ${one.elements}`) },
   ...DATA.statistics.map(statistic => ({ title: statistic.title, number: true,
     of: one => (statistic.unit === "dB" ? decibels(number(one[statistic.key])) : digits(one[statistic.key], statistic.digits)) })),
-  { title: "tolerance", of: one => (one.tolerance ? `rtol ${digits(one.tolerance.rtol)}, atol ${digits(one.tolerance.atol)}` : "exact") },
+  { title: "tolerance", of: one => (one.criteria ? one.criteria.join("; ") : one.tolerance ? `rtol ${digits(one.tolerance.rtol)}, atol ${digits(one.tolerance.atol)}` : "exact") },
   { title: "worst at", of: one => (one.worst_index ? `[${one.worst_index.join(",")}]: ${(one.worst_values || []).map(value => digits(value, 6)).join(" beside ")}` : "-") },
 ];
 const ATTEMPTS = [

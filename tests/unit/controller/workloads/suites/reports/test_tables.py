@@ -73,6 +73,15 @@ def test_every_output_has_a_row_beside_each_reference(tmp_path):
     assert (found[0]["shape"], found[0]["rtol"], found[2]["against"]) == ("1 16 64", "0.001", "onnxruntime, float")
 
 
+def test_outputs_have_a_cell_with_their_criteria(tmp_path):
+    criteria = [
+        {"criterion": "top1>=0.99", "value": 1.0, "bound": 0.99, "passed": True, "reason": ""},
+        {"criterion": "python:j.py:f", "value": None, "bound": None, "passed": False, "reason": "moved"},
+    ]
+    found = rows(outputs_csv, tmp_path, case("a", outputs=(comparison(criteria=criteria), comparison())))
+    assert [row["criteria"] for row in found] == ["top1>=0.99: 1, met; python:j.py:f: not met (moved)", ""]
+
+
 @pytest.mark.parametrize("name", ["=1+1", "+cmd|' /C calc'!A0", "@SUM(A1)", "-2+3", "\t=1"])
 def test_a_name_that_a_spreadsheet_would_run_becomes_a_text(tmp_path, name):
     (row,) = rows(cases_csv, tmp_path, case("a", model=name))
