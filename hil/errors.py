@@ -170,6 +170,10 @@ class CriterionFailed(StageError):
     outcome = "REFERENCE_ERROR"
 
 
+class ReferenceTooSlow(ReferenceFailed):
+    """A reference takes longer than hil allows for the default one."""
+
+
 class BoardError(HilError):
     """The board failed, not the model."""
 

@@ -23,9 +23,9 @@ from hil.bundles.cases import BundledCase, check_loaded, untested, with_cases
 from hil.bundles.signature import fingerprint, public_keys, verify
 from hil.compare.criteria import parse_accept
 from hil.compare.stats import summary
-from hil.compare.verdict import Verdict, compare
+from hil.compare.verdict import Verdict, compare, judge
 from hil.core import tensors
-from hil.core.results import Artifact, Outcome, Placement, RequestedDevice, RunResult, exit_code_of
+from hil.core.results import Artifact, Outcome, Placement, Relation, RequestedDevice, RunResult, exit_code_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.core.text import jsonable
@@ -147,13 +147,15 @@ class _MethodRun:
         # The program may know no names: they are the bundle's, in order.
         named = dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else dict(enumerate(outputs))
         actual = RunResult("this board", {str(name): array for name, array in named.items()})
-        expected = RunResult(case.source or "the bundle", case.expected_outputs, noise=case.noise)
+        source = case.source or "the bundle"
+        expected = RunResult(source, case.expected_outputs, noise=case.noise, relation=case.relation)
         verdict = compare(actual, expected, rtol=case.rtol, atol=case.atol, accept=parse_accept(case.accept))
+        outcome, reason = judge((verdict,), ())
         return CaseResult(
             self._method.name,
             case.name,
-            verdict.outcome,
-            verdict.reason,
+            outcome,
+            reason,
             device_ns,
             verdict,
             placement=self._placement,
@@ -254,6 +256,8 @@ def _line(result: CaseResult) -> str:
     line = f"{result.outcome.value}  {result.method}/{result.case}"
     if result.verdict is not None and result.device_ns is not None:
         line += f"  {summary(output.record() for output in result.verdict.outputs)}, {result.device_ns / 1e6:.3g} ms"
+    if result.verdict is not None and result.verdict.relation is not Relation.INDEPENDENT:
+        line += f"\n      against: {result.verdict.named}"
     if result.elsewhere:
         line += f"\n      note: {result.elsewhere}"
     if result.outcome is not Outcome.PASS:
@@ -270,6 +274,8 @@ def _record(result: CaseResult) -> dict[str, Any]:
         "case": result.case,
         "outcome": result.outcome.value,
         "reason": result.reason,
+        "against": result.verdict and result.verdict.against,
+        "relation": result.verdict and result.verdict.relation.value,
         "device_ns": result.device_ns,
         "outputs": [output.record() for output in result.verdict.outputs] if result.verdict is not None else [],
         "placement": None if result.placement is None else [part.to_json() for part in result.placement],

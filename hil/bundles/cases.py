@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from hil.core.results import Noise
+from hil.core.results import Noise, Relation
 from hil.core.tensors import Array, TensorSpec, type_text
 from hil.errors import LoadFailed, UsageError, one_of
 
@@ -39,6 +39,7 @@ class MethodTestCase:
     # output name -> how far rounding alone moves what is expected, for outputs where that decides.
     noise: Mapping[str, Noise] = field(default_factory=dict)
     accept: tuple[str, ...] = ()  # criteria that judge outputs instead of the tolerance; none is a Python function
+    relation: Relation = Relation.INDEPENDENT  # of who computed what is expected to the program
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class BundledCase:
     source: str
     noise: Mapping[str, Noise] = field(default_factory=dict)
     accept: tuple[str, ...] = ()
+    relation: Relation = Relation.INDEPENDENT
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
 from hil.bundles.layout import MAX_BLOBS
 from hil.core.digest import check, digest_of
-from hil.core.results import Noise
+from hil.core.results import Noise, Relation
 from hil.core.tensors import DTYPES, Array, TensorSpec, dtype_name, from_bytes, to_bytes
 from hil.errors import UsageError
 
@@ -251,6 +251,7 @@ def to_document(
                         "outputs": tensors(case.expected_outputs),
                         **noise_json(case.noise),
                         **accept_json(case.accept),
+                        **relation_json(case.relation),
                     }
                     for case in method.cases
                 ],
@@ -319,6 +320,7 @@ def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> Metho
     number = (float, type(None))
     value, noise = take_noise(value, where)
     value, accept = take_accept(value, where)
+    value, relation = take_relation(value, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number, "inputs": list}
     name, source, rtol, atol, inputs, outputs = take(value, where, **fields, outputs=list)
     return MethodTestCase(
@@ -330,6 +332,7 @@ def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> Metho
         name_of(source, f"{where}.source", most=MAX_TEXT, empty=True),
         noise,
         accept,
+        relation,
     )
 
 
@@ -352,6 +355,26 @@ def take_accept(value: Any, where: str) -> tuple[Any, tuple[str, ...]]:
 def noise_json(noise: Mapping[str, Noise]) -> dict[str, Any]:
     """The field of a case that holds its noise; none where there is none."""
     return {"noise": {name: list(astuple(one)) for name, one in noise.items()}} if noise else {}
+
+
+def relation_json(relation: Relation) -> dict[str, Any]:
+    """Return the field of a case that names a relation; none for an independent source."""
+    return {} if relation is Relation.INDEPENDENT else {"relation": relation.value}
+
+
+def take_relation(value: Any, where: str) -> tuple[Any, Relation]:
+    """Return a case's fields without its relation, and the relation as :func:`relation_json` wrote it.
+
+    Raises:
+        UsageError: there is no such relation.
+    """
+    if not isinstance(value, dict) or "relation" not in value:
+        return value, Relation.INDEPENDENT
+    rest = {key: one for key, one in value.items() if key != "relation"}
+    try:
+        return rest, Relation(value["relation"])
+    except ValueError:
+        raise refused(f"{where}.relation", f"must be one of {', '.join(Relation)}") from None
 
 
 def take_noise(value: Any, where: str) -> tuple[Any, dict[str, Noise]]:

@@ -30,7 +30,7 @@ from hil.compare.tolerance import (
 )
 from hil.compare.values import CHUNK, as_array, common_kind, reader
 from hil.core.file_tensor import Tensor
-from hil.core.results import Noise, Outcome, RunResult, Tolerance
+from hil.core.results import Noise, Outcome, Relation, RunResult, Tolerance
 from hil.core.tensors import dtype_name, shape_text
 
 _NOTHING = "0 elements compared: every output is empty"
@@ -92,6 +92,12 @@ class Verdict:
     # why it failed, in a line; when it passed "", or that there was nothing to compare, or what was not judged because
     # the user allowed it.
     reason: str = ""
+    relation: Relation = Relation.INDEPENDENT  # of the reference to the program
+
+    @property
+    def named(self) -> str:
+        """The reference with its relation, for people."""
+        return self.relation.named(self.against)
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
@@ -208,12 +214,16 @@ def compare(
         UsageError, VacuousTolerance: as :func:`compare_output`.
     """
     check_tolerance(rtol, atol)
+
+    def verdict(outcome: Outcome, outputs: tuple[OutputComparison, ...], reason: str) -> Verdict:
+        return Verdict(outcome, reference.source, outputs, reason, reference.relation)
+
     mine, theirs = actual.outputs, reference.outputs
     if len(mine) != len(theirs):
         reason = f"{_count(len(mine), 'output')}, the reference has {len(theirs)}"
-        return Verdict(Outcome.FAIL, reference.source, (), reason)
+        return verdict(Outcome.FAIL, (), reason)
     if not mine:
-        return Verdict(Outcome.FAIL, reference.source, (), "there is no output to compare")
+        return verdict(Outcome.FAIL, (), "there is no output to compare")
     if mine.keys() == theirs.keys():
         pairs = [(name, array, theirs[name]) for name, array in mine.items()]
     else:
@@ -237,12 +247,12 @@ def compare(
             f"output {output.name} is not judged, as allowed: {output.reason}" for output in outputs if output.blind
         ]
         empty = not any(output.elements for output in outputs)
-        return Verdict(outcome, reference.source, outputs, _NOTHING if empty else "; ".join(unjudged))
+        return verdict(outcome, outputs, _NOTHING if empty else "; ".join(unjudged))
     failed = [output for output in outputs if not output.passed and output.blind is (outcome is Outcome.BLIND)]
     reason = f"output {failed[0].name}: {failed[0].reason}"
     if len(failed) > 1:
         reason += f" (and {_count(len(failed) - 1, 'more output')})"
-    return Verdict(outcome, reference.source, outputs, reason)
+    return verdict(outcome, outputs, reason)
 
 
 def outcome_of(outputs: Iterable[OutputComparison]) -> Outcome:
@@ -276,6 +286,9 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     at least one of them passes, and the reason says so; one that agrees with none fails, and the reason names the
     disagreement as well. One that cannot be judged (BLIND) settles nothing: it counts where no other reference does.
 
+    Relations weigh: a reference that the board agrees with outvotes others of its relation and of weaker ones, never a
+    stronger one. A self-check that agrees decides nothing: where no other reference does, that is REFERENCE_ERROR.
+
     Args:
         verdicts: the board beside each reference, at least one.
         between: each reference from the second on beside the first, in the same order.
@@ -287,24 +300,46 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
         raise ValueError(
             f"{len(verdicts)} verdicts need {max(len(verdicts) - 1, 0)} between references, got {len(between)}"
         )
-    agreeing = [verdict.against for verdict in verdicts if verdict]
+    agreeing = [verdict for verdict in verdicts if verdict]
     failed = [verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL]
     blind = [verdict for verdict in verdicts if verdict.outcome is Outcome.BLIND]
     found = disagreement(verdicts, between)
     dispute = f"the references disagree: {found}" if found else ""
-    if not failed and not agreeing:
+    decider = deciding(verdicts)
+    names = ", ".join(verdict.named for verdict in agreeing)
+    if not failed and blind and (decider is None or decider.relation is Relation.SELF_CHECK):
         return Outcome.BLIND, f"{blind[0].reason}; {dispute}" if dispute else blind[0].reason
+    if not failed and decider is not None and decider.relation is Relation.SELF_CHECK:
+        reason = f"only {names} agrees, and it shares importer and compiler with the program"
+        return Outcome.REFERENCE_ERROR, f"{dispute}; {reason}" if dispute else reason
     if not failed:
         agreed = f"{dispute}; the board agrees with all of them within tolerance"
         return Outcome.PASS, agreed if dispute else next((verdict.reason for verdict in verdicts if verdict), "")
-    if dispute and agreeing:
-        return Outcome.PASS, f"{dispute}; the board agrees with {', '.join(agreeing)}"
-    reason = failed[0].reason if len(verdicts) == 1 else f"differs from {failed[0].against}: {failed[0].reason}"
+    if decider is not None and _outvotes(decider, failed, in_dispute=bool(dispute)):
+        differs = dispute or f"differs from {', '.join(one.named for one in failed)}"
+        return Outcome.PASS, f"{differs}; the board agrees with {names}"
+    reason = failed[0].reason if len(verdicts) == 1 else f"differs from {failed[0].named}: {failed[0].reason}"
     if dispute:
-        reason += f"; {dispute}; the board agrees with none of them"
+        reason += f"; {dispute}; the board agrees with {names or 'none of them'}"
     elif agreeing:
-        reason += f"; it agrees with {', '.join(agreeing)}"
+        reason += f"; it agrees with {names}"
     return Outcome.FAIL, reason
+
+
+def deciding(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """Return the verdict that a pass rests on: of those that agree the first of the strongest relation, or None."""
+    return min((one for one in verdicts if one), key=lambda one: one.relation.rank, default=None)
+
+
+def _outvotes(decider: Verdict, failed: Sequence[Verdict], *, in_dispute: bool) -> bool:
+    """Whether a reference that the board agrees with prevails over those that it differs from.
+
+    Over self-checks it always does; over others only where the references disagree, and none of them is stronger.
+    """
+    if decider.relation is Relation.SELF_CHECK:
+        return False
+    serious = [one for one in failed if one.relation is not Relation.SELF_CHECK]
+    return not serious or (in_dispute and all(one.relation.rank >= decider.relation.rank for one in serious))
 
 
 def disagreement(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil.core.runtimes import DEFAULT_RUNTIME
+
 ACTIONS = ("reset", "off", "on", "cycle")
 DEFAULT_FLAGS = (
     "--device={device}",
@@ -128,7 +130,7 @@ class BoardConfig:
     name: str
     hw_type: str  # kind of hardware; ``sim...`` for simulators
     description: str = ""
-    runtime: str = "iree"
+    runtime: str = DEFAULT_RUNTIME
     devices: Mapping[str, str] = field(default_factory=dict)
     # compiler -> flags, the target's among them.
     compile_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

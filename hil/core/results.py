@@ -123,6 +123,23 @@ class Noise:
     rms: float  # the root mean square of ``|a-b|``, of the run in which it is largest
 
 
+class Relation(str, Enum):
+    """What a reference shares with the program that it judges, from the strongest evidence to the weakest."""
+
+    INDEPENDENT = "independent"  # no more than what reads the model
+    SAME_LIBRARY = "same library"  # kernels or build
+    SELF_CHECK = "self-check"  # importer and compiler: it proves nothing by agreeing
+
+    @property
+    def rank(self) -> int:
+        """Position in order of evidence: 0 is the strongest."""
+        return list(Relation).index(self)
+
+    def named(self, source: str) -> str:
+        """Return a reference's name with its relation, where that is worth a word: ``onnxruntime (same library)``."""
+        return source if self is Relation.INDEPENDENT else f"{source} ({self.value})"
+
+
 @dataclass(frozen=True)
 class RunResult:
     """What running a program gave, on a board or through a reference."""
@@ -138,6 +155,7 @@ class RunResult:
     cold: bool = False  # whether the first of the iterations was the program's first run since it was loaded
     # output name -> a reference's own noise, for those where it was measured.
     noise: Mapping[str, Noise] = field(default_factory=dict)
+    relation: Relation = Relation.INDEPENDENT  # of a reference, to the program that it judges
 
     @property
     def device_ns(self) -> list[int]:

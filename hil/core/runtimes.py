@@ -13,6 +13,8 @@ from types import MappingProxyType
 
 # The compiler that compiles nothing: a model's own files are the program, or those that it is converted into.
 NO_COMPILER = "none"
+# Of a board whose config names none.
+DEFAULT_RUNTIME = "iree"
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,11 @@ def made(tmp_path_factory, shared_cache) -> Path:
     (folder / "two.mlir").write_text(TWO)
     x, y = np.ones((5, 4), np.float32), np.full((5, 4), 2, np.float32)
     np.savez(folder / "add5.npz", x=x, y=y, sum=x + y)
+    given = np.arange(3, dtype=np.int32)
+    np.savez(folder / "seed0.npz", arg0=given, output0=2 * given)
     for command in (
         ["create", str(DIGITS_CNN), "--cases", "3", "-o", "digits.hilb"],
-        ["create", "two.mlir", "--case", "add=add5.npz", "-o", "two.hilb"],
+        ["create", "two.mlir", "--case", "add=add5.npz", "--case", "twice=seed0.npz", "-o", "two.hilb"],
         ["export", "two.hilb", "flags", "--to", "flagfile"],
     ):
         call = [sys.executable, "-m", "hil.controller.cli.main", "bundle", *command]
@@ -208,7 +210,9 @@ func.func @f(%x: tensor<3xf16>, %i: tensor<2xi32>) -> (tensor<3xf16>, tensor<2xi
 
 def test_a_flag_file_without_tolerances_means_those_of_iree_s_tool(hil, tmp_path):
     (tmp_path / "half.mlir").write_text(HALF)
-    assert hil("bundle", "create", "half.mlir", "-o", "half.hilb").code == 0
+    x, i = np.ones(3, np.float16), np.ones(2, np.int32)
+    np.savez(tmp_path / "seed0.npz", arg0=x, arg1=i, output0=x + x, output1=i + i)
+    assert hil("bundle", "create", "half.mlir", "--case", "seed0.npz", "-o", "half.hilb").code == 0
     assert hil("bundle", "export", "half.hilb", "flags", "--to", "flagfile").code == 0
     head = ["--module=main.vmfb", "--function=f", "--input=3xf16=50 1 1", "--input=2xi32=1000000 1"]
     tool = Path(sys.executable).parent / "iree-run-module"

@@ -170,7 +170,7 @@ def test_a_bundle_of_a_program_without_a_declaration_has_its_types_from_the_case
 )
 def test_unsigned_integers_go_to_stock_tools_as_these_take_them(hil, tmp_path, kind, body):
     (tmp_path / "add.mlir").write_text(f"func.func @f(%a: {kind}) -> {kind} {{ {body}\n return %0 : {kind} }}")
-    assert hil("bundle", "create", "add.mlir", "--cases", "1", "-o", "a.hilb").code == 0
+    assert hil("bundle", "create", "add.mlir", "--reference", "iree-llvm-cpu", "-o", "a.hilb").code == 0
     assert hil("bundle", "export", "a.hilb", "flags", "--to", "flagfile").code == 0
     tool = [TOOLS / "iree-run-module", "--flagfile=seed0.flagfile"]
     assert b"[SUCCESS]" in subprocess.run(tool, cwd=tmp_path / "flags", capture_output=True).stdout
@@ -200,6 +200,7 @@ def test_a_gpu_s_memory_is_read_though_the_host_cannot_map_it(hil, tmp_path, sta
     config = ['[board]\nhw_type = "gpu"', '[devices]\niree = "vulkan"', f'[connection]\naddress = "{start_agent()}"']
     config.append('[compile_flags]\niree = ["--iree-hal-target-device=vulkan"]\n')
     (tmp_path / "gpu.toml").write_text("\n".join(config))
-    ended = hil("run", "gpu.mlir", "--board", "gpu.toml", "--iterations", "3", "--json")
+    given = ["--input", "4x1024xf32=1", "--expected", "4x1024xf32=2", "--expected", "0xf32="]
+    ended = hil("run", "gpu.mlir", "--board", "gpu.toml", "--iterations", "3", *given, "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
     assert "vulkan" in str(ended.case["provenance"])

@@ -13,8 +13,7 @@ import pytest
 from support.reference_mutants import MUTANTS, Mutant
 
 import hil as library
-from hil.controller.backends import references
-from hil.controller.backends.references import Reference
+from hil.controller.backends.references import Reference, table
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.results import Model
 from hil.core.tensors import Array
@@ -59,7 +58,7 @@ def test_wrong_reference_never_gives_pass(
     right, wrong = mutant.build(), mutant.build()
     mutant.mutate(wrong)
     entry = Reference(("onnx",), lambda: f"mutant {mutant.name}", compute_with(wrong))
-    monkeypatch.setitem(references._BUILT_IN, "onnxruntime", entry)
+    monkeypatch.setitem(table._BUILT_IN, "onnxruntime", entry)
     path = save(right, tmp_path)
     case = library.run(path, board, inputs_of(right), runtime="onnxruntime", references=["onnxruntime"])
     assert case.outcome is not None

@@ -37,7 +37,15 @@ def made(tmp_path_factory, shared_cache) -> Path:
     """The bundle two.hilb: two methods of three cases each, of which the second one of ``twice`` is wrong."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "two.mlir").write_text(TWO)
-    call = [sys.executable, "-m", "hil.controller.cli.main", "bundle", "create", "two.mlir", "--cases", "3"]
+    call = [sys.executable, "-m", "hil.controller.cli.main", "bundle", "create", "two.mlir"]
+    for method, dtype, size, count in (("add", np.float32, 4, 2), ("twice", np.int32, 3, 1)):
+        for seed in range(3):
+            inputs = [np.full(size, seed + number, dtype) for number in range(count)]
+            place = folder / method / f"seed{seed}.npz"
+            place.parent.mkdir(exist_ok=True)
+            output = inputs[0] + inputs[-1]
+            np.savez(place, **{f"arg{number}": one for number, one in enumerate(inputs)}, output0=output)
+            call += ["--case", f"{method}={place}"]
     subprocess.run(call, cwd=folder, env={**os.environ, "HIL_CACHE_DIR": str(shared_cache)}, check=True)
     right = Bundle.open(folder / "two.hilb")
     suites = []

@@ -218,6 +218,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 @_method
 @_case
 @_key
+@run_option("require_independent")
 @tolerance_options
 @iteration_options
 @limit_options

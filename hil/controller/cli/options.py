@@ -204,7 +204,7 @@ group_option = click.option(
 )
 input_options = run_options("inputs", "seed", "input_range")
 tolerance_options = run_options("rtol", "atol", "accept", "allow_blind")
-reference_options = run_options("references", "expected")
+reference_options = run_options("references", "expected", "require_independent")
 iteration_options = run_options("iterations", "warmup")
 cache_options = run_options("debug_ir", "debug_ir_passes", "recompute")
 compile_profile_option = click.option(

@@ -91,7 +91,7 @@ Examples:
     metavar="N",
     help="Compile so many at a time (default: cores); with --board farm:..., use so many boards (default: 1).",
 )
-@run_options("seed", "references")
+@run_options("seed", "references", "require_independent")
 @tolerance_options
 @iteration_options
 @run_options("timeout", "no_fallback")

@@ -225,6 +225,10 @@ class CaseSettings:
         hint="for example ['logits: top1>=0.99, kl<=1e-4']",
         of_text=parse_accept_option,
     )
+    # whether a pass needs a reference that shares neither compiler nor kernels nor build with the program.
+    require_independent: bool = _option(
+        False, _FLAG, "Pass only where an independent reference agrees (else REFERENCE_ERROR)."
+    )
     # iterations, warmup: timed and untimed runs.
     iterations: int = _option(1, _COUNT, "Timed runs.", shows_default=True)
     warmup: int = _option(0, _COUNT, "Untimed runs before.", shows_default=True)

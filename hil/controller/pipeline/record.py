@@ -13,11 +13,11 @@ import numpy as np
 
 from hil.compare.random_outputs import random_text
 from hil.compare.stats import STATISTICS
-from hil.compare.verdict import Verdict
+from hil.compare.verdict import Verdict, deciding
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.runs import Run
 from hil.controller.storage.texts import aligned, say, seconds, together
-from hil.core.results import NEVER_IN, Outcome, RunResult, exit_code_of, placement_text
+from hil.core.results import NEVER_IN, Outcome, Relation, RunResult, exit_code_of, placement_text
 from hil.core.tensors import TensorSpec, type_text
 from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED, StorageError
@@ -89,7 +89,12 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         "inputs": tensors.get("inputs", []),
         "outputs": tensors.get("outputs", []),
         "references": [
-            {"source": reference.source, "provenance": dict(reference.provenance), "outputs": stored}
+            {
+                "source": reference.source,
+                "relation": reference.relation.value,
+                "provenance": dict(reference.provenance),
+                "outputs": stored,
+            }
             for reference, stored in zip(case.references, stored_references, strict=True)
         ],
         "unanswered": [
@@ -97,6 +102,7 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
             for name, why in case.unanswered.items()
         ],
         "verdicts": [verdict_record(verdict) for verdict in case.verdicts],
+        "decided_by": _decider(case),
         "disagreement": case.disagreement,
         "random": list(model.random) if model else [],
         "worker_log": case.worker_log[-200:],
@@ -118,7 +124,14 @@ def cached_stages(case: Case) -> list[str]:
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
     """A verdict with all its statistics."""
     outputs = [{**output.record(), "mismatch_share": output.mismatch_share} for output in verdict.outputs]
-    return {"outcome": verdict.outcome.value, **_fields(verdict, "against", "reason"), "outputs": outputs}
+    enums = {name: getattr(verdict, name).value for name in ("outcome", "relation")}
+    return {**enums, **_fields(verdict, "against", "reason"), "outputs": outputs}
+
+
+def _decider(case: Case) -> str:
+    """Return the reference that a pass rests on, with its relation; "" where the case did not pass."""
+    decider = deciding(case.verdicts) if case.outcome is Outcome.PASS else None
+    return decider.named if decider else ""
 
 
 def _fields(value: Any, *names: str) -> dict[str, Any]:
@@ -141,15 +154,12 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
         say(console, "", case["reason"])
     if case["error"]:
         _print_error(console, case)
+    for one in () if is_told else case.get("unanswered", ()):
+        say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
     for verdict in case["verdicts"]:
         print_verdict(console, verdict)
     if case.get("random") and outcome in ("FAIL", "BLIND"):  # the reason of a pass says so
         say(console, "note", random_text(case["random"]))
-    for reference in case["references"]:
-        for name, why in reference["provenance"].get("fallback", ()):
-            say(console, "note", f"the reference {name} could not answer: {why}")
-    for one in () if is_told else case.get("unanswered", ()):
-        say(console, "note", f"the reference {one['reference']} could not answer: {one['reason']}")
     provenance = case["provenance"]
     for note in (*provenance.get("notes", ()), *filter(None, [provenance.get("elsewhere")])):
         say(console, "note", note)
@@ -180,7 +190,8 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
     """A verdict's outputs as a table that 80 columns hold, and below it why outputs do not agree."""
     from rich.text import Text
 
-    say(console, "against", verdict["against"] + _tolerance(verdict["outputs"]))
+    reference = Relation(verdict.get("relation", "independent")).named(verdict["against"])
+    say(console, "against", reference + _tolerance(verdict["outputs"]))
     rows = [_COLUMNS, *(_row(output) for output in verdict["outputs"])]
     # The names get what is left of the terminal's width. Where that is too little, the columns move together, and then
     # those go that tell the least beside the others; the record has them all.

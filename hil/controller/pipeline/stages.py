@@ -37,6 +37,7 @@ from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
+from hil.controller.pipeline.independence import hint_for_independence, not_asked, only_dependent, refusals, runtime_of
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Job, Options
 from hil.controller.storage.packages import pick
 from hil.controller.storage.run_context import RunContext
@@ -223,9 +224,10 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     settings = _reference_settings(options, context, case.folder / "logs" / "reference.log")
     answers = [expected_result(options.expected, model.outputs)] if options.expected else []
     unanswered: Mapping[str, errors.StageError] = {}
+    runtime = runtime_of(case, tools.config)
     if options.references:
         try:
-            more, unanswered = refer_each(options.references, model, inputs, **settings)
+            more, unanswered = refer_each(options.references, model, inputs, runtime=runtime, **settings)
             answers += more
         except (errors.StageError, errors.UsageError) as error:
             if not answers:
@@ -233,7 +235,8 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
             failed = errors.ReferenceFailed(error.message, hint=error.hint, detail=error.detail)
             unanswered = {", ".join(options.references): failed}
     elif not answers:
-        answers.append(run_reference_with_fallback(model, inputs, **settings))
+        answer, unanswered = run_reference_with_fallback(model, inputs, runtime=runtime, **settings)
+        answers.append(answer)
     yield (case := replace(case, references=tuple(answers), unanswered=unanswered))
     try:
         log = case.folder / "logs" / "plain-reference.log"
@@ -253,7 +256,7 @@ def _refer_plain(inputs: Mapping[str, Array], options: Options, context: RunCont
     settings = _reference_settings(options, context, log)
     if options.references:
         return refer_each(options.references, model, inputs, **settings)[0][0]
-    return run_reference_with_fallback(model, inputs, **settings)
+    return run_reference_with_fallback(model, inputs, **settings)[0]
 
 
 def _reference_settings(options: Options, context: RunContext, log: Path) -> dict[str, Any]:
@@ -310,9 +313,16 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
         assert case.plain_verdict is not None
         if passed and (far := too_far(case.plain_verdict, options.min_sqnr_db)):
             outcome, reason, passed = Outcome.FAIL, far, False
-    silent = [f"the reference {name} could not answer: {why.message}" for name, why in case.unanswered.items()]
-    case = replace(case, outcome=outcome, reason="; ".join(filter(None, (reason, *silent))))
+    runtime = runtime_of(case, tools.config)
+    if passed and options.require_independent and (weak := only_dependent(case.verdicts)):
+        outcome, passed, reason = Outcome.REFERENCE_ERROR, False, weak
+    if outcome is Outcome.REFERENCE_ERROR:
+        reason = "; ".join(filter(None, (reason, not_asked(case, runtime))))
+    evidence, rest = refusals(case, runtime)
+    case = replace(case, outcome=outcome, reason="; ".join(filter(None, (*evidence, reason, *rest))))
     yield case
+    if outcome is Outcome.REFERENCE_ERROR:
+        raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint_for_independence(case, runtime))
     if passed and options.min_sqnr_db is not None and _PLAIN in case.unanswered:
         why = case.unanswered[_PLAIN]
         what = f"how near the answer is to the plain model's cannot be told: {why.message}"

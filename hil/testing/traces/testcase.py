@@ -22,7 +22,7 @@ from hil.testing.traces.traced import TraceFunction
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
 EXPECTED = "expected.toml"
 # A trace calls a method as often as its function does, and has a reference backend.
-_NOT_OF_TRACES = ("iterations", "warmup", "references")
+_NOT_OF_TRACES = ("iterations", "warmup", "references", "require_independent")
 # What a test file that is run by itself was asked for.
 _typed = TraceOptions()
 

@@ -27,7 +27,7 @@ from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nan
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.runs import Run, storing, write_file
-from hil.core.results import Artifact, RunResult
+from hil.core.results import Artifact, Relation, RunResult
 from hil.core.tensors import TensorSpec
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
 
@@ -109,7 +109,12 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     if missing:
         raise UsageError(f"bench {run.id} lacks its program: {', '.join(missing)}")
     references = tuple(
-        RunResult(one["source"], run.load_tensors(one["outputs"]), provenance=one["provenance"])
+        RunResult(
+            one["source"],
+            run.load_tensors(one["outputs"]),
+            provenance=one["provenance"],
+            relation=Relation(one.get("relation", "independent")),
+        )
         for one in case["references"]
     )
     again = Case(

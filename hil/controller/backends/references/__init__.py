@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.references.expected import expected_result
+from hil.controller.backends.references.independence import relation_of, shared_parts
 from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
-from hil.controller.models.compiling import Work, call_isolated
+from hil.controller.backends.references.table import (
+    EVALUATOR,
+    EVALUATOR_CPU_SECONDS,
+    GROUP,
+    QUICK_EVALUATOR,
+    Reference,
+    references,
+)
+from hil.controller.models.compiling import Work
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import file_version, naming_errors
-from hil.controller.storage.packages import called, package_of, pick, registered
-from hil.controller.storage.tensor_files import load_tensors, on_files, save_tensors
+from hil.controller.storage.packages import called, package_of, pick
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.digest import digest_file, digest_of
-from hil.core.named import later
-from hil.core.results import Model, Noise, RunResult
+from hil.core.results import Model, Noise, Relation, RunResult
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec, dtype_name, to_bytes
 from hil.errors import (
@@ -27,7 +34,9 @@ from hil.errors import (
     HilError,
     LoadFailed,
     ReferenceFailed,
+    ReferenceTooSlow,
     StageError,
+    StageTimeout,
     UsageError,
 )
 
@@ -35,7 +44,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
+    "EVALUATOR_CPU_SECONDS",
     "Reference",
+    "default_chain",
     "default_references",
     "expected_result",
     "measure_noise",
@@ -47,87 +58,16 @@ __all__ = [
 
 # Raise this when what a reference computes changes without its version changing.
 _VERSION = 3
-_GROUP = "hil.references"
 _EXPECTED_HINT = "give what you expect: --expected out.npy"
 # What one protobuf message holds, and some room.
 _MOST_BYTES = 1 << 30
+_REASON = "reason.txt"
 
 
-class Compute(Protocol):
-    """Runs a model on the tensors of one folder and writes its outputs, in order, into another."""
-
-    def __call__(self, model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
-        """Compute. Raises ReferenceFailed where the reference cannot run the model."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """An oracle.
-
-    ``compute(model, inputs, outputs, *, isolated, timeout, log, cache, recompute)`` runs a :class:`hil.plugins.Model`
-    on the tensors of the folder ``inputs`` (:func:`hil.plugins.load_tensors`) and writes what it gives into the folder
-    ``outputs``, in the model's order (:func:`hil.plugins.save_tensors`). What may crash is called with
-    ``isolated.call(function, arguments, timeout=timeout, log=log)``. It raises ReferenceFailed where it cannot run the
-    model; anything else that it raises becomes one. What it returns is not looked at.
-
-    Attributes:
-        formats: of the models that it takes.
-        source: returns who speaks, with version; the key of what is cached, with the file of ``compute``.
-    """
-
-    formats: tuple[str, ...]
-    source: Callable[[], str]
-    compute: Compute
-
-
-def references() -> dict[str, Reference]:
-    """Every reference by name: the built-in ones and those of the entry point group ``hil.references``."""
-    return registered(_GROUP, _BUILT_IN, Reference, _check_parts)
-
-
-def _check_parts(one: Reference) -> None:
-    if not callable(one.source) or not callable(one.compute) or not isinstance(one.formats, list | tuple):
-        raise TypeError("source and compute are functions, formats a tuple of texts")
-
-
-def _by(run: str, *fields: str, **settings: str) -> Compute:
-    """Compute by calling a function in a process of its own.
-
-    Args:
-        run: its name; it takes ``model`` (the file), ``given`` (the inputs), and what follows; returns the outputs.
-        fields, settings: of the model, and others, which it takes as well.
-    """
-
-    def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
-        arguments: dict[str, Any] = {"model": str(model.path.absolute()), "run": run, **settings}
-        for field in fields:
-            value = getattr(model, field)
-            arguments[field] = dict(value) if isinstance(value, Mapping) else value
-        call_isolated(on_files, {"inputs": str(inputs), "outputs": str(outputs), **arguments}, work)
-
-    return compute
-
-
-_HERE = "hil.controller.backends.references"
-_ONNX, _TFLITE = f"{_HERE}.onnx", f"{_HERE}.tflite"
-_IREE, _TORCH, _TENSORFLOW = f"{_HERE}.iree_llvm_cpu", f"{_HERE}.torch_eager", f"{_HERE}.tensorflow"
-_BUILT_IN = {
-    "onnxruntime": Reference(("onnx",), later(f"{_ONNX}:runtime_source"), _by(f"{_ONNX}:run_runtime")),
-    "onnx-reference": Reference(("onnx",), later(f"{_ONNX}:evaluator_source"), _by(f"{_ONNX}:run_evaluator")),
-    "iree-llvm-cpu": Reference(("onnx", "mlir"), later(f"{_IREE}:source"), later(f"{_IREE}:compute")),
-    "torch-eager": Reference(("pt2",), later(f"{_TORCH}:source"), _by(f"{_TORCH}:run")),
-    "tensorflow": Reference(
-        ("tf", "keras"), later(f"{_TENSORFLOW}:source"), _by(f"{_TENSORFLOW}:run", "function", "dims")
-    ),
-} | {
-    name: Reference(
-        ("tflite",), partial(later(f"{_TFLITE}:source"), kernels), _by(f"{_TFLITE}:run", "function", kernels=kernels)
-    )
-    for name, kernels in (("tflite", "reference"), ("tflite-builtin", "builtin"))
-}
-# Who is asked, in this order, when the user names no reference. ONNX's evaluator comes before IREE because it shares
-# nothing with the program under test; it is plain numpy, and slow.
-_ORDER = {
+# (model format, runtime of the program) or model format -> the references that are asked in this order where the user
+# names none; self-checks among them are left out: see :func:`default_chain`.
+_ORDER: Mapping[tuple[str, str] | str, tuple[str, ...]] = {
+    ("onnx", "onnxruntime"): ("onnx-reference", "onnxruntime"),
     "onnx": ("onnxruntime", "onnx-reference", "iree-llvm-cpu"),
     "mlir": ("iree-llvm-cpu",),
     "pt2": ("torch-eager",),
@@ -143,22 +83,42 @@ def default_references(model: Model) -> list[str]:
     return list(_ORDER.get(model.format, ())[:1])
 
 
-def run_reference(name: str, model: Model, inputs: Mapping[str, Array], **work: Unpack[Work]) -> RunResult:
+def default_chain(model_format: str, runtime: str) -> tuple[str, ...]:
+    """Return the references that are asked in turn where the user names none: never a self-check.
+
+    Args:
+        runtime: of the program that is judged.
+    """
+    names = _ORDER.get((model_format, runtime), _ORDER.get(model_format, ()))
+    return tuple(name for name in names if relation_of(runtime, name) is not Relation.SELF_CHECK)
+
+
+def run_reference(
+    name: str, model: Model, inputs: Mapping[str, Array], *, runtime: str = "", **work: Unpack[Work]
+) -> RunResult:
     """What one reference makes of a model and its inputs; the cache keeps that by model, inputs and its version.
+
+    Args:
+        runtime: of the program that is judged, which decides the result's relation.
 
     Raises:
         UsageError: no such reference, or one that does not take this format.
         ReferenceFailed: it cannot run this model, or not with these inputs.
         StageTimeout: it took too long.
     """
-    reference = pick("reference", references(), name)
+    return _run(name, pick("reference", references(), name), model, inputs, runtime, work)
+
+
+def _run(
+    name: str, reference: Reference, model: Model, inputs: Mapping[str, Array], runtime: str, work: Work
+) -> RunResult:
     if model.format not in reference.formats:
         fitting = [other for other, entry in references().items() if model.format in entry.formats]
         raise UsageError(
             f"the reference {name} cannot run {model.format} models",
             hint=f"one of {', '.join(fitting)}" if fitting else _EXPECTED_HINT,
         )
-    who = called("reference", _GROUP, name)
+    who = called("reference", GROUP, name)
     source = _source(reference, who)
     key = Cache.key(
         "reference",
@@ -173,12 +133,19 @@ def run_reference(name: str, model: Model, inputs: Mapping[str, Array], **work: 
         **({"compute": code} if (code := file_version(reference.compute.__module__)) else {}),
     )
 
+    slow = Cache.key("reference-slow", answer=key, seconds=EVALUATOR_CPU_SECONDS)
+
     def make(folder: Path) -> None:
+        if reference is QUICK_EVALUATOR and not work["recompute"] and (known := work["cache"].get(slow)):
+            raise ReferenceTooSlow((known / _REASON).read_text())
         with temporary_folder("hil-reference-") as given:
             save_tensors(Path(given), inputs)
             try:
                 with naming_errors("refer", who, ReferenceFailed, f"{who} failed", died=f"{who} died"):
                     reference.compute(model, Path(given), folder, **work)
+            except ReferenceTooSlow as error:
+                _keep_reason(work["cache"], slow, error)
+                raise
             except (CompileFailed, CompileCrashed, LoadFailed) as error:
                 raise ReferenceFailed(f"{who}: {error.message}", detail=error.detail) from error
             except HilError:
@@ -191,12 +158,22 @@ def run_reference(name: str, model: Model, inputs: Mapping[str, Array], **work: 
         except UsageError as error:
             hint = "its compute writes them into the folder outputs, with hil.plugins.save_tensors"
             raise ReferenceFailed(f"{who} wrote no outputs that can be read", hint=hint) from error
-        if package_of(_GROUP, name):
+        if package_of(GROUP, name):
             _check_outputs(who, model, outputs)
 
     meta = {"reference": source, "model": model.name}
     entry, cached = work["cache"].get_or_make(key, meta, make, work["recompute"])
-    return RunResult(source, load_tensors(entry), provenance={"reference": name, "version": source, "cached": cached})
+    provenance = {"reference": name, "version": source, "cached": cached}
+    return RunResult(source, load_tensors(entry), provenance=provenance, relation=relation_of(runtime, name))
+
+
+def _keep_reason(cache: Cache, key: str, error: ReferenceTooSlow) -> None:
+    """Store that a reference is too slow, so that the next case does not wait for it."""
+
+    def make(folder: Path) -> None:
+        (folder / _REASON).write_text(error.message)
+
+    cache.put(key, {}, make)
 
 
 def _source(reference: Reference, who: str) -> str:
@@ -272,27 +249,45 @@ def refer_each(
     return answers, failed
 
 
-def run_reference_with_fallback(model: Model, inputs: Mapping[str, Array], **settings: Any) -> RunResult:
-    """What the first reference that can answer makes of a model: see :func:`run_reference` for the arguments.
+def run_reference_with_fallback(
+    model: Model, inputs: Mapping[str, Array], *, runtime: str = "", **work: Unpack[Work]
+) -> tuple[RunResult, dict[str, StageError]]:
+    """Return the answer of the first reference of :func:`default_chain` that can, and why those before it could not.
 
-    Where it was not the first of :data:`_ORDER`, ``provenance["fallback"]`` tells why, as a list of [name, reason].
+    Args:
+        runtime: of the program that is judged; "" leaves no reference out.
 
     Raises:
-        ReferenceFailed: none could.
+        ReferenceFailed: none could, or there is none but self-checks.
         StageTimeout: one took too long.
     """
-    refused: dict[str, str] = {}
-    for name in _ORDER.get(model.format, ()):
+    refused: dict[str, StageError] = {}
+    names = default_chain(model.format, runtime)
+    for name in names:
+        # The last one has no other to take its place.
+        is_quick = name == EVALUATOR and name != names[-1]
         try:
-            result = run_reference(name, model, inputs, **settings)
+            reference = QUICK_EVALUATOR if is_quick else pick("reference", references(), name)
+            return _run(name, reference, model, inputs, runtime, work), refused
         except ReferenceFailed as error:
-            refused[name] = error.message
-            continue
-        fallback = {"fallback": [list(pair) for pair in refused.items()]} if refused else {}
-        return replace(result, provenance={**result.provenance, **fallback})
-    if not refused:
-        raise ReferenceFailed(f"a {model.format} model has no reference", hint=_EXPECTED_HINT)
-    raise ReferenceFailed(f"no reference can run this model ({_listed(refused)})", hint=_EXPECTED_HINT)
+            refused[name] = error
+        except StageTimeout as error:
+            if not is_quick:
+                raise
+            refused[name] = error
+    self_checks = [name for name in _ORDER.get(model.format, ()) if name not in names]
+    hint = _EXPECTED_HINT
+    if self_checks:
+        hint += f", or ask for a self-check: --reference {self_checks[0]}"
+    if refused:
+        reasons = _listed({name: error.message for name, error in refused.items()})
+        kind = "independent reference" if self_checks else "reference"
+        raise ReferenceFailed(f"no {kind} can run this model ({reasons})", hint=hint)
+    if self_checks:
+        shared = ", ".join(shared_parts(runtime, self_checks[0]))
+        text = f"no independent reference runs {model.format} models: {self_checks[0]} and {runtime} share {shared}"
+        raise ReferenceFailed(text, hint=hint)
+    raise ReferenceFailed(f"a {model.format} model has no reference", hint=_EXPECTED_HINT)
 
 
 def _listed(reasons: Mapping[str, str]) -> str:
@@ -318,7 +313,7 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
         if name not in references():
             if not default_references(model):
                 return {}
-            result = run_reference_with_fallback(model, inputs, **settings)
+            result, _ = run_reference_with_fallback(model, inputs, **settings)
             name = result.provenance["reference"]
         if moved:
             runs = [run_reference(name, model, one, **settings) for one in moved]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from hil.controller.backends.references.cpu_limit import limited_cpu
 from hil.controller.storage.texts import first_line, foreign_errors
 from hil.core.installed import version
 from hil.core.tensors import Array, dtype_name
@@ -53,8 +54,16 @@ def evaluator_source() -> str:
     return f"onnx reference evaluator {version('onnx')}"
 
 
-def run_evaluator(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a model; called in the isolated process. Raises ReferenceFailed: the evaluator refuses it, or fails."""
+def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | None = None) -> dict[str, Array]:
+    """Run a model; called in the isolated process.
+
+    Args:
+        cpu_seconds: the CPU time that it may take; None is no limit.
+
+    Raises:
+        ReferenceFailed: the evaluator refuses the model, or fails.
+        ReferenceTooSlow: it needs more than ``cpu_seconds``.
+    """
     import numpy as np
     from onnx.reference import ReferenceEvaluator
 
@@ -65,6 +74,7 @@ def run_evaluator(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     with (
         foreign_errors(ReferenceFailed, "onnx's evaluator failed to run the model", error_text=evaluator_text),
         np.errstate(all="ignore"),
+        limited_cpu(cpu_seconds),
     ):
         values = evaluator.run(None, dict(given))
     results: dict[str, Array] = {}

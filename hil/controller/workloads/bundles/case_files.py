@@ -15,11 +15,13 @@ from hil.bundles.manifest import (
     file_name,
     name_of,
     noise_json,
+    relation_json,
     signature_json,
     specs_of,
     take,
     take_accept,
     take_noise,
+    take_relation,
 )
 from hil.controller.models.inputs import fits_spec
 from hil.controller.storage.run_context import RunContext
@@ -113,7 +115,8 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
                 for position, array in enumerate(tensors.values()):
                     save_npy(path / place / f"{kind}_{position}.npy", array)
             fields = {name: getattr(case, name) for name in ("name", "source", "rtol", "atol")}
-            cases.append({**fields, **noise_json(case.noise), **accept_json(case.accept), "folder": place})
+            extra = {**noise_json(case.noise), **accept_json(case.accept), **relation_json(case.relation)}
+            cases.append({**fields, **extra, "folder": place})
         specs = {kind: signature_json(getattr(method.signature, kind)) for kind in ("inputs", "outputs")}
         methods.append({"name": method.name, **specs, "cases": cases})
     document = {
@@ -169,11 +172,18 @@ def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTest
     number = (float, int, type(None))
     item, noise = take_noise(item, where)
     item, accept = take_accept(item, where)
+    item, relation = take_relation(item, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number}
     name, source, rtol, atol, folder = take(item, where, **fields, folder=str)
     place = within(path, path / file_name(folder, where))
     if not place.is_dir():
         raise UsageError(f"{place} is no folder")
     return replace(
-        read_case(place, signature, name=name), source=source, rtol=rtol, atol=atol, noise=noise, accept=accept
+        read_case(place, signature, name=name),
+        source=source,
+        rtol=rtol,
+        atol=atol,
+        noise=noise,
+        accept=accept,
+        relation=relation,
     )

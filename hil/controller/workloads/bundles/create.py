@@ -98,7 +98,7 @@ def create_bundle(
         signatures = signatures_of(artifact, models, context, ask=ask)
         say(f"{artifact.compiler}: {', '.join(signatures)}")
         files = list(_files(request, list(signatures)))
-        collected = _Cases(request, files, context, Path(folder) / "reference.log", say)
+        collected = _Cases(request, files, context, Path(folder) / "reference.log", say, artifact.runtime)
         suites = [
             MethodTestSuite(name, list(collected.of(name, signature, model, only=len(models) == 1)))
             for (name, signature), model in zip(signatures.items(), models, strict=True)
@@ -173,6 +173,7 @@ class _Cases:
     context: RunContext
     log: Path
     say: Callable[[str], None]
+    runtime: str  # of the program, which the references judge
 
     def of(self, method: str, signature: Signature, model: Model, *, only: bool) -> Iterator[MethodTestCase]:
         """A method's cases, with what they expect.
@@ -224,15 +225,22 @@ class _Cases:
         }
         self.say(f"asking the reference for {case.name}")
         if options.references:
-            result = run_reference(options.references[0], model, inputs, **settings)
+            result = run_reference(options.references[0], model, inputs, runtime=self.runtime, **settings)
         else:
-            result = run_reference_with_fallback(model, inputs, **settings)
+            result, _ = run_reference_with_fallback(model, inputs, runtime=self.runtime, **settings)
         outputs = list(result.outputs.values())
         # The board judges itself with what stands in the bundle: there is no reference to ask.
         measured = telling_noise(result.outputs, measure_noise(model, inputs, result, **settings))
         names = zip((spec.name for spec in signature.outputs), result.outputs, strict=True)
         noise = {name: measured[theirs] for name, theirs in names if theirs in measured}
-        return replace(case, inputs=inputs, expected_outputs=outputs, source=result.source, noise=noise)
+        return replace(
+            case,
+            inputs=inputs,
+            expected_outputs=outputs,
+            source=result.source,
+            noise=noise,
+            relation=result.relation,
+        )
 
 
 def _method_and_path(text: str) -> tuple[str, str]:

@@ -82,7 +82,11 @@ class ProgramCase:
             artifact=replace(self.artifact, function=method.name, inputs=takes, outputs=gives),
             signature=signature,
             inputs=given.inputs,
-            references=(RunResult(given.source or "expected", given.expected_outputs, noise=given.noise),),
+            references=(
+                RunResult(
+                    given.source or "expected", given.expected_outputs, noise=given.noise, relation=given.relation
+                ),
+            ),
             unanswered={name: ReferenceFailed(_NO_MODEL, stage=Stage.REFER.value) for name in options.references},
         )
 

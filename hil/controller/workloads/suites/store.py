@@ -68,7 +68,12 @@ class CaseRecord:
     # and ``mismatch_share``; inf and nan are texts, for JSON.
     outputs: tuple[Mapping[str, Any], ...] = ()
     against: str = ""  # who that reference was
-    # of every further reference, where several were asked: {"against", "outcome", "outputs"}.
+    # what it shares with the program: a value of :class:`hil.core.results.Relation`; "" where none answered.
+    relation: str = ""
+    decided_by: str = ""  # the reference that a pass rests on, with its relation; "" where the case did not pass
+    # the references that could not answer: {"reference", "outcome", "reason", "detail"}.
+    unanswered: tuple[Mapping[str, Any], ...] = ()
+    # of every further reference, where several were asked: {"against", "relation", "outcome", "outputs"}.
     other_references: tuple[Mapping[str, Any], ...] = ()
     disagreement: str = ""  # which references disagree on what; "" where none do
     # plain_outputs, plain_against: the same beside the model before the flow's recipe; empty where there is none.
@@ -129,9 +134,12 @@ def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
         "placement": None if parts is None else tuple(parts),
         "elsewhere": str(provenance.get("elsewhere", "")),
         "outputs": _outputs(first),
-        "against": str(first.get("against", "")),
+        **{name: str(first.get(name, "")) for name in ("against", "relation")},
+        "decided_by": str(case.get("decided_by", "")),
+        "unanswered": tuple(jsonable(case.get("unanswered", ()))),
         "other_references": tuple(
-            {"against": one["against"], "outcome": one["outcome"], "outputs": _outputs(one)} for one in others
+            {**{name: one.get(name, "") for name in ("against", "relation", "outcome")}, "outputs": _outputs(one)}
+            for one in others
         ),
         "disagreement": str(case.get("disagreement", "")),
     }

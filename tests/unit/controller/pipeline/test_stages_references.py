@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from hil.controller.backends.references import table
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
@@ -19,6 +20,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Outcome, RunResult
+from hil.errors import ReferenceTooSlow
 
 FLOAT = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
 
@@ -84,3 +86,72 @@ def test_a_wrong_output_hides_no_noise_of_another(
     assert case.outcome is Outcome.FAIL and case.reason.startswith("output y: ") and "more output" not in case.reason
     assert [(one.passed, one.blind) for one in case.verdicts[0].outputs] == [(False, True), (False, False)]
     assert set(case.references[0].noise) == {"zero", "y"}
+
+
+@pytest.fixture
+def judged(save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_path: Path) -> Callable[..., Case]:
+    """judged(y, **options) is the case of y = -x on IREE, of which the board answered y."""
+    path = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT)
+
+    def call(y: list[float], **options: Any) -> Case:
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        inputs = {"x": np.array([1, 2], np.float32)}
+        result = RunResult("board", {"y": np.array(y, np.float32)})
+        model = import_model(path, isolated=isolated)
+        case = Case("net", path, Options(**options), tmp_path, model, inputs=inputs, result=result)
+        return Runner(RunContext(cache, isolated)).judge(case)
+
+    return call
+
+
+def test_self_check_alone_never_passes(judged: Callable[..., Case]) -> None:
+    right, wrong = (judged(y, references=("iree-llvm-cpu",)) for y in ([-1, -2], [1, 2]))
+    assert (right.outcome, wrong.outcome) == (Outcome.REFERENCE_ERROR, Outcome.FAIL)
+    assert "(self-check)" in right.reason and "not asked: onnxruntime, onnx-reference" in right.reason
+    assert right.error is not None and right.error.hint == "--reference onnxruntime"
+    assert [one.relation.value for one in right.verdicts] == ["self-check"]
+    both = judged([-1, -2], references=("iree-llvm-cpu", "onnxruntime"))
+    assert both.outcome is Outcome.PASS, both.reason
+
+
+def test_independence_is_required_on_request(judged: Callable[..., Case]) -> None:
+    options: dict[str, Any] = {"runtime": "onnxruntime", "references": ("onnxruntime",)}
+    assert judged([-1, -2], **options).outcome is Outcome.PASS
+    strict = judged([-1, -2], **options, require_independent=True)
+    assert strict.outcome is Outcome.REFERENCE_ERROR and "(same library)" in strict.reason
+    assert strict.error is not None and strict.error.hint == "--reference onnx-reference"
+    assert judged([1, 2], **options, require_independent=True).outcome is Outcome.FAIL
+    assert judged([-1, -2], runtime="onnxruntime", require_independent=True).outcome is Outcome.PASS
+    assert judged([-1, -2], expected={"y": np.array([-1, -2], np.float32)}, require_independent=True)
+
+
+def test_slow_evaluator_gives_way_to_same_library(judged: Callable[..., Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    def compute(*_: Any, **__: Any) -> None:
+        raise ReferenceTooSlow("it needs more than 2 s of CPU time")
+
+    slow = replace(table.QUICK_EVALUATOR, compute=compute)
+    monkeypatch.setattr("hil.controller.backends.references.QUICK_EVALUATOR", slow)
+    case = judged([-1, -2], runtime="onnxruntime")
+    assert case.outcome is Outcome.PASS and case.verdicts[0].relation.value == "same library"
+    assert "onnx-reference could not answer: it needs more than 2 s" in case.reason
+    strict = judged([-1, -2], runtime="onnxruntime", require_independent=True)
+    assert strict.outcome is Outcome.REFERENCE_ERROR
+    assert strict.error is not None and strict.error.hint == "--reference onnx-reference"
+
+
+def test_refusal_of_independent_reference_comes_first(
+    save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_path: Path
+) -> None:
+    """The evaluator knows no operators of ONNX Runtime's own; ONNX Runtime answers."""
+    node = helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft")
+    path = save_onnx([node], *FLOAT, domains=("com.microsoft",))
+    (tmp_path / "logs").mkdir()
+    inputs = {"x": np.array([1, 2], np.float32)}
+    options = Options(runtime="onnxruntime")
+    case = Case("net", path, options, tmp_path, import_model(path, isolated=isolated), inputs=inputs)
+    runner = Runner(RunContext(cache, isolated))
+    answer = runner.run_reference(case).references[0]
+    right = runner.judge(replace(case, result=RunResult("board", answer.outputs)))
+    assert right.outcome is Outcome.PASS and right.reason.startswith("the reference onnx-reference could not answer")
+    wrong = runner.judge(replace(case, result=RunResult("board", {"y": np.zeros(2, np.float32)})))
+    assert wrong.outcome is Outcome.FAIL and wrong.reason.startswith("the reference onnx-reference could not answer")

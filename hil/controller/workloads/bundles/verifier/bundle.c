@@ -345,32 +345,45 @@ static bool has_field(const struct json *json, uint32_t object, const char *name
 static void read_case(struct test_case *made, struct reader *reader, uint32_t item, const char *method,
                       const struct signature *signature)
 {
-    static const char *const plain[] = {"atol", "inputs", "name", "outputs", "rtol", "source"};
-    static const char *const noisy[] = {"atol", "inputs", "name", "noise", "outputs", "rtol", "source"};
+    enum { ATOL, INPUTS, NAME, NOISE, OUTPUTS, RELATION, RTOL, SOURCE, FIELDS };
+    static const char *const names[] = {"atol", "inputs", "name", "noise", "outputs", "relation", "rtol", "source"};
+    static const char kinds[] = "D[\"{[\"D\"";
     const struct json *json = &reader->json;
     const char *where = text_of("method '%s', a case", method);
-    uint32_t found[7], noise = 0;
     if (has_field(json, item, "accept"))
         refuse("verify it with `python -m hil.agent verify` or `hil bundle run`",
                "%s: this verifier compares within tolerances only, and the case is judged by criteria", where);
-    if (json->nodes[item].kind == '{' && json->nodes[item].count == 7) {
-        take(json, item, where, noisy, "D[\"{[D\"", found);
-        noise = found[3];
-        memmove(found + 3, found + 4, 3 * sizeof *found);
-    } else
-        take(json, item, where, plain, "D[\"[D\"", found);
-    made->name = name_at(json, found[2], where, false);
+    /* Noise and relation are optional. */
+    const char *wanted[FIELDS];
+    char wanted_kinds[FIELDS + 1] = "";
+    uint32_t taken[FIELDS], found[FIELDS] = {0};
+    size_t places[FIELDS], count = 0;
+    for (size_t field = 0; field < FIELDS; field++) {
+        if ((field == NOISE || field == RELATION) && !has_field(json, item, names[field]))
+            continue;
+        wanted[count] = names[field];
+        wanted_kinds[count] = kinds[field];
+        places[count++] = field;
+    }
+    take(json, item, where, wanted, wanted_kinds, taken);
+    for (size_t i = 0; i < count; i++)
+        found[places[i]] = taken[i];
+    made->name = name_at(json, found[NAME], where, false);
     where = text_of("method '%s', case '%s'", method, made->name);
-    made->atol = tolerance_at(json, found[0], where);
-    made->rtol = tolerance_at(json, found[4], where);
+    made->relation = found[RELATION] ? name_at(json, found[RELATION], where, false) : "independent";
+    if (strcmp(made->relation, "independent") && strcmp(made->relation, "same library") &&
+        strcmp(made->relation, SELF_CHECK))
+        refuse(HINT, "%s: unknown relation '%s'", where, made->relation);
+    made->atol = tolerance_at(json, found[ATOL], where);
+    made->rtol = tolerance_at(json, found[RTOL], where);
     struct sizes sizes = {0};
     made->inputs_count = signature->counts[0];
     made->outputs_count = signature->counts[1];
-    made->inputs = read_tensors(reader, found[1], signature->specs[0], made->inputs_count, &sizes, where);
-    made->outputs = read_tensors(reader, found[3], signature->specs[1], made->outputs_count, &sizes, where);
+    made->inputs = read_tensors(reader, found[INPUTS], signature->specs[0], made->inputs_count, &sizes, where);
+    made->outputs = read_tensors(reader, found[OUTPUTS], signature->specs[1], made->outputs_count, &sizes, where);
     made->noise = allocate(made->outputs_count, sizeof *made->noise);
-    if (noise)
-        read_noise(made, json, noise, where);
+    if (found[NOISE])
+        read_noise(made, json, found[NOISE], where);
     check_tolerances(method, made);
 }
 

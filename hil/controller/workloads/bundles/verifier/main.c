@@ -15,7 +15,7 @@
 
 volatile sig_atomic_t interrupted;
 
-static const char *const OUTCOMES[] = {"PASS", "FAIL", "BLIND", "LOAD_ERROR", "RUN_ERROR", "RUN_CRASH", "TIMEOUT"};
+static const char *const OUTCOMES[] = {"PASS", "FAIL", "BLIND", "LOAD_ERROR", "RUN_ERROR", "RUN_CRASH", "TIMEOUT", "REFERENCE_ERROR"};
 
 static struct {
     const char *path, *method, *which;
@@ -146,6 +146,10 @@ static enum outcome outcome_of(const struct comparison *found, size_t count, con
             snprintf(message, size, "output %s: %s", one->outputs[i].name, found[i].reason);
         }
     }
+    if (outcome == PASS && !strcmp(one->relation, SELF_CHECK)) {
+        outcome = REFERENCE_ERROR;
+        snprintf(message, size, "expected outputs computed by the program's own compiler");
+    }
     return outcome;
 }
 
@@ -157,7 +161,7 @@ static void report(const struct method *method, const struct test_case *one, enu
         put_json(method->name);
         printf(", \"case\": ");
         put_json(one->name);
-        printf(", \"outcome\": \"%s\", \"reason\": ", OUTCOMES[outcome]);
+        printf(", \"relation\": \"%s\", \"outcome\": \"%s\", \"reason\": ", one->relation, OUTCOMES[outcome]);
         put_json(message);
         printf(", \"wall_s\": %.6f, \"outputs\": [", seconds);
         for (size_t i = 0; found && i < one->outputs_count; i++) {
@@ -168,6 +172,8 @@ static void report(const struct method *method, const struct test_case *one, enu
         return;
     }
     printf("%s  %s/%s", OUTCOMES[outcome], method->name, one->name);
+    if (strcmp(one->relation, "independent"))
+        printf(" (%s)", one->relation);
     if (found) {
         uint64_t elements = 0, mismatches = 0;
         double most = 0;

@@ -10,7 +10,7 @@ struct method;
 struct test_case;
 struct tensor;
 
-enum outcome { PASS, FAIL, BLIND, LOAD_ERROR, RUN_ERROR, RUN_CRASH, TIMEOUT };
+enum outcome { PASS, FAIL, BLIND, LOAD_ERROR, RUN_ERROR, RUN_CRASH, TIMEOUT, REFERENCE_ERROR };
 
 struct settings {
     const char *device; /* "" is the runtime's default */

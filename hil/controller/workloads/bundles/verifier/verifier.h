@@ -78,8 +78,12 @@ struct noise {
     double absolute, beyond_rtol, rms;
 };
 
+/* A case whose expected outputs were computed by the compiler of the program: it cannot pass. */
+#define SELF_CHECK "self-check"
+
 struct test_case {
     const char *name;
+    const char *relation; /* of who computed what is expected to the program */
     size_t inputs_count, outputs_count;
     struct tensor *inputs, *outputs;
     struct noise *noise; /* one an output */

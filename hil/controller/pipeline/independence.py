@@ -1,0 +1,70 @@
+"""What a case's references are worth: which relation a pass rests on, and what those that refused say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hil.compare.verdict import Verdict, deciding
+from hil.controller.backends.references import default_chain, references
+from hil.controller.backends.references.independence import relation_of
+from hil.controller.pipeline.case import Case
+from hil.core.board_config import BoardConfig
+from hil.core.results import Relation
+from hil.core.runtimes import DEFAULT_RUNTIME
+from hil.errors import ReferenceTooSlow
+
+
+def runtime_of(case: Case, config: BoardConfig | None) -> str:
+    """Return the runtime of the program that the references judge."""
+    if case.artifact is not None:
+        return case.artifact.runtime
+    return case.options.runtime or (config.runtime if config else DEFAULT_RUNTIME)
+
+
+def only_dependent(verdicts: Sequence[Verdict]) -> str:
+    """Return why a pass is not that of an independent reference; "" where it is."""
+    decider = deciding(verdicts)
+    if decider is None or decider.relation is Relation.INDEPENDENT:
+        return ""
+    names = ", ".join(one.named for one in verdicts if one)
+    return f"an independent reference is required, only {names} agrees"
+
+
+def refusals(case: Case, runtime: str) -> tuple[list[str], list[str]]:
+    """Return why references could not answer: first the reasons that say something about the model, then the others.
+
+    An independent reference that refuses a model is evidence about it. One that is too slow is not.
+    """
+    known = references()
+    evidence: list[str] = []
+    others: list[str] = []
+    for name, why in case.unanswered.items():
+        refuses = name in known and not isinstance(why, ReferenceTooSlow)
+        is_evidence = refuses and relation_of(runtime, name) is Relation.INDEPENDENT
+        (evidence if is_evidence else others).append(f"the reference {name} could not answer: {why.message}")
+    return evidence, others
+
+
+def not_asked(case: Case, runtime: str) -> str:
+    """Return which independent references were not asked, or that there is none for the model's format."""
+    if case.model is None or not (names := _independent(case.model.format, runtime)):
+        return f"no independent reference runs {case.model.format} models" if case.model else ""
+    left = [name for name in names if name not in _asked(case) and name not in case.unanswered]
+    return f"not asked: {', '.join(left)}" if left else ""
+
+
+def hint_for_independence(case: Case, runtime: str) -> str:
+    """Return how to get an independent reference for a case that has none."""
+    slow = [name for name, why in case.unanswered.items() if isinstance(why, ReferenceTooSlow)]
+    names = _independent(case.model.format, runtime) if case.model else ()
+    left = [*slow, *(name for name in names if name not in _asked(case) and name not in case.unanswered)]
+    return f"--reference {left[0]}" if left else "give what you expect: --expected out.npy"
+
+
+def _independent(model_format: str, runtime: str) -> tuple[str, ...]:
+    chain = default_chain(model_format, runtime)
+    return tuple(name for name in chain if relation_of(runtime, name) is Relation.INDEPENDENT)
+
+
+def _asked(case: Case) -> set[str]:
+    return {str(one.provenance.get("reference", "")) for one in case.references}

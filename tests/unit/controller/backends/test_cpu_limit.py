@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from hil.controller.backends.references.cpu_limit import limited_cpu
+from hil.errors import ReferenceTooSlow
+
+
+def test_cpu_limit_ends_busy_code_that_catches_errors() -> None:
+    before = signal.getsignal(signal.SIGPROF)
+    with pytest.raises(ReferenceTooSlow, match=r"more than 0\.05 s of CPU time"), limited_cpu(0.05):
+        while True:
+            try:
+                sum(range(1000))
+            except Exception:
+                continue
+    assert signal.getsignal(signal.SIGPROF) == before
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+def test_cpu_limit_does_not_count_waiting() -> None:
+    with limited_cpu(0.2):
+        time.sleep(0.4)
+
+
+def test_cpu_limit_is_optional() -> None:
+    with limited_cpu(None):
+        assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
