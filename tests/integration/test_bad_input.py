@@ -172,7 +172,8 @@ def test_an_unknown_function(hil, simulator, doubling, tmp_path):
     )
     refused(hil("run", "two.mlir", "--board", simulator, "--json"), "a, b")
     refused(hil("run", "two.mlir", "--board", simulator, "--function", "c", "--json"), "a, b")
-    assert hil("run", "two.mlir", "--board", simulator, "--function", "b").code == 0
+    given = ["--input", "4xf32=1", "--expected", "4xf32=1"]
+    assert hil("run", "two.mlir", "--board", simulator, "--function", "b", *given).code == 0
 
 
 @pytest.mark.parametrize(

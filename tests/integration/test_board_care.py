@@ -349,7 +349,8 @@ def test_an_arm_board_is_compiled_for_and_a_program_for_a_newer_cpu_is_found_out
 
     model = tmp_path / "f16.mlir"
     model.write_text(F16_MATMUL)
-    good = hil("run", model, "--board", *at(board_aarch64), "--json")
+    given = ["--input", "32x32xf16=1", "--input", "32x32xf16=1", "--expected", "32x32xf16=32"]
+    good = hil("run", model, "--board", *at(board_aarch64), *given, "--json")
     assert (good.code, good.case["outcome"]) == (0, "PASS")
     bad = hil(
         "run", model, "--board", *at(board_aarch64), "--compile-flag=--iree-llvmcpu-target-cpu=cortex-a76", "--json"

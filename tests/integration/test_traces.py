@@ -332,7 +332,8 @@ func.func @add(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %x : tensor<4xf32>
 }
 """)
-    ended = hil("run", "count.mlir", "--json")
+    given = ["--input", "4xf32=1", "--expected", "4xf32=1"]
+    ended = hil("run", "count.mlir", *given, "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
     assert "keeps state from run to run (count)" in ended.case["reason"]
     counting = type("Counting", (), {"add": ModelFile(place / "count.mlir")})
@@ -342,7 +343,7 @@ func.func @add(%x: tensor<4xf32>) -> tensor<4xf32> {
 
     [result] = compare_backends(added, counting)
     assert result.outcome is Outcome.PASS and "keeps state from run to run (count)" in "".join(result.lines())
-    shown = hil("run", "count.mlir")
+    shown = hil("run", "count.mlir", *given)
     assert "what no output shows of that was not compared" in " ".join(shown.out.split())
 
 
