@@ -70,9 +70,7 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
         raise UsageError(f"{where}: a tolerance is no number: {error}", hint="give rtol and atol as floats") from error
     if unknown := [output for output in case.noise if output not in expected]:
         raise UsageError(f"{where}: noise of {unknown[0]!r}, which is no output")
-    return BundledCase(
-        name, inputs, expected, rtol, atol, case.source, dict(case.noise), case.accept, case.relation
-    )
+    return BundledCase(name, inputs, expected, rtol, atol, case.source, dict(case.noise), case.accept, case.relation)
 
 
 def _tensors(

@@ -428,6 +428,7 @@ void read_bpte(struct bundle *bundle, const uint8_t *data, uint64_t size)
             struct test_case *made = &method->cases[c];
             struct table one = item(suite, cases, c);
             made->name = text_of("%llu", (unsigned long long)c);
+            made->relation = "independent";
             const char *where = text_of("method '%s', case %s", method->name, made->name);
             made->inputs_count = read_side(&made->inputs, one, 0, entry->sides[0], entry->counts[0], where);
             made->outputs_count = read_side(&made->outputs, one, 1, entry->sides[1], entry->counts[1], where);
