@@ -309,11 +309,19 @@ def test_symbolic_dimensions_have_the_sizes_that_are_given(project, small, tmp_p
     assert other.code == 1 and "--hil-dim=N=5" in other.command("repeat it")
 
 
+def test_range_of_sizes_makes_case_of_each_edge(project, small, tmp_path):
+    project.set_up(small, save_open(tmp_path))
+    tested = project.test("--hil-dim", "N=1..3", "--runtime-hw-type", "sim", "-k", "full")
+    assert tested.code == 0, tested.out
+    names = {f"open_N-{size}_full_model-sim" for size in (1, 2, 3)}
+    assert names | {"small_full_model-sim"} == set(tested.outcomes)
+
+
 def test_a_size_of_a_dimension_that_no_model_has_is_refused(project, small, tmp_path):
     project.set_up(small, save_open(tmp_path))
     tested = project.test("--hil-dim", "M=3")
-    assert tested.code == 2 and "--hil-dim M: no model has a dimension of that name" in tested.out
-    assert "their dimensions: N" in tested.out
+    assert tested.code == 2 and "--hil-dim M: none of " in tested.out
+    assert "has a dimension of that name" in tested.out and "symbolic dimensions: N" in tested.out
     assert project.test("--hil-dim", "N").code == 4
 
 

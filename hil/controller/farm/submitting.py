@@ -15,6 +15,7 @@ from hil.controller.farm.job_files import JobFiles, affinity, packed_bundle, pac
 from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import span
+from hil.controller.models.dimensions import own_sizes, sizes_of_models
 from hil.controller.models.flows import BESIDE, flows, load_flow
 from hil.controller.models.importers import SAVED_MODEL, import_model
 from hil.controller.pipeline.accepting import refuse_functions
@@ -80,12 +81,16 @@ def load_models(job: Job) -> Workload:
     if not job.models:
         raise UsageError("no MODEL was named", hint="hil farm submit MODEL, or hil farm submit --help")
     with Isolated(1) as isolated:
-        cache = Cache()
-        models = [
-            import_model(path, function=job.function, dims=job.dims, isolated=isolated, cache=cache)
-            for path in job.models
-        ]
-    return _loaded(job, [packed_run(replace(job, models=(model.path,)), model) for model in models])
+        context = RunContext(Cache(), isolated)
+        several = len(job.models) > 1 or job.dim_ranges
+        every = {**job.dims, **job.dim_ranges}
+        given = sizes_of_models(job.models, every, context, job.function) if several else [every]
+        found = []
+        for path, own in zip(job.models, given, strict=True):
+            one = replace(job, dims=own_sizes(job.dims, own), dim_ranges=own_sizes(job.dim_ranges, own))
+            work: dict[str, Any] = {"isolated": isolated, "cache": context.cache}
+            found.append((one, import_model(path, function=job.function, dims=one.dims, **work)))
+    return _loaded(job, [packed_run(replace(one, models=(model.path,)), model) for one, model in found])
 
 
 def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload:

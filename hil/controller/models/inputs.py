@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from hil.formats.iree_values import mlir_dtype
 
 _IREE_FORM = re.compile(r"(?P<dims>(?:\d{1,18}x)*)(?P<type>[a-z][A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
+# The formats of models that hil compiles, or converts, for fixed sizes.
+_COMPILED_FORMATS = ("onnx", "mlir", "pt2", "tf", "keras")
 _FORMS = "NAME=x.npy, NAME=x.npz:key, x.npz, NAME=test.pb, 4x8xf32=@x.bin, 4x8xf32=1 2 3"
 
 
@@ -85,6 +88,24 @@ def make_inputs(
         bounds = user_range or (ranges or {}).get(spec.name)
         chosen[spec.name] = random_tensor(spec, shape, seed=seed, bounds=bounds)
     return {spec.name: chosen[spec.name] for spec in specs}
+
+
+def with_sizes_of(model: Model, inputs: Mapping[str, Array]) -> Model:
+    """The model with the sizes that its inputs settle, so that it is compiled for these.
+
+    A program that is compiled already stays as it is.
+    """
+    if model.format not in _COMPILED_FORMATS or model.inputs is None:
+        return model
+    # Of an exported program a dimension may be an expression of others, which has no size of its own.
+    free = model.producer["dims"] if model.format == "pt2" else None
+    sizes = dict(model.dims)
+    for spec in model.inputs:
+        for dim, size in zip(spec.shape, inputs[spec.name].shape, strict=True):
+            if isinstance(dim, str) and (free is None or dim in free):
+                sizes[dim] = size
+    specs = (replace(spec, shape=inputs[spec.name].shape) for spec in model.inputs)
+    return model if sizes == model.dims else replace(model, dims=sizes, inputs=tuple(specs))
 
 
 def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False) -> dict[str, Array]:

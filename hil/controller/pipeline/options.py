@@ -15,6 +15,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hil.controller.models.sizes import Range, range_text
+from hil.controller.models.sizes import parse_range as parse_range_of_sizes
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -96,8 +98,12 @@ def _tensors(value: Any) -> Any:
     return dict(value)
 
 
-def _sizes(value: Any) -> dict[str, int]:
-    return {_an(str)(name): _int(size) for name, size in _an(Mapping)(value).items()}
+def _sizes(value: Any) -> dict[str, int | str]:
+    sizes = {
+        _an(str)(name): size if isinstance(size, str) else _int(size) for name, size in _an(Mapping)(value).items()
+    }
+    split_dims(sizes)
+    return sizes
 
 
 def _range(value: Any) -> tuple[float, float]:
@@ -118,16 +124,32 @@ _FLAG: Kind = ("True or False", _an(bool))
 _TENSORS: Kind = ("arrays by name, or a sequence of texts as the command line takes them", _tensors)
 
 
-def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int]:
-    """``N=4`` -> {"N": 4}. Raises UsageError: not a name and a number of at least 0, or a name has two sizes."""
-    dims: dict[str, int] = {}
+def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int | str]:
+    """``N=4`` -> {"N": 4}, and ``N=1..8`` -> {"N": "1..8"}.
+
+    Raises:
+        UsageError: not a name and a number of at least 0, or a range of such numbers; or a name has two sizes.
+    """
+    dims: dict[str, int | str] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value.isdecimal()):
-            raise UsageError(f"{option} {text!r} is not NAME=SIZE", hint=f"for example {option} N=1")
-        if dims.setdefault(name, int(value)) != int(value):
-            raise UsageError(f"{option} gives {name} two sizes: {dims[name]} and {int(value)}", hint="one is enough")
+        # A name may hold an equals sign, a size does not.
+        name, _, value = text.rpartition("=")
+        try:
+            size = int(value) if value.isdecimal() else range_text(parse_range_of_sizes(value))
+        except ValueError:
+            size = ""
+        if not name or size == "":
+            hint = f"for example {option} N=1, or {option} N=1..512 for a case of each edge of the range"
+            raise UsageError(f"{option} {text!r} is not NAME=SIZE or NAME=LOW..HIGH", hint=hint)
+        if dims.setdefault(name, size) != size:
+            raise UsageError(f"{option} gives {name} two sizes: {dims[name]} and {size}", hint="one is enough")
     return dims
+
+
+def split_dims(dims: Mapping[str, int | str]) -> tuple[dict[str, int], dict[str, Range]]:
+    """Sizes, and ranges of sizes (``1..512`` -> (1, 512)), by dimension. Raises ValueError: a text is no range."""
+    sizes = {name: size for name, size in dims.items() if not isinstance(size, str)}
+    return sizes, {name: parse_range_of_sizes(size) for name, size in dims.items() if isinstance(size, str)}
 
 
 def parse_range(text: str, option: str = "--input-range") -> tuple[float, float] | None:
@@ -277,15 +299,18 @@ class RunSettings(CaseSettings):
     # ``iree``, ``onnxruntime``, ...; "" is the board's own choice.
     runtime: str = _option("", TEXT, "iree, onnxruntime, ... (default: the board's).", metavar="NAME")
     function: str = _option("", TEXT, "Entry point, where there are several.", metavar="F")
+    # those given as ranges go to ``dim_ranges``.
     dims: Mapping[str, int] = _option(
         {},
         ("sizes by name, such as {'N': 4}", _sizes),
-        "Value of a symbolic dimension. Repeats.",
+        "Size of a symbolic dimension; LOW..HIGH runs a case for each edge of the range. Repeats.",
         flag="--dim",
         metavar="NAME=SIZE",
         repeats=True,
         of_text=parse_dims,
     )
+    # dimension -> the first and the last of the sizes to try.
+    dim_ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)
     # texts of ``--input``, or name -> tensor.
     inputs: Sequence[str] | Mapping[str, Array] = _option(
         (),
@@ -325,6 +350,11 @@ class RunSettings(CaseSettings):
         repeats=True,
         hint="for example ['--iree-opt-level=O2']",
     )
+
+    def __post_init__(self) -> None:
+        sizes, ranges = split_dims(self.dims)
+        object.__setattr__(self, "dims", sizes)
+        object.__setattr__(self, "dim_ranges", {**self.dim_ranges, **ranges})
 
 
 @dataclass(frozen=True)

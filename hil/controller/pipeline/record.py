@@ -344,7 +344,7 @@ class Recorder:
 
     def __init__(self, run: Run, order: Sequence[str], cases: Sequence[Case]) -> None:
         self._run = run
-        self._order = order
+        self._order = list(order)
         self._cases = {case.name: case for case in cases}
         self._records: dict[str, Any] = {}
         # The same as JSON: made of hundreds of cases whenever one has changed, it would take most of the time.
@@ -360,6 +360,20 @@ class Recorder:
         for record in run.record["cases"]:
             self._note(record)
         self._gather(cases)
+
+    def add(self, cases: Sequence[Case]) -> None:
+        """Add cases to the run, after the others."""
+        with self._lock:
+            self._order += [case.name for case in cases if case.name not in self._order]
+            self._cases |= {case.name: case for case in cases}
+            self._tensors |= {case.name: {} for case in cases}
+
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        """The outcomes of the cases that have one, by name."""
+        with self._lock:
+            found = {name: record["outcome"] for name, record in self._records.items() if record["outcome"]}
+        return {name: Outcome(outcome) for name, outcome in found.items()}
 
     def write(self, case: Case | None = None) -> None:
         """Write the record as things stand; of one case that has changed, or of all. May raise StorageError."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.sizes import range_text
 from hil.controller.pipeline.options import Job, RunSettings, flag_of, specs_of
 
 
@@ -28,6 +29,8 @@ def run_command(job: Job, models: Sequence[Path] = ()) -> str:
     ]
     for name, spec in specs_of(RunSettings).items():
         value = getattr(job, name)
+        if name == "dims":
+            value = {**value, **{symbol: range_text(sizes) for symbol, sizes in job.dim_ranges.items()}}
         if not spec.help or not spec.decides or value == getattr(usual, name):
             continue
         named += [(flag_of(name, spec), one) for one in _texts(name, value, repeats=spec.repeats)]

@@ -17,10 +17,11 @@ from hil import errors
 from hil.controller.backends.references import default_references
 from hil.controller.backends.targets import explain
 from hil.controller.devices.board_choice import BoardChoice, knows_target
+from hil.controller.models.inputs import with_sizes_of
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Options
-from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs
+from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs, refuse_ranges
 from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.results import Stage
@@ -51,8 +52,9 @@ class Runner(Tools):
         run and be compared, so that it needs inputs and a reference.
 
         Raises:
-            UsageError: missing file, unknown function, inputs that the model does not take.
+            UsageError: missing file, unknown function, inputs that the model does not take, a range of sizes.
         """
+        refuse_ranges(options)
         case = self._do(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT])
         if not want_inputs or case.model is None:
             return case
@@ -64,7 +66,8 @@ class Runner(Tools):
                 else "give what you expect: --expected out.npy",
             )
         if case.model.inputs is not None:
-            case = replace(case, inputs=make_case_inputs(case, case.model.inputs))
+            inputs = make_case_inputs(case, case.model.inputs)
+            case = replace(case, model=with_sizes_of(case.model, inputs), inputs=inputs)
         return case
 
     def compile(self, case: Case, config: BoardConfig) -> Case:

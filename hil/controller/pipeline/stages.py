@@ -32,6 +32,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
+from hil.controller.models.sizes import range_text
 from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
@@ -64,8 +65,14 @@ class Tools:
     logs: bool = True  # whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway
 
 
-def check_options(options: Options, choice: BoardChoice) -> None:
-    """Refuse (UsageError), before anything is done, what cannot be meant."""
+def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool = False) -> None:
+    """Refuse (UsageError), before anything is done, what cannot be meant.
+
+    Args:
+        takes_ranges: whether there may be several cases of a model, one for each size of a range.
+    """
+    if not takes_ranges:
+        refuse_ranges(options)
     check_tolerance(options.rtol, options.atol)
     load_rules(options.accept)
     if options.iterations < 1 or options.warmup < 0:
@@ -83,11 +90,24 @@ def check_options(options: Options, choice: BoardChoice) -> None:
         )
 
 
-def choice_of(job: Job) -> BoardChoice:
-    """The board that a job is for; UsageError where there is none, or it cannot do what is asked for."""
+def refuse_ranges(options: Options) -> None:
+    """Raise UsageError where a dimension has a range of sizes in place of a size."""
+    for name, sizes in options.dim_ranges.items():
+        raise errors.UsageError(
+            f"--dim {name}={range_text(sizes)} is a range of sizes, and this takes one size",
+            hint=f"--dim {name}={sizes[1]}; hil run, hil suite run, hil bundle create and pytest take ranges",
+        )
+
+
+def choice_of(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
+    """The board that a job is for; UsageError where there is none, or it cannot do what is asked for.
+
+    Args:
+        takes_ranges: as :func:`check_options` has it.
+    """
     keys = {name: getattr(job, name) for name in ("identity", "known_hosts", "accept_new_host_key")}
     choice = choose(job.board, job.hw_type, **keys)
-    check_options(job.options(), choice)
+    check_options(job.options(), choice, takes_ranges=takes_ranges)
     return choice
 
 

@@ -22,7 +22,8 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated, lent
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import GO_ON, Run, RunStore, check_seal, safe_name
-from hil.core.results import Stage
+from hil.controller.workloads.sized_cases import FailureSearch, SizedCase, failure_text, sized_cases
+from hil.core.results import Outcome, Stage
 from hil.core.text import jsonable, numbered
 from hil.errors import HilError, StorageError, UsageError
 
@@ -66,25 +67,40 @@ def run_job(
         job = read_flagfile(job)
     if not job.models:
         raise UsageError("no MODEL was named", hint="hil run MODEL, or hil run --help")
-    choice = choice or choice_of(job)
+    choice = choice or choice_of(job, takes_ranges=True)
     _check_profiles(job)
     with lent(isolated) as workers:
-        names = _unique_names(job.models)
-        options = replace(job.options(), inputs=tuple(job.inputs))
         context = RunContext(Cache(), workers)
+        planned = sized_cases(job, replace(job.options(), inputs=tuple(job.inputs)), context)
         kept = {case["name"]: case for case in run.record["cases"] if case["outcome"]} if run else {}
-        for name, path in zip(names, job.models, strict=True):
-            if name in kept and _has_changed(kept[name], path, options, context):
-                screen.note(f"{name} runs again: its model has changed")
-                del kept[name]
+        for one in planned:
+            if one.name in kept and _has_changed(kept[one.name], one.path, one.options, context):
+                screen.note(f"{one.name} runs again: its model has changed")
+                del kept[one.name]
+
+        def begin(one: SizedCase) -> Case:
+            try:
+                return Runner(context).begin(one.path, one.options, Path(), name=one.name)
+            except UsageError as error:
+                if len(job.models) == 1:
+                    raise
+                raise UsageError(f"{one.path}: {error.message}", hint=error.hint) from error
+
         # The import may still find that the command line was wrong: nothing is stored before that is known.
-        todo = [(name, path) for name, path in zip(names, job.models, strict=True) if name not in kept]
-        cases = [Runner(context).begin(path, options, Path(), name=name) for name, path in todo]
+        cases = [begin(one) for one in planned if one.name not in kept]
         if run is None:
-            check_accepted_outputs(options.accept, [case.model for case in cases])
+            check_accepted_outputs(job.accept, [case.model for case in cases])
         runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
-        title = names[0] if len(names) == 1 else f"{len(names)}-models"
+        title = planned[0].model if len(job.models) == 1 else f"{len(job.models)}-models"
         stored = run or store.create(title, jsonable(asdict(job)), run_id)
+        search = FailureSearch(planned)
+
+        def report(outcomes: Mapping[str, Outcome]) -> None:
+            if found := list(search.smallest(outcomes)):
+                stored.record["smallest_failing"] = found
+            for one in found:
+                screen.note(failure_text(one))
+
         return run_cases(
             stored,
             job,
@@ -92,11 +108,13 @@ def run_job(
             cases,
             context,
             screen,
-            order=names,
+            order=[one.name for one in planned],
             runtime=runtime,
             purpose=f"hil run {stored.id}",
             resumable=not run_id,
             after=lambda case: _with_profiles(case, job, stored, context),
+            more=lambda outcomes: [begin(one) for one in search.next_cases(outcomes)],
+            report=report,
         )
 
 
@@ -116,7 +134,8 @@ def _check_profiles(job: Job) -> None:
     """Refuse folders that profiles cannot go to, before anything runs."""
     if job.profile is not None and job.profile == job.compile_time_profile:
         raise UsageError("--profile and --compile-time-profile each need a folder of their own")
-    for name in _unique_names(job.models):
+    names = numbered([safe_name(path.stem) for path in job.models])
+    for name in names if not job.dim_ranges else [""]:
         for kind, folder in _profile_folders(job, name).items():
             from hil.controller.analysis.profile.collect import check_folder
 
@@ -126,7 +145,8 @@ def _check_profiles(job: Job) -> None:
 def _profile_folders(job: Job, case: str) -> dict[str, Path]:
     """Kind of profile -> where that of a case goes."""
     kinds = {"compile": job.compile_time_profile, "run": job.profile}
-    return {kind: folder / case if len(job.models) > 1 else folder for kind, folder in kinds.items() if folder}
+    several = len(job.models) > 1 or job.dim_ranges
+    return {kind: folder / case if several else folder for kind, folder in kinds.items() if folder}
 
 
 def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iterator[Case]:
@@ -136,11 +156,6 @@ def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Itera
 
         for profiles in write_profiles(case, wanted, run_id=run.id, context=context):
             yield replace(case, profiles=profiles)
-
-
-def _unique_names(models: tuple[Path, ...]) -> list[str]:
-    """A name for each model, from its file's; numbered where two are alike."""
-    return numbered([safe_name(path.stem) for path in models])
 
 
 def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
@@ -166,6 +181,8 @@ def run_cases(
     most_loaded: int = 0,
     resumable: bool = False,
     after: Callable[[Case], Iterable[Case]] = lambda case: (),
+    more: Callable[[Mapping[str, Outcome]], Sequence[Case]] = lambda outcomes: (),
+    report: Callable[[Mapping[str, Outcome]], None] = lambda outcomes: None,
 ) -> dict[str, Any]:
     """Run cases on a board; the run's record follows.
 
@@ -176,6 +193,9 @@ def run_cases(
         most_loaded: how many programs stay loaded on the board between cases.
         resumable: whether a run that was interrupted can be gone on with.
         after: called with each case that ended, once its outcome is stored; yields it as it changes.
+        more: called with the outcomes of all cases that have ended, by name, when there are no cases left to run;
+            returns further cases, none at the end.
+        report: called with these outcomes when the last case has ended.
 
     Returns:
         The run's record with ``folder``, its place.
@@ -185,9 +205,14 @@ def run_cases(
         KeyboardInterrupt: Ctrl-C; what there was is stored.
     """
     is_new = not run.record["cases"]
-    cases = [replace(case, folder=run.case_folder(case.name)) for case in cases]
-    for case in cases:
-        screen.begin(case.name, len(STAGES))
+
+    def placed(cases: Iterable[Case]) -> list[Case]:
+        made = [replace(case, folder=run.case_folder(case.name)) for case in cases]
+        for case in made:
+            screen.begin(case.name, len(STAGES))
+        return made
+
+    cases = placed(cases)
     recorder = Recorder(run, order or [case.name for case in cases], cases)
 
     def watch(case: Case, stage: Stage, note: str) -> None:
@@ -204,12 +229,16 @@ def run_cases(
     pool = BoardPool(purpose, wait_s=job.wait_s, say=screen.note, opened=opened, most_loaded=most_loaded)
     try:
         with pool:
-            for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
-                screen.end(case.name, case.outcome.value if case.outcome else "", case.reason)
-                # First its outcome is safe: what comes after may take a while, or Ctrl-C.
-                recorder.end(case)
-                for changed in after(case):
-                    recorder.write(changed)
+            while cases:
+                for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
+                    screen.end(case.name, case.outcome.value if case.outcome else "", case.reason)
+                    # First its outcome is safe: what comes after may take a while, or Ctrl-C.
+                    recorder.end(case)
+                    for changed in after(case):
+                        recorder.write(changed)
+                cases = placed(more(recorder.outcomes))
+                recorder.add(cases)
+            report(recorder.outcomes)
     except StorageError:
         raise
     except UsageError:

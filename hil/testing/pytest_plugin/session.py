@@ -8,7 +8,6 @@ import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +27,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name, storing
 from hil.controller.workloads.matrix.targets import targets_of
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of, symbols_of
+from hil.controller.workloads.suites.model_cases import LayerChoice, cases_of, sized_models
 from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
 from hil.controller.workloads.suites.request import Request, Settings
 from hil.controller.workloads.suites.sources import EXPECTED, look
@@ -38,7 +37,7 @@ from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import new_folder
 from hil.core.text import numbered, visible
-from hil.errors import UsageError, did_you_mean
+from hil.errors import UsageError
 from hil.testing.pytest_plugin.boards import BoardLender, BoardLocks
 from hil.testing.pytest_plugin.options import MODELS, OUT, absolute, flows_of, out_folder, request_of
 
@@ -231,10 +230,11 @@ class PluginSession:
             known = folder.specs[asked]
             if unread := [file for file in files if file not in known]:
                 layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
-                models = [self._sized(folder.models[file]) for file in unread]
+                models = [model for file in unread for model in self._sized[file]]
                 specs = cases_of(models, flow, self.context, layers=layers, seed=request.settings.seed)
-                for file, model in zip(unread, models, strict=True):
-                    known[file] = tuple(spec for spec in specs if spec.model == model.name)
+                for file in unread:
+                    names = {model.name for model in self._sized[file]}
+                    known[file] = tuple(spec for spec in specs if spec.model in names)
         return [
             HilCase(spec, folder, target)
             for file in files
@@ -293,23 +293,17 @@ class PluginSession:
             shutil.rmtree(self.work, ignore_errors=True)
 
     @cached_property
-    def _symbols(self) -> dict[Path, set[str]]:
-        """The symbolic dimensions of every model. Raises UsageError: none of them has one that --hil-dim names."""
-        files = [file for folder in self.folders for file in folder.models]
-        with ThreadPoolExecutor(self.context.isolated.workers, thread_name_prefix="symbols") as pool:
-            found = dict(zip(files, pool.map(lambda file: symbols_of(file, self.context), files), strict=True))
-        known = {symbol for symbols in found.values() for symbol in symbols}
-        if unknown := sorted(set(self.request.dims) - known):
-            hint = f"{did_you_mean(unknown[0], known)}their dimensions: {', '.join(sorted(known)) or 'all fixed'}"
-            raise UsageError(f"--hil-dim {unknown[0]}: no model has a dimension of that name", hint=hint)
-        return found
+    def _sized(self) -> dict[Path, list[SuiteModel]]:
+        """Every model, with those of --hil-dim's sizes that it has; several times where it has a range of sizes.
 
-    def _sized(self, model: SuiteModel) -> SuiteModel:
-        """The model, with those of --hil-dim's sizes that it has a use for."""
-        if not self.request.dims:
-            return model
-        dims = {name: size for name, size in self.request.dims.items() if name in self._symbols[model.path]}
-        return replace(model, dims=dims)
+        Raises:
+            UsageError: no model has a dimension that --hil-dim names.
+        """
+        models = {path: model for folder in self.folders for path, model in folder.models.items()}
+        found: dict[Path, list[SuiteModel]] = defaultdict(list)
+        for model in sized_models(list(models.values()), self.request.dims, self.context, "--hil-dim"):
+            found[model.path].append(model)
+        return found
 
     def _make_targets(self) -> tuple[CaseTarget, ...]:
         """Every flow on every kind of hardware, or on each board. Raises UsageError: one of them cannot be."""

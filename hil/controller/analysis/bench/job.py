@@ -23,6 +23,7 @@ from hil.controller.analysis.bench.store import (
 )
 from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.devices.board_resolver import is_address
+from hil.controller.models.dimensions import sizes_of_models
 from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
@@ -174,9 +175,12 @@ class _Bench:
             names = [f"B-{names[0]}"]
         elif len(models) == 2:
             names = [f"{label}-{name}" for label, name in zip("AB", names, strict=True)]
-        for name, path in zip(names, models, strict=True):
+        several = len(models) > 1
+        dims = sizes_of_models(models, job.dims, self.runner.context, job.function) if several else [job.dims]
+        for name, path, own in zip(names, models, dims, strict=True):
             self.jobs.append(job)
-            self.cases.append(self.runner.begin(path, job.options(), Path(), name=name, want_inputs=self.bench.check))
+            options = replace(job.options(), dims=own)
+            self.cases.append(self.runner.begin(path, options, Path(), name=name, want_inputs=self.bench.check))
         check_accepted_outputs(job.accept, [case.model for case in self.cases])
 
     def _session(self, pool: BoardPool, number: int) -> BoardSession:

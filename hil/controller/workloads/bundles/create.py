@@ -19,7 +19,9 @@ from hil.controller.backends.references import (
 from hil.controller.backends.references.noise import telling_noise
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.devices.board_client import Loaded
+from hil.controller.models.dimensions import check_known, own_sizes
 from hil.controller.models.inputs import make_inputs
+from hil.controller.models.sizes import sized_name, sweep
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
@@ -81,7 +83,7 @@ def create_bundle(
         StageError: importing, compiling or referring failed.
         BoardError: the board was needed and is not there.
     """
-    check_options(request.options, choice)
+    check_options(request.options, choice, takes_ranges=True)
     models, left_out = import_methods(
         request.model, request.functions, context, only_main=request.is_of_main, dims=request.options.dims
     )
@@ -96,6 +98,8 @@ def create_bundle(
             return loaded
 
         signatures = signatures_of(artifact, models, context, ask=ask)
+        symbols = {f"method {name!r}": _symbols(one) for name, one in signatures.items()}
+        check_known(request.options.dim_ranges, symbols)
         say(f"{artifact.compiler}: {', '.join(signatures)}")
         files = list(_files(request, list(signatures)))
         collected = _Cases(request, files, context, Path(folder) / "reference.log", say, artifact.runtime)
@@ -199,14 +203,18 @@ class _Cases:
             # Where nobody could say what comes out, other methods' cases will do.
             random = int(not found and not (self.files and not default_references(model)))
         for seed in range(options.seed, options.seed + random):
-            inputs = self._inputs(signature, model, (), seed)
-            found.append(MethodTestCase(inputs, {}, name=f"seed{seed}"))
+            for sizes in sweep(own_sizes(options.dim_ranges, _symbols(signature))):
+                inputs = self._inputs(signature, model, (), seed, sizes)
+                found.append(MethodTestCase(inputs, {}, name=sized_name(f"seed{seed}", sizes)))
         for case in found:
             yield self._complete(method, case, signature, model)
 
-    def _inputs(self, signature: Signature, model: Model, given: Any, seed: int) -> dict[str, Any]:
+    def _inputs(
+        self, signature: Signature, model: Model, given: Any, seed: int, sizes: Mapping[str, int] | None = None
+    ) -> dict[str, Any]:
         options = self.request.options
-        more: dict[str, Any] = {"ranges": model.ranges, "user_range": options.input_range, "dims": options.dims}
+        dims = {**options.dims, **(sizes or {})}
+        more: dict[str, Any] = {"ranges": model.ranges, "user_range": options.input_range, "dims": dims}
         return make_inputs(signature.inputs, given, seed=seed, **more)
 
     def _complete(self, method: str, case: MethodTestCase, signature: Signature, model: Model) -> MethodTestCase:
@@ -241,6 +249,10 @@ class _Cases:
             noise=noise,
             relation=result.relation,
         )
+
+
+def _symbols(signature: Signature) -> set[str]:
+    return {dim for spec in signature.inputs for dim in spec.shape if isinstance(dim, str)}
 
 
 def _method_and_path(text: str) -> tuple[str, str]:

@@ -139,7 +139,7 @@ def _run_one(matrix: Matrix, run_file: Callable[..., dict[str, Any]], screen: ru
 
 def _created(kind: str, job: Job, targets: Sequence[Target], command: str) -> Matrix:
     for target in targets:
-        choice_of(_of_target(job, target))
+        choice_of(_of_target(job, target), takes_ranges=True)
     names = numbered([path.stem for path in job.models]) or [job.flagfile.stem if job.flagfile else ""]
     title = names[0] if len(names) == 1 else f"{len(names)} models"
     name = new_id(f"{title.replace(' ', '-')}-matrix")

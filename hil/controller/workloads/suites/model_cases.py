@@ -16,10 +16,12 @@ from hil.bundles import Signature
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import checked_cases
 from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
+from hil.controller.models.dimensions import check_known, own_sizes, symbols_of
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S
+from hil.controller.models.sizes import sized_name, sweep
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, split_dims
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
@@ -30,7 +32,7 @@ from hil.core.runtimes import RUNTIMES
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array
 from hil.core.text import numbered
-from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError, did_you_mean
+from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError
 
 T = TypeVar("T")
 
@@ -55,7 +57,7 @@ def cases_of(
     *,
     layers: LayerChoice | None,
     seed: int = 0,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | str] | None = None,
 ) -> tuple[CaseSpec, ...]:
     """The cases of models, in their order: ``<model>_full_model``, ``<model>_<case>`` for each that came with it, then
     ``<model>_layer_<op>_<name>`` for each layer.
@@ -67,23 +69,61 @@ def cases_of(
     Args:
         models: their names differ.
         layers: None for no layers.
-        dims: values of symbolic dimensions, for the models that have them.
+        dims: sizes of symbolic dimensions, or ranges of them, for the models that have these dimensions.
 
     Raises:
         UsageError: layers of a kind that there is not, or a dimension that no model has.
         StorageError: the cache cannot be written.
     """
-    wholes = [_Whole(model, flow, context, seed, dims or {}) for model in models]
+    sized = sized_models(models, dims or {}, context)
+    wholes = [_Whole(model, flow, context, seed) for model in sized]
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
         found = list(pool.map(lambda whole: _cases(whole, layers), wholes))
-    symbols = {symbol for model in models for symbol in symbols_of(model.path, context)} if dims else set()
-    if unknown := sorted(set(dims or {}) - symbols):
-        hint = f"{did_you_mean(unknown[0], symbols)}their dimensions: {', '.join(sorted(symbols)) or 'all fixed'}"
-        raise UsageError(f"--dim {unknown[0]}: no model of the suite has a dimension of that name", hint=hint)
     every = [spec for specs in found for spec in specs]
     # Two models may bring cases whose names come to the same; each keeps its own record.
     return tuple(
         replace(spec, id=name) for spec, name in zip(every, numbered([short(spec.id) for spec in every]), strict=True)
+    )
+
+
+def sized_models(
+    models: Sequence[SuiteModel], dims: Mapping[str, int | str], context: RunContext, option: str = "--dim"
+) -> list[SuiteModel]:
+    """Return the models with the sizes that are theirs; for a range of sizes a model for each of its edges.
+
+    Of these the one of the largest sizes alone has layers, and none has tensors of the files beside the model.
+
+    Raises:
+        UsageError: no model has one of the dimensions.
+    """
+    if not dims:
+        return list(models)
+    with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="symbols") as pool:
+        symbols = list(pool.map(lambda model: symbols_of(model.path, context), models))
+    check_known(dims, {model.name: own for model, own in zip(models, symbols, strict=True)}, option)
+    sizes, ranges = split_dims(dims)
+    found: list[SuiteModel] = []
+    for model, own in zip(models, symbols, strict=True):
+        model = replace(model, dims={**model.dims, **own_sizes(sizes, own)})
+        swept = own_sizes(ranges, own)
+        found += [with_sizes(model, one, is_cut=one == sweep(swept)[-1]) for one in sweep(swept)] if swept else [model]
+    return found
+
+
+def with_sizes(model: SuiteModel, sizes: Mapping[str, int], *, is_cut: bool) -> SuiteModel:
+    """Return a model under a name of its own with these sizes, with random inputs.
+
+    Args:
+        is_cut: whether its layers are cases as well.
+    """
+    return replace(
+        model,
+        name=worded(sized_name(model.name, sizes)),
+        dims={**model.dims, **sizes},
+        given=dict,
+        expected=dict,
+        data_sets=(),
+        is_cut=is_cut,
     )
 
 
@@ -98,7 +138,7 @@ def _cases(whole: _Whole, choice: LayerChoice | None) -> list[CaseSpec]:
     for place in source.data_sets:
         make_set = functools.partial(whole.make_data_set, place)
         specs.append(spec(f"{name}_{place.name}", make=make_set))
-    if choice is None or not whole.can_be_cut():
+    if choice is None or not source.is_cut or not whole.can_be_cut():
         return specs
     with temporary_folder("hil-suite-") as folder:
         log = Path(folder) / "layers.log"
@@ -168,12 +208,11 @@ def _raising(error: HilError) -> Callable[[Path], CaseData]:
 class _Whole:
     """A model read, given inputs, put through the flow's recipe, run by the reference: each once, when asked for."""
 
-    def __init__(self, source: SuiteModel, flow: Flow, context: RunContext, seed: int, dims: Mapping[str, int]) -> None:
+    def __init__(self, source: SuiteModel, flow: Flow, context: RunContext, seed: int) -> None:
         self.source = source
         self.flow = flow
         self.context = context
         self._seed = seed
-        self._dims = dims
         self._lock = threading.RLock()
         self._known: dict[str, Any] = {}
 
@@ -248,9 +287,7 @@ class _Whole:
 
     def _plain(self) -> Model:
         def read() -> Model:
-            known = symbols_of(self.source.path, self.context) if self._dims else ()
-            chosen = {name: size for name, size in self._dims.items() if name in known}
-            return _import(self.source.path, {**self.source.dims, **chosen}, self.context)
+            return _import(self.source.path, self.source.dims, self.context)
 
         return self._once("plain", read)
 
@@ -318,17 +355,6 @@ class _Whole:
         if isinstance(known, HilError):
             raise copy.copy(known)  # whoever catches it writes into it
         return cast(T, known)
-
-
-def symbols_of(path: Path, context: RunContext) -> set[str]:
-    """A model's symbolic dimensions; none of one that cannot be read, for its case says that."""
-    try:
-        specs = _import(path, {}, context).inputs or ()
-    except StorageError:
-        raise
-    except HilError:
-        return set()
-    return {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
 
 
 def _import(path: Path, dims: Mapping[str, int], context: RunContext) -> Model:

@@ -39,7 +39,8 @@ class Request:
     group: str = "node"  # what a layer is: see :func:`hil.controller.analysis.layers.layers_of`
     layer_inputs: str = "real"  # or ``random``: layers run on what the reference computed, or on random values
     merge: str = "content"  # which layers are one case: see :func:`hil.controller.analysis.layers.unmerged`
-    dims: Mapping[str, int] = field(default_factory=dict)  # values of symbolic dimensions
+    # sizes of symbolic dimensions, and ranges of them, such as ``1..512``
+    dims: Mapping[str, int | str] = field(default_factory=dict)
     only_expected_failures: bool = False  # leave out what is expected to pass
     confirm: int = 0  # how often a mismatch is run again
     keep_all: bool = False

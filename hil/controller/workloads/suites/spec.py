@@ -126,3 +126,4 @@ class SuiteModel:
     # first valid one where none are given.
     data_sets: tuple[Path, ...] = ()
     is_case: bool = True  # whether it is a case by itself even where its file brings cases
+    is_cut: bool = True  # whether its layers are cases as well

@@ -66,11 +66,19 @@ def test_a_flow_is_named_once():
         (("N=-1",), "'N=-1' is not NAME=SIZE"),
         (("N=²",), "'N=²' is not NAME=SIZE"),
         (("N=1", "M=2", "N=3"), "gives N two sizes: 1 and 3"),
+        (("N=3..1",), "'N=3..1' is not NAME=SIZE or NAME=LOW..HIGH"),
+        (("N=1..",), "'N=1..' is not NAME=SIZE"),
+        (("N=1..٣",), "is not NAME=SIZE"),
+        (("N=1..4", "N=2"), "gives N two sizes: 1..4 and 2"),
     ],
 )
 def test_a_size_that_is_none_is_refused(texts: tuple[str, ...], said: str):
     with pytest.raises(UsageError, match=f"--hil-dim .*{said}"):
         parse_dims(texts, "--hil-dim")
+
+
+def test_parse_dims_takes_ranges():
+    assert parse_dims(("N=01..8", "M=2")) == {"N": "1..8", "M": 2}
 
 
 def test_sizes_have_names():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from hil.controller.models.inputs import make_inputs, parse_input, random_tensor
+from hil.controller.models.inputs import make_inputs, parse_input, random_tensor, with_sizes_of
 from hil.core.npy import save_npy
+from hil.core.results import Model
 from hil.core.tensors import DTYPES, TensorSpec, dtype_name
 from hil.errors import UsageError
 
@@ -254,3 +256,29 @@ def test_long_text_is_read_or_refused_at_once(text: str) -> None:
     with contextlib.suppress(UsageError):
         parse_input(text, [X])
     assert time.monotonic() - began < 5
+
+
+def open_model(format: str, **more: Any) -> Model:
+    inputs = TensorSpec("x", "float32", ("N", 3, "2*N")), TensorSpec("y", "float32", ("N",))
+    return Model("m", format, Path("m"), {}, "", inputs=inputs, **more)
+
+
+GIVEN = {"x": np.zeros((4, 3, 8), np.float32), "y": np.zeros(4, np.float32)}
+
+
+@pytest.mark.parametrize("format", ["onnx", "mlir", "tf", "keras"])
+def test_with_sizes_of_fixes_open_dimensions(format):
+    model = with_sizes_of(open_model(format, dims={"M": 2}), GIVEN)
+    assert model.dims == {"M": 2, "N": 4, "2*N": 8}
+    assert [spec.shape for spec in model.inputs] == [(4, 3, 8), (4,)]
+
+
+def test_with_sizes_of_leaves_expressions_of_exported_programs():
+    model = with_sizes_of(open_model("pt2", producer={"dims": {"N": [1, 8]}}), GIVEN)
+    assert model.dims == {"N": 4}
+
+
+@pytest.mark.parametrize("format", ["vmfb", "pte", "tflite", "so", "hilb"])
+def test_with_sizes_of_leaves_compiled_programs(format):
+    model = open_model(format)
+    assert with_sizes_of(model, GIVEN) is model

@@ -19,6 +19,7 @@ from hil.controller.pipeline.options import (
     options_of,
     specs_of,
 )
+from hil.controller.pipeline.repeat import run_command
 from hil.controller.workloads.suites.request import Request, Settings
 from hil.core.text import jsonable
 from hil.errors import UsageError
@@ -66,3 +67,17 @@ def test_the_command_that_repeats_a_case_has_what_decides_it_and_no_more() -> No
     settings = Settings(seed=3, atol=0.25, allow_blind=("y*",), debug_ir=Path("ir"), recompute=True, no_fallback=True)
     command = Request("@models", settings=settings).command("case")
     assert command.endswith("--seed 3 --atol 0.25 --allow-blind 'y*' --no-fallback")
+
+
+def test_ranges_of_sizes_are_kept_apart_from_sizes() -> None:
+    options = options_of({"dims": {"N": "1..8", "M": 2}})
+    assert options.dims == {"M": 2} and options.dim_ranges == {"N": (1, 8)}
+    with pytest.raises(UsageError, match="dims must be sizes by name"):
+        options_of({"dims": {"N": "8..1"}})
+
+
+def test_ranges_of_sizes_come_back_from_records_and_commands() -> None:
+    job = Job(models=(Path("net.onnx"),), dims={"N": "1..8", "M": 2})  # type: ignore[dict-item]
+    again = Job.of_record(json.loads(json.dumps(jsonable(dataclasses.asdict(job)))))
+    assert again.dims == {"M": 2} and list(again.dim_ranges["N"]) == [1, 8]
+    assert run_command(again) == "hil run net.onnx --dim M=2 --dim N=1..8"

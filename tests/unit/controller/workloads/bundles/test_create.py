@@ -76,6 +76,14 @@ def test_random_cases_are_of_the_seeds_asked_for(create):
     assert len({case.inputs["x"].tobytes() for case in other}) == 3
 
 
+def test_range_of_sizes_makes_case_of_each_edge(create):
+    (method,) = create(dims={"N": "1..3"}).methods
+    assert [case.name for case in method.cases] == ["seed0_N-1", "seed0_N-2", "seed0_N-3"]
+    assert [case.inputs["x"].shape for case in method.cases] == [(1, 4), (2, 4), (3, 4)]
+    with pytest.raises(UsageError, match=r"--dim M: method '.*' has no dimension of that name"):
+        create(dims={"M": "1..3"})
+
+
 def test_what_is_typed_is_a_case(create):
     (case,) = create(inputs=("1x4xf32=1", "1x4xf32=2 3 4 5"), expected=("1x4xf32=3 4 5 6",)).methods[0].cases
     assert (case.name, case.source) == ("given", "expected (1x4xf32=3 4 5 6)")

@@ -131,6 +131,22 @@ def test_an_open_dimension_is_told_of_and_can_be_given(tmp_path, context, data_o
     assert data_of(suite, "net_layer_MatMul_mix").inputs["x"].shape == (7, 3)
 
 
+def test_range_of_sizes_makes_case_of_each_edge(tmp_path, context, data_of):
+    two_layers(tmp_path / "net.onnx", batch="N")
+    two_layers(tmp_path / "fixed.onnx")
+    np.savez(tmp_path / "net.inputs.npz", x=np.ones((5, 3), np.float32))
+    suite = open_suite(Request(str(tmp_path), dims={"N": "1..3"}), PLAIN, context)
+    fixed, sized = [[one for one in ids(suite) if one.startswith(name)] for name in ("fixed", "net")]
+    assert len(fixed) == 3
+    # The layers are those of the largest size alone.
+    assert sized == [
+        *(f"net_N-{size}_full_model" for size in (1, 2, 3)),
+        "net_N-3_layer_MatMul_mix",
+        "net_N-3_layer_Relu_clamp",
+    ]
+    assert [data_of(suite, f"net_N-{size}_full_model").inputs["x"].shape for size in (1, 2)] == [(1, 3), (2, 3)]
+
+
 def test_a_dimension_that_no_model_has_is_refused(tmp_path, context):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(UsageError, match="dimension of that name") as caught:

@@ -1,0 +1,115 @@
+"""Sizes to try of open dimensions that a range is given for: edges first, then a search for the smallest that fails."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+# The first and the last size of a dimension.
+Range = Sequence[int]
+MAX_SIZES = 12
+# Widths of vectors and tiles at which compilers switch kernels, the most common first.
+_TILES = (16, 64, 128, 8, 32, 4, 256, 512, 1024, 2048, 4096)
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """``1..512`` -> (1, 512). Raises ValueError: it is no range, or its first size is above its last."""
+    match = _RANGE.fullmatch(text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise ValueError(text)
+    return int(match[1]), int(match[2])
+
+
+def range_text(sizes: Range) -> str:
+    """The reverse of :func:`parse_range`."""
+    return f"{sizes[0]}..{sizes[1]}"
+
+
+def edge_sizes(low: int, high: int, most: int = MAX_SIZES) -> list[int]:
+    """The sizes of a range at which programs break: its ends, 1, 2, and around multiples of vectors and tiles.
+
+    Returns:
+        At most ``most`` sizes, ascending; all of a range that has no more.
+    """
+    tiles = (size for tile in _TILES for size in (tile, tile + 1, tile - 1))
+    # What is left of the count goes to the smallest sizes, so that a short range is tried whole.
+    wanted = itertools.chain((low, high, 1, 2, high - 1, low + 1), tiles, range(low, min(high, low + most) + 1))
+    inside = dict.fromkeys(size for size in wanted if low <= size <= high)
+    return sorted(itertools.islice(inside, most))
+
+
+def sweep(ranges: Mapping[str, Range], most: int = MAX_SIZES) -> list[dict[str, int]]:
+    """The combinations of sizes to try: one for each edge of the only range, in ascending order.
+
+    Of several ranges: all dimensions at their lowest and at their highest sizes, then each dimension in turn at an edge
+    while the others are at their highest.
+    """
+    if not ranges:
+        return [{}]
+    if len(ranges) == 1:
+        ((name, (low, high)),) = ranges.items()
+        return [{name: size} for size in edge_sizes(low, high, most)]
+    highest = {name: high for name, (_, high) in ranges.items()}
+    edges = [[{**highest, name: size} for size in edge_sizes(low, high, most)] for name, (low, high) in ranges.items()]
+    turns = (one for round_ in itertools.zip_longest(*edges) for one in round_ if one is not None)
+    found: list[dict[str, int]] = []
+    for one in itertools.chain(({name: low for name, (low, _) in ranges.items()}, highest), turns):
+        if one not in found and len(found) < most:
+            found.append(one)
+    return found
+
+
+def next_size(low: int, failed: Mapping[int, bool]) -> int | None:
+    """The size to try next in search of the smallest that fails; None where it is known, or nothing failed.
+
+    It halves the gap below the smallest size that failed, and so expects that all sizes above one that fails fail too.
+
+    Args:
+        low: the smallest size of the range.
+        failed: size -> whether it failed, of those that were tried.
+    """
+    smallest = min((size for size, wrong in failed.items() if wrong), default=None)
+    if smallest is None:
+        return None
+    passed = max((size for size, wrong in failed.items() if not wrong and size < smallest), default=low - 1)
+    return None if smallest - passed <= 1 else (passed + smallest) // 2
+
+
+def smallest_failing(tried: Mapping[tuple[int, ...], bool]) -> tuple[int, ...] | None:
+    """The combination of sizes of which the fewest elements fail; None where none failed."""
+    return min((sizes for sizes, wrong in tried.items() if wrong), key=lambda one: (sum(one), one), default=None)
+
+
+def next_combination(ranges: Mapping[str, Range], tried: Mapping[tuple[int, ...], bool]) -> dict[str, int] | None:
+    """The sizes to try next in search of a failing combination in which no dimension can be smaller; None at its end.
+
+    Args:
+        tried: sizes, in the order of ``ranges`` -> whether they failed.
+    """
+    failing = smallest_failing(tried)
+    if failing is None:
+        return None
+    for place, (name, (low, _)) in enumerate(ranges.items()):
+        line = dict(_line(failing, place, tried))
+        if (size := next_size(low, line)) is not None:
+            return {**dict(zip(ranges, failing, strict=True)), name: size}
+    return None
+
+
+def _line(failing: tuple[int, ...], place: int, tried: Mapping[tuple[int, ...], bool]) -> Iterator[tuple[int, bool]]:
+    """What was tried with one dimension changed alone."""
+    for sizes, wrong in tried.items():
+        if all(one == other or at == place for at, (one, other) in enumerate(zip(sizes, failing, strict=True))):
+            yield sizes[place], wrong
+
+
+def sized_name(name: str, sizes: Mapping[str, int]) -> str:
+    """The name of a model's case with these sizes: ``net_S-128``."""
+    return "_".join([name, *(f"{symbol}-{size}" for symbol, size in sizes.items())])
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """``S=128, N=1``, for people."""
+    return ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())

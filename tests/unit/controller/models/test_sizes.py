@@ -1,0 +1,96 @@
+"""Which sizes of a range are tried, and how the smallest failing one is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hil.controller.models.sizes import (
+    MAX_SIZES,
+    edge_sizes,
+    next_combination,
+    next_size,
+    parse_range,
+    smallest_failing,
+    sweep,
+)
+
+
+@pytest.mark.parametrize(("text", "ends"), [("1..512", (1, 512)), ("0..0", (0, 0)), ("7..8", (7, 8))])
+def test_parse_range(text, ends):
+    assert parse_range(text) == ends
+
+
+@pytest.mark.parametrize("text", ["", "1", "1..", "..2", "2..1", "-1..2", "1...2", "1..2..3", "1.5..2", "a..b"])
+def test_parse_range_rejects(text):
+    with pytest.raises(ValueError):
+        parse_range(text)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "sizes"),
+    [
+        (1, 512, [1, 2, 15, 16, 17, 63, 64, 65, 128, 129, 511, 512]),
+        (1, 1, [1]),
+        (3, 7, [3, 4, 5, 6, 7]),
+        (1, 12, list(range(1, 13))),
+        (0, 3, [0, 1, 2, 3]),
+        (100, 200, [100, 101, 102, 103, 104, 105, 106, 127, 128, 129, 199, 200]),
+        (5000, 5020, [5000, 5001, 5002, 5003, 5004, 5005, 5006, 5007, 5008, 5009, 5019, 5020]),
+    ],
+)
+def test_edge_sizes(low, high, sizes):
+    assert edge_sizes(low, high) == sizes
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_edge_sizes_stay_in_range_and_hold_its_ends(low: int, more: int) -> None:
+    found = edge_sizes(low, low + more)
+    assert {low, low + more} <= set(found) <= set(range(low, low + more + 1))
+    assert len(found) == len(set(found)) == min(MAX_SIZES, more + 1) and found == sorted(found)
+
+
+def test_sweep_of_no_range_is_one_run():
+    assert sweep({}) == [{}]
+
+
+def test_sweep_of_one_range_has_its_edges():
+    assert sweep({"S": (1, 3)}) == [{"S": 1}, {"S": 2}, {"S": 3}]
+
+
+def test_sweep_of_two_ranges_varies_one_at_a_time():
+    found = sweep({"S": (1, 512), "N": (1, 4)})
+    assert found[:2] == [{"S": 1, "N": 1}, {"S": 512, "N": 4}]
+    assert len(found) == MAX_SIZES and all(one["S"] == 512 or one["N"] == 4 for one in found[1:])
+    assert {one["N"] for one in found} == {1, 2, 3, 4}
+
+
+def test_next_size_halves_the_gap():
+    assert next_size(1, {1: False, 64: True}) == 32
+    assert next_size(1, {1: False, 32: False, 64: True}) == 48
+    assert next_size(1, {63: False, 64: True}) is None
+    assert next_size(1, {1: True, 64: True}) is None
+    assert next_size(1, {64: True, 512: True}) == 32
+    assert next_size(1, {1: False, 512: False}) is None
+
+
+def shrunk(ranges: dict[str, tuple[int, int]], fails: Callable[..., bool]) -> tuple[int, ...] | None:
+    """Run a sweep and the search after it; returns the smallest failing sizes."""
+    tried = {tuple(one.values()): fails(*one.values()) for one in sweep(ranges)}
+    while (one := next_combination(ranges, tried)) is not None:
+        tried[tuple(one[name] for name in ranges)] = fails(*(one[name] for name in ranges))
+        assert len(tried) < 60
+    return smallest_failing(tried)
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096))
+def test_search_finds_the_smallest_failing_size(high: int, limit: int) -> None:
+    assert shrunk({"S": (1, high)}, lambda size: size >= limit) == ((limit,) if limit <= high else None)
+
+
+def test_search_shrinks_each_dimension():
+    assert shrunk({"S": (1, 512), "N": (1, 8)}, lambda s, n: s >= 37 and n >= 3) == (37, 3)
+    assert shrunk({"S": (1, 512), "N": (1, 8)}, lambda s, n: n == 8) == (1, 8)

@@ -1,0 +1,92 @@
+"""Which cases a job with sizes of open dimensions has, and how the smallest failing sizes are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper
+from support.models import save_model
+
+from hil.controller.pipeline.options import Job
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.sized_cases import FailureSearch, SizedCase, failure_text, sized_cases
+from hil.core.results import Outcome
+from hil.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def context(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    return RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
+
+
+def save_relu(path: Path, *shape: int | str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    sides = [[(name, TensorProto.FLOAT, shape)] for name in "xy"]
+    return save_model(path, [helper.make_node("Relu", ["x"], ["y"])], *sides)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> tuple[Path, ...]:
+    return save_relu(tmp_path / "seq.onnx", "S", 4), save_relu(tmp_path / "batch.onnx", "N", 4)
+
+
+def planned(models: tuple[Path, ...], context: RunContext, **dims: int | str) -> list[SizedCase]:
+    job = Job(models=models, dims=dims)  # type: ignore[arg-type]
+    return sized_cases(job, job.options(), context)
+
+
+def test_size_goes_to_models_that_have_dimension(models, context):
+    found = planned(models, context, S=3, N=2)
+    assert [(one.name, dict(one.options.dims)) for one in found] == [("seq", {"S": 3}), ("batch", {"N": 2})]
+
+
+def test_range_makes_case_of_each_edge(models, context):
+    found = planned(models, context, S="1..3", N=2)
+    assert [(one.name, dict(one.options.dims)) for one in found] == [
+        ("seq_S-1", {"S": 1}),
+        ("seq_S-2", {"S": 2}),
+        ("seq_S-3", {"S": 3}),
+        ("batch", {"N": 2}),
+    ]
+    assert not any(one.options.dim_ranges for one in found)
+
+
+@pytest.mark.parametrize("size", [3, "1..3"])
+def test_unknown_dimension_is_refused_with_models(models, context, size):
+    with pytest.raises(UsageError, match=r"--dim Q: none of .*seq.onnx, .*batch.onnx has a dimension of that name"):
+        planned(models, context, Q=size)
+    with pytest.raises(UsageError, match=r"--dim Q: .*seq.onnx has no dimension of that name"):
+        planned(models[:1], context, Q="1..2")
+
+
+def test_models_of_one_name_in_two_folders_keep_their_dimensions(tmp_path, context):
+    paths = save_relu(tmp_path / "a" / "net.onnx", "S"), save_relu(tmp_path / "b" / "net.onnx", "N")
+    found = planned(paths, context, S=1, N="2..3")
+    assert [one.name for one in found] == ["net", "net-2_N-2", "net-2_N-3"]
+
+
+def searched(models: tuple[Path, ...], context: RunContext, limit: int, wrong: Outcome) -> tuple[list[str], list]:
+    """Run the search on models that end in an outcome from a size on; returns the cases that it adds."""
+    cases = planned(models, context, S="1..512", N=1)
+    search, outcomes, added = FailureSearch(cases), {}, []
+    while cases:
+        outcomes |= {one.name: wrong if sum(one.sizes) >= limit else Outcome.PASS for one in cases}
+        cases = search.next_cases(outcomes)
+        added += [one.name for one in cases]
+    return added, list(search.smallest(outcomes))
+
+
+@pytest.mark.parametrize("wrong", [Outcome.FAIL, Outcome.BLIND, Outcome.COMPILE_ERROR, Outcome.RUN_CRASH])
+def test_search_finds_smallest_failing_size(models, context, wrong):
+    added, (found,) = searched(models, context, 37, wrong)
+    assert found == {"model": "seq", "dims": {"S": 37}, "case": "seq_S-37", "outcome": wrong.value}
+    assert "seq_S-36" in added and len(added) < 8
+    assert failure_text(found) == f"seq: the smallest failing size is S=37 ({wrong.value})"
+
+
+@pytest.mark.parametrize("wrong", [Outcome.BOARD_LOST, Outcome.PASS])
+def test_search_ends_where_model_does_not_fail(models, context, wrong):
+    assert searched(models, context, 37, wrong) == ([], [])
