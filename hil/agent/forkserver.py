@@ -34,6 +34,7 @@ from hil.agent.confinement import confine, enter_sandbox, prepare, seclude
 from hil.agent.ipc import Arena, lay_out
 from hil.core import tensors
 from hil.core.clock import now_ns
+from hil.core.guarded import calls_text, error_text
 from hil.core.named import resolve
 from hil.core.processes import adopt_descendants, children, end_children, signal_group
 from hil.core.results import Placement
@@ -61,9 +62,9 @@ def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
                 reply = {"ok": getattr(worker, f"do_{order['op']}")(order)}
             except HilError as error:
                 reply = _error(type(error), error.message, error.hint, error.detail)
-            except Exception as error:
-                failed = RunFailed if worker.program else LoadFailed
-                reply = _error(failed, f"{type(error).__name__}: {error}", "", traceback.format_exc())
+            except BaseException as error:  # a package's runtime may raise SystemExit too
+                failed = LoadFailed if order["op"] in ("prepare", "load") else RunFailed
+                reply = _error(failed, error_text(error, whole=True), "", calls_text(error))
             if reply != said:
                 said, text = reply, ipc.encode(reply)
             channel.send_bytes(ipc.joined([] if "error" in reply else worker.numbers, text))
@@ -165,7 +166,7 @@ class _Worker:
         tell = getattr(self.program, "placement", None)
         try:
             placed = tell() if tell is not None else None
-        except Exception:  # of a library: the answer itself is there, and that this is not known is told as well
+        except BaseException:  # of a library: the answer itself is there, and that this is not known is told as well
             traceback.print_exc()
             placed = None
         if placed is None or placed == self._placed:
@@ -270,14 +271,14 @@ def _describe(reference: str) -> dict[str, Any]:
     would leave it unusable after."""
     try:
         runtime = resolve(reference)
-    except Exception as error:
+    except BaseException as error:
         return _wrong(error)
     ours, theirs = (ipc.Channel(sock) for sock in socket.socketpair())
     pid = os.fork()
     if pid == 0:
         try:
             theirs.send(runtime.describe())
-        except Exception as error:
+        except BaseException as error:
             theirs.send(_wrong(error))
         finally:
             os._exit(0)
@@ -292,13 +293,13 @@ def _describe(reference: str) -> dict[str, Any]:
     return described
 
 
-def _wrong(error: Exception) -> dict[str, Any]:
-    return {"error": f"{type(error).__name__}: {error}"[:_MOST_ERROR]}
+def _wrong(error: BaseException) -> dict[str, Any]:
+    return {"error": error_text(error, whole=True)[:_MOST_ERROR]}
 
 
 def preload(reference: str) -> None:
     """Import what every worker would: once for all. What is wrong with it, loading a program will say."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):
         getattr(resolve(reference), "preload", lambda: None)()
 
 

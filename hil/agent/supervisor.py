@@ -16,8 +16,9 @@ from typing import Any
 from hil.agent import answers, ipc
 from hil.agent.forks import ForkServer
 from hil.agent.ipc import Arena
-from hil.agent.runtimes import is_described_apart, lacking
+from hil.agent.runtimes import RUNTIME_GROUP, is_described_apart, lacking
 from hil.core import clock
+from hil.core.guarded import called, name_package, package_of
 from hil.core.processes import exit_text, signal_group
 from hil.core.runtimes import RUNTIMES
 from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
@@ -84,9 +85,14 @@ class LogBook:
 
 
 class Worker:
-    """One worker process, before and after its program is loaded."""
+    """One worker process, before and after its program is loaded.
 
-    def __init__(self, server: ForkServer, logs: LogBook) -> None:
+    Args:
+        who: names the runtime in errors where it is a package's: see :func:`hil.core.guarded.called`; "" of hil's own.
+    """
+
+    def __init__(self, server: ForkServer, logs: LogBook, who: str = "") -> None:
+        self._who = who
         self.program_id = ""
         self.inputs = Arena()
         self._outputs = Arena()
@@ -161,6 +167,7 @@ class Worker:
             self.kill()
             raise error.located(stage=stage) from None
         except HilError as error:
+            name_package(error, self._who)
             error.detail = error.detail or self._last_lines()
             raise
 
@@ -241,7 +248,9 @@ class Worker:
             self.kill()
         how = "hung up without ending" if code is None else exit_text(code)
         hint = _DEATHS.get(code, "")
-        return RunCrashed(f"the worker {how} during {stage}", stage=stage, hint=hint, detail=self._last_lines())
+        error = RunCrashed(f"the worker {how} during {stage}", stage=stage, hint=hint, detail=self._last_lines())
+        name_package(error, self._who)
+        return error
 
     def _last_lines(self) -> str:
         return "\n".join(self._tail)
@@ -398,7 +407,12 @@ class Supervisor:
         return sorted(name for name in self._servers if not lacking(name))
 
     def _start(self, runtime: str, device: str | None) -> Worker:
-        worker = Worker(self._servers[runtime], self.logs)
+        who = called("runtime", RUNTIME_GROUP, runtime) if package_of(RUNTIME_GROUP, runtime) else ""
+        try:
+            worker = Worker(self._servers[runtime], self.logs, who)
+        except LoadFailed as error:
+            name_package(error, who)
+            raise
         worker.order(
             {"op": "prepare", "runtime": self._references[runtime], "device": device, "options": self._options}
         )

@@ -22,6 +22,8 @@ from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RunFailed
 
+RUNTIME_GROUP = "hil.runtimes"
+
 
 class Program(Protocol):
     """A loaded program.
@@ -104,7 +106,7 @@ class Runtime(Protocol):
 def known() -> dict[str, str]:
     """Return name -> ``module:Class`` of every runtime that hil or another package brings, installed or not."""
     found = {name: info.agent for name, info in RUNTIMES.items()}
-    for entry in points("hil.runtimes"):
+    for entry in points(RUNTIME_GROUP):
         found[entry.name] = entry.value
     return found
 

@@ -50,7 +50,8 @@ def is_lent(address: str) -> bool:
 
 def pinned(choice: BoardChoice, board: str) -> BoardChoice:
     """The choice once it is known to which board, by name, it came: another connection is to be to the same one."""
-    if not is_lent(choice.config.connection.address):
+    # Only the farm's selectors are known to name a board so.
+    if not choice.config.connection.address.startswith("farm:"):
         return choice
     address = f'farm:name="{board}"'
     connection = replace(choice.config.connection, address=address)

@@ -14,10 +14,10 @@ from typing import Any
 from hil.controller.devices.board_choice import BoardChoice, is_lent
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.links.agent import AGENT_KIND
-from hil.controller.devices.links.link import LENT_KIND, Link, LinkKind
+from hil.controller.devices.links.link import Link, LinkKind
+from hil.controller.devices.links.package_links import LENT_KIND, connect_by_package
 from hil.controller.devices.links.simulator import SIM_KIND
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
-from hil.controller.storage.packages import load, refused
 from hil.controller.storage.paths import located
 from hil.core.boards import load_board
 from hil.core.installed import points
@@ -30,10 +30,7 @@ def _of_package(address: str) -> bool:
 
 def _connect_by_package(choice: BoardChoice) -> Link:
     entry = next(entry for entry in points("hil.links") if choice.target.startswith(f"{entry.name}:"))
-    link = load(entry)(choice.target, choice.config)
-    if not isinstance(link, Link):
-        raise refused(entry, f"gives no hil.plugins.Link: {link!r:.80}")
-    return link
+    return connect_by_package(entry, choice)
 
 
 # The first that leads to a board opens it.
@@ -127,11 +124,12 @@ def named_board(hw_type: str) -> str:
 
 
 def _of_farm(board: str, hw_type: str) -> BoardChoice:
-    """A board of the farm: all that is known of it before it is had is its type, where that was named."""
-    selector = board.partition(":")[2].strip()
+    """A board that is lent: all that is known of it before it is had is its type, where that was named."""
+    prefix, _, selector = board.partition(":")
+    selector = selector.strip()
     if hw_type:
         selector = f'({selector}), hw_type="{hw_type}"' if selector else f'hw_type="{hw_type}"'
     config = load_board(GENERIC)
-    address = f"farm:{selector}"
+    address = f"{prefix}:{selector}"
     connection = replace(config.connection, address=address)
-    return BoardChoice(replace(config, hw_type=hw_type or "farm", connection=connection), address)
+    return BoardChoice(replace(config, hw_type=hw_type or prefix, connection=connection), address)

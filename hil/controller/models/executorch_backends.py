@@ -14,10 +14,12 @@ from typing import Any
 
 from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version
 from hil.controller.storage.packages import needed_version, pick, registered
+from hil.core.guarded import guard
 from hil.core.named import resolve
-from hil.errors import UsageError, did_you_mean
+from hil.errors import CompileFailed, ImportFailed, NotRun, UsageError, did_you_mean
 
 GROUP = "hil.executorch_backends"
+_KIND = "ExecuTorch backend"
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,19 @@ def pick_backend(name: str) -> ExecuTorchBackend:
 
 def lower(name: str, program: Any, options: Mapping[str, str]) -> Any:
     """Lower a program; called in the isolated process."""
-    return _called(pick_backend(name).lower, program, **options)
+    function = pick_backend(name).lower
+    with guard(_KIND, GROUP, name, CompileFailed, CompileFailed, NotRun, UsageError):
+        return _called(function, program, **options)
 
 
 def make_quantizer(name: str, per_channel: bool, is_dynamic: bool, options: Mapping[str, str]) -> Any:
     """A backend's quantizer; called in the isolated process."""
     backend = pick_backend(name)
     assert backend.quantizer is not None
-    return _called(backend.quantizer, per_channel=per_channel, is_dynamic=is_dynamic, **{**backend.options, **options})
+    with guard(_KIND, GROUP, name, ImportFailed, ImportFailed, NotRun, UsageError):
+        return _called(
+            backend.quantizer, per_channel=per_channel, is_dynamic=is_dynamic, **{**backend.options, **options}
+        )
 
 
 def recipe_inputs(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from hil.core.guarded import error_text
 from hil.core.scratch import remove_tree
 from hil.errors import HilError
 
@@ -75,9 +76,7 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": {"class": f"{type(error).__module__}:{type(error).__qualname__}", **_fields(error)}}
     except BaseException as error:
         traceback.print_exc()
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        message = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-        return {"error": {"class": "", **_fields(HilError(message, detail=traceback.format_exc()))}}
+        return {"error": {"class": "", **_fields(HilError(error_text(error), detail=traceback.format_exc()))}}
     finally:
         _flush()
         _print_to(os.devnull)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hil.core.field_types import check_fields
+from hil.core.guarded import guarded, package_text, shown
 from hil.core.installed import points, version
 from hil.errors import UsageError, did_you_mean, one_of
 
@@ -88,49 +92,44 @@ def load(point: EntryPoint, kind: type | None = None, check: Callable[[Any], obj
 
     Args:
         kind: the type that it must be of; None is a function, or a class to be called.
-        check: raises TypeError or ValueError for one whose parts cannot be meant.
+        check: raises TypeError or ValueError for one that cannot be used; fields of a dataclass are checked before.
 
     Raises:
         UsageError: it cannot be loaded, or is something else; the message names the package.
     """
-    try:
+    broken = partial(_broken, point)
+    with guarded(f"loading {where(point)}", broken):
         thing = point.load()
-    except Exception as error:
-        raise refused(point, f"cannot be loaded: {error or type(error).__name__}") from error
     if not (callable(thing) if kind is None else isinstance(thing, kind)):
         wanted = "function" if kind is None else f"hil.plugins.{kind.__name__}"
-        raise refused(point, f"is no {wanted}: {thing!r:.80}")
-    try:
-        if check is not None:
-            check(thing)
-    except (TypeError, ValueError) as error:
-        raise refused(point, f"cannot be used: {error}") from error
+        raise refused(point, f"is no {wanted}: {shown(thing)}")
+    with guarded(f"checking {where(point)}", broken, UsageError):
+        try:
+            if is_dataclass(thing):
+                check_fields(thing)
+            if check is not None:
+                check(thing)
+        except (TypeError, ValueError) as error:
+            raise refused(point, f"cannot be used: {error}") from error
     return thing
+
+
+def _broken(point: EntryPoint, message: str, **more: str) -> UsageError:
+    return UsageError(message, **{**more, "hint": _repair(point)})
+
+
+def _repair(point: EntryPoint) -> str:
+    return f"repair or uninstall the package {package_text(point)}"
 
 
 def refused(point: EntryPoint, why: str) -> UsageError:
     """The error of an entry point that cannot be used."""
-    return UsageError(f"{where(point)} {why}", hint=f"repair or uninstall the package {_package(point)}")
+    return UsageError(f"{where(point)} {why}", hint=_repair(point))
 
 
 def where(point: EntryPoint) -> str:
     """How errors call an entry point."""
-    return f"the entry point {point.name!r} of {point.group}, of the package {_package(point)},"
-
-
-def package_of(group: str, name: str) -> str:
-    """The package that something of a group comes from; "" where it is hil's own."""
-    return next((_package(point) for point in reversed(list(points(group))) if point.name == name), "")
-
-
-def called(kind: str, group: str, name: str) -> str:
-    """How errors call something of a group: ``the recipe round of the package cutter``."""
-    package = package_of(group, name)
-    return f"the {kind} {name} of the package {package}" if package else f"the {kind} {name}"
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else "?"
+    return f"the entry point {point.name!r} of {point.group}, of the package {package_text(point)},"
 
 
 def pick(group: str, found: Mapping[str, T], name: str) -> T:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from hil.controller.models.compiling import CompileOrder
+from hil.controller.models.compiling import CompileOrder, compiling
 from hil.controller.models.conversions import can_convert, convert
 from hil.controller.storage.packages import pick, registered
-from hil.core.digest import digest_file
+from hil.core.digest import algorithm_of, digest_file
+from hil.core.field_types import check_fields
+from hil.core.guarded import guard, package_of, shown
 from hil.core.named import later
 from hil.core.results import Artifact, Model
 from hil.core.runtimes import NO_COMPILER, RUNTIMES
-from hil.errors import UsageError
+from hil.errors import CompileCrashed, CompileFailed, NotRun, StageTimeout, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_GROUP = "hil.compilers"
 # The compilers whose IR can be seen pass by pass.
 _WITH_PASSES = ("iree", "tfcompile")
 
@@ -32,7 +35,7 @@ def compilers() -> dict[str, Compiler]:
     """Every compiler by name: the built-in ones and those of the entry point group ``hil.compilers``."""
     built_in: dict[str, Compiler] = {NO_COMPILER: take_as_it_is}
     built_in |= {info.compiler: later(info.compile) for info in RUNTIMES.values() if info.compile}
-    return registered("hil.compilers", built_in)
+    return registered(_GROUP, built_in)
 
 
 def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder]) -> Artifact:
@@ -59,7 +62,29 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
             f"--debug-ir-passes: the compiler {compiler} does not show its passes",
             hint=f"those of {', '.join(_WITH_PASSES)} can be seen; --debug-ir alone keeps what there is",
         )
-    return found(model, **order)
+    with guard(
+        "compiler", _GROUP, compiler, CompileFailed, CompileFailed, CompileCrashed, StageTimeout, NotRun, UsageError
+    ):
+        with compiling():
+            made = found(model, **order)
+        if package_of(_GROUP, compiler):
+            _check_artifact(made)
+    return made
+
+
+def _check_artifact(made: object) -> None:
+    """Raise TypeError or ValueError for what a compiler of a package may not return."""
+    if not isinstance(made, Artifact):
+        raise TypeError(f"it returned {shown(made)}: expected a hil.plugins.Artifact")
+    check_fields(made)
+    if made.main not in made.files:
+        raise ValueError(f"main of its artifact is {made.main!r}, which is none of its files")
+    for name, path in made.files.items():
+        if not path.is_file():
+            raise ValueError(f"{name} of its artifact is missing: {path}")
+        if name not in made.digests:
+            raise ValueError(f"{name} of its artifact has no digest")
+        algorithm_of(made.digests[name])
 
 
 def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:

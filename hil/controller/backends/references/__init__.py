@@ -22,9 +22,10 @@ from hil.controller.backends.references.table import (
 from hil.controller.models.compiling import Work
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import file_version, naming_errors
-from hil.controller.storage.packages import called, package_of, pick
+from hil.controller.storage.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.digest import digest_file, digest_of
+from hil.core.guarded import called, guard, package_of
 from hil.core.results import Model, Noise, Relation, RunResult
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec, dtype_name, to_bytes
@@ -33,6 +34,7 @@ from hil.errors import (
     CompileFailed,
     HilError,
     LoadFailed,
+    NotRun,
     ReferenceFailed,
     ReferenceTooSlow,
     StageError,
@@ -119,7 +121,10 @@ def _run(
             hint=f"one of {', '.join(fitting)}" if fitting else _EXPECTED_HINT,
         )
     who = called("reference", GROUP, name)
-    source = _source(reference, who)
+    with guard("reference", GROUP, name, ReferenceFailed, UsageError):
+        source, code = reference.source(), file_version(reference.compute.__module__)
+        if not isinstance(source, str):
+            raise TypeError(f"its source() returned {source!r:.80}: expected a text")
     key = Cache.key(
         "reference",
         source=source,
@@ -130,7 +135,7 @@ def _run(
             [key, dtype_name(item.dtype), list(item.shape), digest_of(to_bytes(item))] for key, item in inputs.items()
         ],
         version=_VERSION,
-        **({"compute": code} if (code := file_version(reference.compute.__module__)) else {}),
+        **({"compute": code} if code else {}),
     )
 
     slow = Cache.key("reference-slow", answer=key, seconds=EVALUATOR_CPU_SECONDS)
@@ -141,7 +146,10 @@ def _run(
         with temporary_folder("hil-reference-") as given:
             save_tensors(Path(given), inputs)
             try:
-                with naming_errors("refer", who, ReferenceFailed, f"{who} failed", died=f"{who} died"):
+                with (
+                    guard("reference", GROUP, name, ReferenceFailed, ReferenceFailed, StageTimeout, NotRun, UsageError),
+                    naming_errors("refer", who, ReferenceFailed, f"{who} failed", died=f"{who} died"),
+                ):
                     reference.compute(model, Path(given), folder, **work)
             except ReferenceTooSlow as error:
                 _keep_reason(work["cache"], slow, error)
@@ -150,7 +158,7 @@ def _run(
                 raise ReferenceFailed(f"{who}: {error.message}", detail=error.detail) from error
             except HilError:
                 raise
-            except Exception as error:  # a package's own reference may raise anything
+            except Exception as error:
                 text = f"{who} failed: {type(error).__name__}: {error}"
                 raise ReferenceFailed(text, detail=traceback.format_exc()) from error
         try:
@@ -174,20 +182,6 @@ def _keep_reason(cache: Cache, key: str, error: ReferenceTooSlow) -> None:
         (folder / _REASON).write_text(error.message)
 
     cache.put(key, {}, make)
-
-
-def _source(reference: Reference, who: str) -> str:
-    """Who speaks. Raises UsageError: a package's reference does not know."""
-    try:
-        source = reference.source()
-    except HilError:
-        raise
-    except Exception as error:
-        text = f"{who} cannot be used: its source() raised {type(error).__name__}: {error}"
-        raise UsageError(text, hint="repair or uninstall that package") from error
-    if not isinstance(source, str):
-        raise UsageError(f"{who} cannot be used: its source() gave {source!r:.80}, no text")
-    return source
 
 
 def _check_outputs(who: str, model: Model, outputs: Mapping[str, Array]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hil.controller.storage.packages import package_of
+from hil.core.guarded import package_of
 from hil.core.results import Relation
 
 IMPORTER, COMPILER, KERNELS, BUILD = "importer", "compiler", "kernels", "build"

@@ -11,13 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_lent
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import BoardClient, Target
-from hil.controller.storage.packages import load, refused
 from hil.core.board_config import BoardConfig
-from hil.core.installed import points
 from hil.core.text import TextSink
-from hil.errors import HilError, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -107,31 +104,3 @@ class BoardProvider(Protocol):
             UsageError: no provider is known here, or the selector cannot be read.
             FarmUnreachable: nobody answers.
         """
-
-
-def provider_of(address: str) -> tuple[BoardProvider, str]:
-    """Who lends the boards of an address, and the selector in it; UsageError where nobody can."""
-    prefix, _, selector = address.partition(":")
-    for point in points(PROVIDERS):
-        if point.name == prefix:
-            make = load(point)
-            try:
-                provider: BoardProvider = make()
-            except HilError:
-                raise
-            except Exception as error:
-                raise refused(point, f"fails: {error or type(error).__name__}") from error
-            if not all(callable(getattr(provider, name, None)) for name in ("connect", "order")):
-                raise refused(point, f"is no hil.plugins.BoardProvider: {provider!r:.80}")
-            return provider, selector.strip()
-    raise UsageError(f"nobody lends boards of {address}")
-
-
-def _connect(choice: BoardChoice) -> Link:
-    provider, selector = provider_of(choice.target)
-    return provider.connect(
-        selector, runtime=choice.runtime, purpose=choice.purpose, wait_s=choice.wait_s, say=choice.say
-    )
-
-
-LENT_KIND = LinkKind("lent board", _connect, is_lent)

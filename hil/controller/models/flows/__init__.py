@@ -14,7 +14,9 @@ from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check
 from hil.controller.storage.packages import Registered, load, pick, refused, where
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_file
+from hil.core.field_types import check_fields
 from hil.core.files import read_text
+from hil.core.guarded import guarded, shown
 from hil.core.installed import points
 from hil.core.runtimes import NO_COMPILER, RUNTIMES
 from hil.errors import UsageError, did_you_mean
@@ -57,14 +59,15 @@ def flows(beside: Path = Path()) -> Registered[Flow]:
             broken[point.name] = error
             continue
         for flow in added:
+            name = str(flow.name)
             try:
-                check_flow(flow, f"{where(point)} flow {flow.name!r}")
-                found[flow.name] = flow
+                with guarded(f"{where(point)} flow {name!r}", UsageError, UsageError):
+                    check_fields(flow)
+                    check_flow(flow, f"{where(point)} flow {name!r}")
+                found[name] = flow
             except UsageError as error:
-                broken[flow.name] = error
-                found.pop(flow.name, None)
-            except (TypeError, ValueError, AttributeError) as error:  # a field of another type
-                broken[str(flow.name)] = refused(point, f"gives a flow that cannot be used: {flow!r:.200}: {error}")
+                broken[name] = error
+                found.pop(name, None)
     if (beside / BESIDE).is_file():
         own = read_flows(beside / BESIDE)
         found = {name: flow for name, flow in own.items() if name not in broken} | found
@@ -111,13 +114,11 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
 def _of_entry_point(point: EntryPoint) -> list[Flow]:
     thing = load(point, object)
     if callable(thing):
-        try:
+        with guarded(where(point), UsageError, UsageError):
             thing = thing()
-        except Exception as error:
-            raise refused(point, f"fails: {error or type(error).__name__}") from error
     listed = [thing] if isinstance(thing, Flow) else thing
     if not isinstance(listed, list | tuple) or not all(isinstance(one, Flow) for one in listed):
-        raise refused(point, f"gives no flow: {thing!r:.80}: a hil.plugins.Flow, or a list of them")
+        raise refused(point, f"gives no flow: {shown(thing)}: a hil.plugins.Flow, or a list of them")
     return list(listed)
 
 

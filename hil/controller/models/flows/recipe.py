@@ -17,12 +17,13 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import calibration_samples, digest_of_samples
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import IsolatedFunction, function_name, function_version, naming_errors
-from hil.controller.storage.packages import called, needed_version, pick, registered
+from hil.controller.storage.packages import needed_version, pick, registered
 from hil.controller.storage.tensor_files import save_tensors
+from hil.core.guarded import called, guard, shown
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
-from hil.errors import ImportFailed, UsageError, did_you_mean
+from hil.errors import ImportFailed, NotRun, StageTimeout, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hil.controller.storage.run_context import RunContext
@@ -204,12 +205,27 @@ def apply_recipe(
         )
     count = settings.pop(_SAMPLES, 0)
     samples = calibration_samples(model, inputs, count) if recipe.calibrated else []
+    failure = partial(ImportFailed, stage="import")
+    with guard("recipe", _GROUP, flow.recipe, failure, ImportFailed, StageTimeout, NotRun, UsageError):
+        return _apply(flow.recipe, recipe, settings, path, model, samples, context, log)
+
+
+def _apply(
+    name: str,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    path: Path,
+    model: Model,
+    samples: Sequence[Mapping[str, Array]],
+    context: RunContext,
+    log: Path,
+) -> Path:
     key = Cache.key(
         "recipe",
         name=path.name,
         model=model.digest,
         samples=digest_of_samples(samples),
-        recipe=flow.recipe,
+        recipe=name,
         settings=settings,
         apply=function_version(recipe.apply),
         versions={package: needed_version(package) for package in recipe.packages},
@@ -229,20 +245,22 @@ def apply_recipe(
                 "samples": [str(one) for one in folders],
                 **settings,
             }
-            what = f"the recipe {flow.recipe} cannot be applied to {path.name}"
+            what = f"the recipe {name} cannot be applied to {path.name}"
             failure = partial(ImportFailed, stage="import")
-            with naming_errors("import", f"the recipe {flow.recipe}", failure, what):
+            with naming_errors("import", f"the recipe {name}", failure, what):
                 try:
                     notes = context.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
                 except ImportFailed as error:
                     error.args = (f"{what}: {error.message}",)
                     error.located(stage="import")
                     raise
-            _check_made(called("recipe", _GROUP, flow.recipe), model, folder / path.name, context)
+            _check_made(called("recipe", _GROUP, name), model, folder / path.name, context)
             if notes:
+                if not isinstance(notes, dict):
+                    raise TypeError(f"it returned {shown(notes)}: expected notes as a JSON object, or None")
                 (folder / _NOTES).write_text(json.dumps(notes))
 
-    meta = {"model": model.name, "recipe": flow.recipe, "settings": settings}
+    meta = {"model": model.name, "recipe": name, "settings": settings}
     entry, _ = context.cache.get_or_make(key, meta, make)
     return entry / path.name
 

@@ -23,12 +23,14 @@ from hil.controller.storage.isolated import (
 from hil.controller.storage.packages import Registered, pick, registered
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
+from hil.core.field_types import check_fields
 from hil.core.files import within
+from hil.core.guarded import guard, guarded, package_of
 from hil.core.named import later
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import TensorSpec, check_names
-from hil.errors import ImportFailed, LoadFailed, UsageError
+from hil.core.tensors import DTYPES, TensorSpec, check_names
+from hil.errors import ImportFailed, LoadFailed, NotRun, StageTimeout, UsageError
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
@@ -69,6 +71,7 @@ def refuse_bundle(path: str, function: str, dims: Mapping[str, int]) -> dict[str
     raise UsageError(f"{name} is a bundle: a program with test cases", hint=f"hil bundle run {name}")
 
 
+_GROUP = "hil.importers"
 _HERE = "hil.controller.models.importers"
 _PROGRAMS, _TENSORFLOW = f"{_HERE}.programs", "hil.controller.models.tensorflow"
 _BUILT_IN = {
@@ -100,7 +103,7 @@ _BUILT_IN = {
 
 def importers() -> Registered[Importer]:
     """Every importer by format: the built-in ones and those of the entry point group ``hil.importers``."""
-    return registered("hil.importers", _BUILT_IN, Importer, lambda one: function_name(one.describe))
+    return registered(_GROUP, _BUILT_IN, Importer, lambda one: function_name(one.describe))
 
 
 def import_model(
@@ -135,6 +138,23 @@ def import_model(
     importer = pick("model format", importers(), chosen)
     if path.stat().st_size == 0:
         raise ImportFailed(f"{path.name} is empty")
+    with guard("importer", _GROUP, chosen, ImportFailed, ImportFailed, StageTimeout, NotRun, UsageError):
+        model = _read(importer, name, chosen, path, function, dims, isolated, cache)
+        if package_of(_GROUP, chosen):
+            _check_model(model)
+    return model
+
+
+def _read(
+    importer: Importer,
+    name: str,
+    chosen: str,
+    path: Path,
+    function: str,
+    dims: Mapping[str, int],
+    isolated: Isolated | None,
+    cache: Cache | None,
+) -> Model:
     digest = digest_file(path)
     read = {file: _digest_of_read(file) for file in importer.reads(path, function)}
     found, cached = _describe(importer, path, digest, read, function, dims, isolated, cache)
@@ -164,6 +184,18 @@ def import_model(
         producer=found["producer"],
         cached=cached,
     )
+
+
+def _check_model(model: Model) -> None:
+    """Raise TypeError or ValueError for what an importer of a package may not say of a model."""
+    check_fields(model)
+    for spec in (*(model.inputs or ()), *(model.outputs or ())):
+        if spec.dtype and spec.dtype not in DTYPES:
+            raise ValueError(f"{spec.name} has the dtype {spec.dtype!r}, which hil does not know")
+        if any(isinstance(dim, int) and dim < 0 for dim in spec.shape):
+            raise ValueError(f"{spec.name} has the shape {spec.shape}: a dimension cannot be negative")
+    # They read what the importer says of the producer.
+    _ = model.unseen, model.random, model.random_outputs
 
 
 def _digest_of_read(file: Path) -> str:
@@ -209,10 +241,10 @@ def _format_of(path: Path) -> str:
 
 
 def _recognises(importer: Importer, head: bytes) -> bool:
-    try:
-        return importer.recognises(head)
-    except Exception:  # a package's own may raise anything; other formats are none of its business
-        return False
+    # A package's own may raise anything: other formats are none of its business.
+    with contextlib.suppress(ImportFailed), guarded("recognising a file", ImportFailed):
+        return bool(importer.recognises(head))
+    return False
 
 
 def _describe(

@@ -15,6 +15,8 @@ from hil.bundles import Bundle
 from hil.controller.storage.packages import pick, registered
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles import bpte, case_files, flagfile, onnx
+from hil.core.guarded import guard, shown
+from hil.errors import ImportFailed, StageError, UsageError
 
 
 class Read(Protocol):
@@ -63,6 +65,7 @@ class Format:
     summary: str
 
 
+_GROUP, _KIND = "hil.bundle_formats", "bundle format"
 _IREE = "a folder of a .vmfb, .npy files and a flagfile a case, as iree-run-module takes them"
 _BUILT_IN = {
     "onnx": Format(
@@ -81,18 +84,34 @@ _BUILT_IN = {
 
 def formats() -> dict[str, Format]:
     """Every form by name: the built-in ones and those of the entry point group ``hil.bundle_formats``."""
-    return registered("hil.bundle_formats", _BUILT_IN, Format)
+    return registered(_GROUP, _BUILT_IN, Format)
 
 
 def read_format(name: str, path: Path, *, context: RunContext) -> Bundle:
-    """Read a bundle from another tool's form. Raises UsageError: there is no such form, or as :class:`Read` says."""
-    found: Bundle = _call(pick("bundle format", formats(), name).read, path, context=context)
+    """Read a bundle from another tool's form.
+
+    Raises:
+        UsageError: there is no such form, or as :class:`Read` says.
+        ImportFailed: a package's code for the form failed.
+    """
+    function = pick(_KIND, formats(), name).read
+    with guard(_KIND, _GROUP, name, ImportFailed, StageError, UsageError):
+        found = _call(function, path, context=context)
+        if not isinstance(found, Bundle):
+            raise TypeError(f"it returned {shown(found)}: expected a hil.bundles.Bundle")
     return found
 
 
 def write_format(name: str, bundle: Bundle, path: Path, *, context: RunContext) -> None:
-    """Write a bundle in another tool's form. Raises UsageError: there is no such form, or as :class:`Write` says."""
-    _call(pick("bundle format", formats(), name).write, bundle, path, context=context)
+    """Write a bundle in another tool's form.
+
+    Raises:
+        UsageError: there is no such form, or as :class:`Write` says.
+        StageError: a package's code for the form failed.
+    """
+    function = pick(_KIND, formats(), name).write
+    with guard(_KIND, _GROUP, name, StageError, StageError, UsageError):
+        _call(function, bundle, path, context=context)
 
 
 def _call(function: Any, *given: Any, context: RunContext) -> Any:

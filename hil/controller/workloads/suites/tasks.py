@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hil.controller.devices.board_choice import BoardChoice, is_lent
-from hil.controller.devices.links.link import BoardLoan, provider_of
+from hil.controller.devices.links.link import BoardLoan
+from hil.controller.devices.links.package_links import provider_of
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.core.board_config import BoardConfig

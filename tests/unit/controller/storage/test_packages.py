@@ -12,14 +12,15 @@ from hil.controller.backends.compilers import compilers
 from hil.controller.backends.references import references
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import open_link
-from hil.controller.devices.links.link import provider_of
+from hil.controller.devices.links.package_links import provider_of
 from hil.controller.models.executorch_backends import executorch_backends
 from hil.controller.models.flows import recipes
 from hil.controller.models.importers import import_model, importers
-from hil.controller.storage.packages import called, pick
+from hil.controller.storage.packages import pick
 from hil.controller.workloads.bundles.formats import formats
 from hil.core.boards import load_board
-from hil.errors import UsageError
+from hil.core.guarded import called
+from hil.errors import BoardUnreachable, UsageError
 
 GROUPS: dict[str, Callable[[], Mapping[str, Any]]] = {
     "hil.references": references,
@@ -33,14 +34,14 @@ GROUPS: dict[str, Callable[[], Mapping[str, Any]]] = {
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(
-    ("module", "why"), [("X = 'a text'", "is no "), ("Y = 1", "cannot be loaded: "), ("1 / 0", "division by zero")]
+    ("module", "why"), [("X = 'a text'", "is no "), ("Y = 1", "AttributeError"), ("1 / 0", "division by zero")]
 )
 def test_what_is_broken_is_refused_by_its_own_name_only(package, group: str, module: str, why: str) -> None:
     before = list(GROUPS[group]())
     package(module, f"[{group}]\nbroken = MODULE:X\n")
     found = GROUPS[group]()
     assert list(found) == before
-    with pytest.raises(UsageError, match=f"'broken' of {group}, of the package vendor, .*{why}") as caught:
+    with pytest.raises(UsageError, match=f"'broken' of {group}, of the package vendor 1.0, .*{why}") as caught:
         pick("thing", found, "broken")
     assert "vendor" in caught.value.hint
     with pytest.raises(UsageError, match="there is no thing 'other'"):
@@ -49,7 +50,7 @@ def test_what_is_broken_is_refused_by_its_own_name_only(package, group: str, mod
 
 def test_a_broken_thing_hides_the_built_in_one_whose_name_it_took(package) -> None:
     package("X = 3", "[hil.references]\nonnxruntime = MODULE:X\n")
-    with pytest.raises(UsageError, match=r"package vendor, is no hil\.plugins\.Reference: 3"):
+    with pytest.raises(UsageError, match=r"package vendor 1.0, is no hil\.plugins\.Reference: 3"):
         pick("reference", references(), "onnxruntime")
 
 
@@ -65,7 +66,7 @@ def test_a_broken_thing_hides_the_built_in_one_whose_name_it_took(package) -> No
 )
 def test_parts_that_cannot_be_meant_are_refused(package, group: str, thing: str) -> None:
     package(f"from hil.plugins import *\nX = {thing}", f"[{group}]\nbroken = MODULE:X\n")
-    with pytest.raises(UsageError, match="package vendor, cannot be used: "):
+    with pytest.raises(UsageError, match=r"package vendor 1\.0, cannot be used: "):
         pick("thing", GROUPS[group](), "broken")
 
 
@@ -73,24 +74,29 @@ def test_parts_that_cannot_be_meant_are_refused(package, group: str, thing: str)
     ("module", "why"),
     [
         ("X = 3", "is no function: 3"),
-        ("Y = 3", "cannot be loaded"),
-        ("X = dict", "is no hil.plugins.BoardProvider"),
-        ("def X(): raise OSError('no licence')", "fails: no licence"),
+        ("Y = 3", "failed: AttributeError"),
+        ("X = dict", "failed: TypeError: it is no hil.plugins.BoardProvider"),
+        ("def X(): raise OSError('no licence')", "failed: OSError: no licence"),
     ],
 )
 def test_who_lends_boards_and_cannot_is_told(package, module: str, why: str) -> None:
     package(module, "[hil.board_providers]\nlab = MODULE:X\n")
-    with pytest.raises(UsageError, match=f"'lab' of hil.board_providers, of the package vendor, {why}"):
+    with pytest.raises(
+        (UsageError, BoardUnreachable), match=f"'lab' of hil.board_providers, of the package vendor 1.0, {why}"
+    ):
         provider_of("lab:any")
 
 
 @pytest.mark.parametrize(
     ("module", "why"),
-    [("X = 3", "is no function: 3"), ("def X(address, config): return 3", "gives no hil.plugins.Link: 3")],
+    [
+        ("X = 3", "is no function: 3"),
+        ("def X(address, config): return 3", "failed: TypeError: it returned 3: expected Link"),
+    ],
 )
 def test_a_link_that_is_none_is_told(package, module: str, why: str) -> None:
     package(module, "[hil.links]\nusb = MODULE:X\n")
-    with pytest.raises(UsageError, match=f"'usb' of hil.links, of the package vendor, {why}"):
+    with pytest.raises((UsageError, BoardUnreachable), match=f"'usb' of hil.links, of the package vendor 1.0, {why}"):
         open_link(BoardChoice(load_board("generic"), "usb:3"))
 
 
@@ -107,5 +113,5 @@ def test_an_importer_that_cannot_look_at_a_file_leaves_it_to_the_others(package,
 
 def test_errors_name_the_package_of_what_is_not_hils_own(package) -> None:
     package("", "[hil.recipes]\nround = MODULE:X\n")
-    assert called("recipe", "hil.recipes", "round") == "the recipe round of the package vendor"
+    assert called("recipe", "hil.recipes", "round") == "the recipe round of the package vendor 1.0"
     assert called("recipe", "hil.recipes", "float16") == "the recipe float16"

@@ -96,7 +96,7 @@ def test_outputs_whose_shapes_only_running_tells_are_taken(apply_to, save_onnx, 
 )
 def test_what_a_recipe_spoils_is_its_own_failure(apply, body: str, message: str) -> None:
     with pytest.raises(
-        ImportFailed, match=rf"the recipe odd of the package vendor spoilt .*\.onnx: {message}"
+        ImportFailed, match=rf"the recipe odd of the package vendor 1.0 spoilt .*\.onnx: {message}"
     ) as caught:
         apply(body)
     assert caught.value.stage == "import" and "keep names" in caught.value.hint

@@ -1,0 +1,156 @@
+"""Links and lent boards of packages: each call is guarded, and what it returns is checked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_lent
+from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass
+from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link, LinkKind
+from hil.controller.storage.packages import load, where
+from hil.core.board_config import BoardConfig
+from hil.core.field_types import is_a
+from hil.core.guarded import GuardedObject, guarded, package_of
+from hil.core.installed import points
+from hil.core.text import TextSink
+from hil.errors import BoardError, BoardUnreachable, ProtocolBroken, StageError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+def connect_by_package(point: EntryPoint, choice: BoardChoice) -> Link:
+    """Open the link to a board through a function of a package.
+
+    Raises:
+        UsageError: the function cannot be loaded, or refuses the address.
+        BoardError: it fails, or returns no link.
+    """
+    connect = load(point)
+    return open_guarded(where(point), lambda: connect(choice.target, choice.config), choice.say)
+
+
+def open_guarded(who: str, connect: Callable[[], Any], say: TextSink) -> Link:
+    """Open a link, and guard its own calls. Raises UsageError and BoardError, as :func:`connect_by_package`."""
+    with guarded(who, BoardUnreachable, BoardError, UsageError):
+        link: Link = connect()
+        is_a(Link)(link)
+    how = (ProtocolBroken, BoardError, UsageError)
+
+    def close() -> None:
+        try:
+            with guarded(f"closing {who}", *how):
+                link.close()
+        except (BoardError, UsageError) as error:
+            say(error.message)
+
+    def text(read: Callable[[], str]) -> str:
+        with contextlib.suppress(BoardError, UsageError), guarded(who, *how):
+            return str(read())
+        return ""
+
+    def renew() -> Any:
+        assert link.renew is not None
+        with guarded(who, BoardUnreachable, BoardError, UsageError):
+            return link.renew()
+
+    def client(board: str) -> BoardClient:
+        assert link.connect is not None
+        with guarded(who, BoardUnreachable, BoardError, UsageError):
+            made = link.connect(board)
+        allowed = (BoardError, StageError, UsageError)
+        return cast(BoardClient, GuardedObject(made, who, ProtocolBroken, *allowed, checks=_CLIENT))
+
+    return replace(
+        link,
+        close=close,
+        log=lambda: text(link.log),
+        over=lambda: text(link.over),
+        renew=link.renew and renew,
+        connect=link.connect and client,
+    )
+
+
+def provider_of(address: str) -> tuple[BoardProvider, str]:
+    """Return who lends the boards of an address, and the selector in it.
+
+    Raises:
+        UsageError: nobody does, or its provider cannot be loaded.
+        BoardUnreachable: its provider fails.
+    """
+    prefix, _, selector = address.partition(":")
+    for point in points(PROVIDERS):
+        if point.name == prefix:
+            return _provider(point), selector.strip()
+    raise UsageError(f"nobody lends boards of {address}")
+
+
+def _provider(point: EntryPoint) -> BoardProvider:
+    who = where(point)
+    make = load(point)
+    with guarded(who, BoardUnreachable, BoardError, UsageError):
+        provider: BoardProvider = make()
+        if not all(callable(getattr(provider, name, None)) for name in ("connect", "order")):
+            raise TypeError("it is no hil.plugins.BoardProvider: it lacks connect or order")
+    return _GuardedProvider(provider, who) if package_of(point.group, point.name) else provider
+
+
+class _GuardedProvider:
+    """A provider of a package; what it lends is guarded too."""
+
+    def __init__(self, provider: BoardProvider, who: str) -> None:
+        self._provider, self._who = provider, who
+
+    def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: TextSink) -> Link:
+        how: dict[str, Any] = {"runtime": runtime, "purpose": purpose, "wait_s": wait_s, "say": say}
+        return open_guarded(self._who, lambda: self._provider.connect(selector, **how), say)
+
+    def order(self, selector: str, purpose: str) -> BoardLoan:
+        with guarded(self._who, BoardUnreachable, BoardError, UsageError):
+            loan = self._provider.order(selector, purpose)
+        return cast(BoardLoan, GuardedObject(loan, self._who, BoardUnreachable, BoardError, UsageError, checks=_LOAN))
+
+
+def _connect(choice: BoardChoice) -> Link:
+    provider, selector = provider_of(choice.target)
+    return provider.connect(
+        selector, runtime=choice.runtime, purpose=choice.purpose, wait_s=choice.wait_s, say=choice.say
+    )
+
+
+LENT_KIND = LinkKind("lent board", _connect, is_lent)
+
+
+def _check_info(info: Any) -> None:
+    is_a(Mapping)(info)
+    if not isinstance(info.get("machine"), Mapping):
+        raise TypeError("machine is missing in what it returned, or is no object")
+    runtimes = info.get("runtimes", ())
+    if not isinstance(runtimes, list | tuple) or not all(
+        isinstance(one, Mapping) and "name" in one for one in runtimes
+    ):
+        raise TypeError("runtimes in what it returned is no list of objects with a name")
+
+
+_CLIENT: Mapping[str, Callable[[Any], None]] = {
+    "info": _check_info,
+    "payload_bytes_sent": is_a(int),
+    "open_session": is_a(int),
+    "pings": is_a(list, tuple),
+    "tools": is_a(Mapping),
+    "missing": is_a(Mapping),
+    "load_program": is_a(Loaded),
+    "invoke": is_a(Invocation),
+    "profile": is_a(ProfilePass),
+    "logs": is_a(list, tuple),
+}
+_LOAN: Mapping[str, Callable[[Any], None]] = {
+    "name": is_a(str),
+    "config": is_a(BoardConfig),
+    "wait": is_a(bool),
+    "queue_text": is_a(str),
+    "ended": is_a(str),
+}

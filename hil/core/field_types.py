@@ -1,0 +1,73 @@
+"""Check the types of values that code of another package made."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hil.core.guarded import shown
+
+
+def is_a(*kinds: type) -> Callable[[Any], None]:
+    """Return a check that raises TypeError for a value of none of these types, or with fields of other types."""
+
+    def check(value: Any) -> None:
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise TypeError(f"it returned {shown(value)}: expected {' or '.join(kind.__name__ for kind in kinds)}")
+        if dataclasses.is_dataclass(value):
+            check_fields(value)
+
+    return check
+
+
+def check_fields(thing: Any) -> None:
+    """Raise TypeError for a field whose value is of another type than the dataclass declares."""
+    for name, hint in _hints(type(thing)).items():
+        value = getattr(thing, name)
+        if not _fits(value, hint):
+            raise TypeError(f"{name} is {shown(value)}: expected {_text(hint)}")
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    unknown: dict[str, Any] = {}
+    while True:
+        try:
+            hints = get_type_hints(kind, localns=unknown)
+            break
+        except NameError as error:  # imported for type checkers alone
+            unknown[str(error.name)] = Any
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any or hint is None:
+        return hint is Any or value is None
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in args)
+    if origin is Literal:
+        return value in args
+    if origin is Callable or getattr(hint, "_is_protocol", False):
+        return callable(value)
+    if origin is tuple:
+        if args[-1] is not Ellipsis:
+            return isinstance(value, tuple) and len(value) == len(args) and all(map(_fits, value, args))
+        return isinstance(value, tuple | list) and all(_fits(one, args[0]) for one in value)
+    if origin in (Mapping, dict):
+        return isinstance(value, Mapping) and all(_fits(k, args[0]) and _fits(v, args[1]) for k, v in value.items())
+    if origin is Sequence:
+        return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(one, args[0]) for one in value)
+    kind = origin or hint
+    if not isinstance(kind, type):
+        return True
+    if kind is float:
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        return False
+    return not dataclasses.is_dataclass(kind) or all(_fits(getattr(value, k), h) for k, h in _hints(kind).items())
+
+
+def _text(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")

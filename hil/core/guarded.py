@@ -1,0 +1,169 @@
+"""Call code of installed packages: whatever it raises or returns ends in an error that names the package.
+
+A package registers its code under an entry point (docs/extending.md). Every call of such code goes through
+:func:`guarded`; what it returns is checked there too (:mod:`hil.core.field_types`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hil.core.installed import points
+from hil.errors import HilError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_SHOWN = 80
+
+
+def package_text(point: EntryPoint) -> str:
+    """Return name and version of the package that an entry point is of."""
+    try:
+        return f"{point.dist.name} {point.dist.version}" if point.dist else "?"
+    except Exception:  # of its metadata, which a package writes itself
+        return "?"
+
+
+def package_of(group: str, name: str) -> str:
+    """Return name and version of the package that something of a group comes from; "" where it is hil's own."""
+    package = next((package_text(point) for point in reversed(list(points(group))) if point.name == name), "")
+    return "" if package.partition(" ")[0] == "hil" else package
+
+
+def called(kind: str, group: str, name: str) -> str:
+    """Return how errors name something of a group: ``the recipe round of the package cutter 1.0``."""
+    package = package_of(group, name)
+    return f"the {kind} {name} of the package {package}" if package else f"the {kind} {name}"
+
+
+def shown(value: object) -> str:
+    """Return the start of a value's text, or its type where it has none."""
+    try:
+        return f"{value!r:.{_SHOWN}}"
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def error_text(error: BaseException, *, whole: bool = False) -> str:
+    """Return an error's class and the first line of its text, or the whole of it."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    if not whole:
+        text = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def name_package(error: HilError, who: str) -> None:
+    """Add to an error whose code raised it: see :func:`called`; nothing where it says so, or "" is given."""
+    if who and who not in error.message:
+        error.add(f"in {who}")
+
+
+@contextlib.contextmanager
+def guarded(who: str, failure: Callable[..., HilError], *allowed: type[HilError]) -> Iterator[None]:
+    """Run code of a package. Every error that leaves it names the package.
+
+    Args:
+        who: names it in the error: see :func:`called`.
+        failure: the error of the stage.
+        allowed: the errors that the code may raise; any other becomes ``failure``.
+
+    Raises:
+        HilError: ``failure``, with the calls that led to it as its detail, or one of ``allowed``.
+        KeyboardInterrupt: the user interrupts hil.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except allowed as error:
+        name_package(error, who)
+        raise
+    except HilError as error:
+        text = f"{who} failed: {error.message}"
+        raise failure(text, hint=error.hint, detail=error.detail or calls_text(error)) from error
+    except BaseException as error:
+        raise failure(f"{who} failed: {error_text(error)}", detail=calls_text(error)) from error
+
+
+def calls_text(error: BaseException) -> str:
+    """Return the calls that led to an error, the outermost first, without the one that caught it."""
+    return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[1:])).rstrip()
+
+
+def guard(
+    kind: str, group: str, name: str, failure: Callable[..., HilError], *allowed: type[HilError]
+) -> contextlib.AbstractContextManager[None]:
+    """Return :func:`guarded` for something of a group that a package registered; a no-op for hil's own."""
+    if not package_of(group, name):
+        return contextlib.nullcontext()
+    return guarded(called(kind, group, name), failure, *allowed)
+
+
+class GuardedObject:
+    """An object of a package, whose attributes are read and methods are called through :func:`guarded`.
+
+    Args:
+        who, failure, allowed: as :func:`guarded` takes them.
+        checks: attribute or method -> raises TypeError for a value, or a result, that it may not have.
+    """
+
+    def __init__(
+        self,
+        thing: object,
+        who: str,
+        failure: type[HilError],
+        *allowed: type[HilError],
+        checks: Mapping[str, Callable[[Any], None]],
+    ) -> None:
+        self._thing, self._who, self._checks = thing, who, checks
+        self._how = (failure, *allowed)
+
+    def __getattr__(self, name: str) -> Any:
+        check = self._checks.get(name, _accept)
+        with guarded(f"{name} of {self._who}", *self._how):
+            value = getattr(self._thing, name)
+            if not callable(value):
+                check(value)
+                return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with guarded(f"{name}() of {self._who}", *self._how):
+                result = value(*args, **kwargs)
+                check(result)
+            return _GuardedIterator(result, self._who, self._how) if hasattr(result, "__next__") else result
+
+        return call
+
+
+class _GuardedIterator:
+    """An iterator of a package, which may fail at any item."""
+
+    def __init__(self, items: Iterator[Any], who: str, how: tuple[type[HilError], ...]) -> None:
+        self._items, self._who, self._how = items, who, how
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with guarded(self._who, *self._how):
+            item = next(self._items, _END)
+        if item is _END:
+            raise StopIteration
+        return item
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._items, name)
+
+
+_END = object()
+
+
+def _accept(value: Any) -> None:
+    """Accept any value."""
