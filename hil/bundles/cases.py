@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from hil.core.results import Noise, Relation
+from hil.core.results import Relation
 from hil.core.tensors import Array, TensorSpec, type_text
 from hil.errors import LoadFailed, UsageError, one_of
 
@@ -36,8 +36,8 @@ class MethodTestCase:
     atol: float | None = None
     name: str = ""  # what reports call it; "" is its number
     source: str = ""  # who says what is expected, with version: ``onnxruntime 1.31.1``
-    # output name -> how far rounding alone moves what is expected, for outputs where that decides.
-    noise: Mapping[str, Noise] = field(default_factory=dict)
+    # output name -> how far rounding alone moves what is expected, as ``RunResult.noise``, for those where it decides.
+    noise: Mapping[str, Array] = field(default_factory=dict)
     accept: tuple[str, ...] = ()  # criteria that judge outputs instead of the tolerance; none is a Python function
     relation: Relation = Relation.INDEPENDENT  # of who computed what is expected to the program
 
@@ -60,7 +60,7 @@ class BundledCase:
     rtol: float | None
     atol: float | None
     source: str
-    noise: Mapping[str, Noise] = field(default_factory=dict)
+    noise: Mapping[str, Array] = field(default_factory=dict)
     accept: tuple[str, ...] = ()
     relation: Relation = Relation.INDEPENDENT
 

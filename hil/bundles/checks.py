@@ -10,6 +10,7 @@ import numpy as np
 from hil.bundles.cases import BundledCase, MethodTestCase, Signature, Values
 from hil.compare.criteria import check_outputs, parse_accept
 from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
+from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, type_text
 from hil.errors import UsageError, VacuousTolerance
 
@@ -68,8 +69,13 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
     except (OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"{where}: a tolerance is no number: {error}", hint="give rtol and atol as floats") from error
-    if unknown := [output for output in case.noise if output not in expected]:
-        raise UsageError(f"{where}: noise of {unknown[0]!r}, which is no output")
+    for output, noise in case.noise.items():
+        if output not in expected:
+            raise UsageError(f"{where}: noise of {output!r}, which is no output")
+        if dtype_name(noise.dtype) != NOISE_DTYPE or noise.shape != expected[output].shape:
+            raise UsageError(f"{where}: noise of {output!r} must be {NOISE_DTYPE} and of the output's shape")
+        if noise.size and np.isnan(noise).any():
+            raise UsageError(f"{where}: noise of {output!r} has a value that is no number")
     return BundledCase(name, inputs, expected, rtol, atol, case.source, dict(case.noise), case.accept, case.relation)
 
 

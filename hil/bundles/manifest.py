@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
 from hil.bundles.layout import MAX_BLOBS
 from hil.core.digest import check, digest_of
-from hil.core.results import Noise, Relation
+from hil.core.results import Relation
 from hil.core.tensors import DTYPES, Array, TensorSpec, dtype_name, from_bytes, to_bytes
 from hil.errors import UsageError
 
@@ -249,7 +248,7 @@ def to_document(
                         "atol": case.atol,
                         "inputs": tensors(case.inputs),
                         "outputs": tensors(case.expected_outputs),
-                        **noise_json(case.noise),
+                        **({"noise": tensors(case.noise)} if case.noise else {}),
                         **accept_json(case.accept),
                         **relation_json(case.relation),
                     }
@@ -290,8 +289,8 @@ def from_document(
         tensor["blob"]
         for method in methods
         for case in method["cases"]
-        for kind in ("inputs", "outputs")
-        for tensor in case[kind]
+        for kind in ("inputs", "outputs", "noise")
+        for tensor in case.get(kind, ())
     )
     # What nobody reads nobody would miss either.
     if set(blobs) - set(digests.values()) - set(tensors):
@@ -330,7 +329,7 @@ def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> Metho
         atol,
         name_of(name, f"{where}.name"),
         name_of(source, f"{where}.source", most=MAX_TEXT, empty=True),
-        noise,
+        _read_tensors(noise, blobs, f"{where}.noise"),
         accept,
         relation,
     )
@@ -350,11 +349,6 @@ def take_accept(value: Any, where: str) -> tuple[Any, tuple[str, ...]]:
         raise refused(where, "is of the wrong type")
     texts = [name_of(text, where, most=MAX_TEXT) for text in items(given, where, MAX_TENSORS)]
     return {key: one for key, one in value.items() if key != "accept"}, tuple(texts)
-
-
-def noise_json(noise: Mapping[str, Noise]) -> dict[str, Any]:
-    """The field of a case that holds its noise; none where there is none."""
-    return {"noise": {name: list(astuple(one)) for name, one in noise.items()}} if noise else {}
 
 
 def relation_json(relation: Relation) -> dict[str, Any]:
@@ -377,24 +371,23 @@ def take_relation(value: Any, where: str) -> tuple[Any, Relation]:
         raise refused(f"{where}.relation", f"must be one of {', '.join(Relation)}") from None
 
 
-def take_noise(value: Any, where: str) -> tuple[Any, dict[str, Noise]]:
-    """A case's fields without its noise, and the noise as :func:`noise_json` wrote it.
+def take_noise(value: Any, where: str) -> tuple[Any, list[Any]]:
+    """A case's fields without its noise, and the list that says what its noise is.
 
     Raises:
-        UsageError: it is damaged.
+        UsageError: it is damaged, or of a hil that measured noise across jumps.
     """
-    if not isinstance(value, dict) or not value.get("noise"):
-        return value, {}
-    where, given = f"{where}.noise", value["noise"]
-    if not isinstance(given, dict):
-        raise refused(where, "is of the wrong type")
-    items(list(given), where, MAX_TENSORS)
-    for name, numbers in given.items():
-        fine = isinstance(numbers, list) and len(numbers) == 3 and all(isinstance(one, float) for one in numbers)
-        if not fine or not all(0 <= one < math.inf for one in numbers):
-            raise refused(f"{where}.{name}", "must be three numbers of 0 or more")
-    rest = {key: one for key, one in value.items() if key != "noise"}
-    return rest, {name: Noise(*numbers) for name, numbers in given.items()}
+    if not isinstance(value, dict) or "noise" not in value:
+        return value, []
+    noise = value["noise"]
+    if isinstance(noise, dict):
+        raise UsageError(
+            f"case {str(value.get('name'))[:80]!r} has noise that an earlier hil measured: it hides wrong answers",
+            hint="create the bundle again",
+        )
+    if not isinstance(noise, list) or not noise:
+        raise refused(f"{where}.noise", "is of the wrong type")
+    return {key: one for key, one in value.items() if key != "noise"}, noise
 
 
 def _read_tensors(given: Sequence[Any], blobs: Mapping[str, memoryview], where: str) -> dict[str, Array]:

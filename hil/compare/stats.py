@@ -165,17 +165,26 @@ class Stats(Statistics):
     worst: int | None = None
 
 
-def measure(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, kind: str, chunk: int = CHUNK) -> Stats:
+def measure(
+    actual: Tensor,
+    reference: Tensor,
+    tolerance: Tolerance | None,
+    kind: str,
+    chunk: int = CHUNK,
+    *,
+    allowed: Reader | None = None,
+) -> Stats:
     """Compare two tensors of one shape.
 
     Args:
         tolerance: an element is out of tolerance when ``|a-b| > atol + rtol*|b|``; None is exact.
         kind: what :func:`common_kind` says for the two dtypes, not "".
+        allowed: reads what elements of floats may differ by over and above that, in float64.
     """
     read_a, read_b, size = reader(actual), reader(reference), actual.size
     if kind == "string":
         return _measure_strings(read_a, read_b, size, chunk)
-    sums = Sums(actual.dtype, reference.dtype, tolerance or _EXACT, kind, min(chunk, max(size, 1)))
+    sums = Sums(actual.dtype, reference.dtype, tolerance or _EXACT, kind, min(chunk, max(size, 1)), allowed)
     with np.errstate(all="ignore"):
         # While the two are equal bit by bit nothing else needs to be known. The first difference makes the pass go
         # back once for the sums of what lies before it.
@@ -213,9 +222,18 @@ class Sums:
         mismatches, nonfinite, masked: as in :class:`Stats`.
     """
 
-    def __init__(self, a: np.dtype[Any], b: np.dtype[Any], tolerance: Tolerance, kind: str, chunk: int) -> None:
+    def __init__(
+        self,
+        a: np.dtype[Any],
+        b: np.dtype[Any],
+        tolerance: Tolerance,
+        kind: str,
+        chunk: int,
+        allowed: Reader | None = None,
+    ) -> None:
         self.kind = kind
         self.tolerance = tolerance
+        self.allowed = allowed
         self.parts = 2 if kind == "complex" else 1  # real numbers an element
         part_a, part_b = part_of(a), part_of(b)
         self.wide = np.float64 in (part_a, part_b)
@@ -317,6 +335,8 @@ class Sums:
             return
         limit = np.multiply(y, rtol, out=y)
         limit += atol
+        if self.allowed is not None:
+            limit += self.allowed(start, start + d.size)
         out = np.greater(d, limit, out=self.mask[: d.size])
         if wrong is not None:
             out |= wrong

@@ -12,7 +12,7 @@ import numpy as np
 
 from hil.compare.values import CHUNK, EXACT_DTYPES, dot, mask_limit, reader
 from hil.core.file_tensor import Tensor
-from hil.core.results import Noise, Tolerance
+from hil.core.results import Tolerance
 from hil.core.tensors import dtype_name, dtype_of, float_limits, int_limits
 from hil.errors import UsageError, VacuousTolerance
 
@@ -40,9 +40,6 @@ DEFAULT_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
         "float4_e2m1fn": Tolerance(rtol=0.375, atol=2.0**-1),
     }
 )
-# Two right answers may each be off by the reference's noise, which is a sample of a few runs, and a board may sum in an
-# order that is less kind: three more bits.
-NOISE_FACTOR = 8.0
 # A default tolerance must leave four steps of itself between an output's values, and from 0 to the largest of them.
 _STEPS = 4.0
 # Values this near to each other (in units of eps) are one constant, rounded several ways.
@@ -147,13 +144,13 @@ def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Toleran
 
 
 def fitted(
-    dtypes: tuple[str, str], reference: Tensor, rtol: float | None, atol: float | None, noise: Noise | None = None
+    dtypes: tuple[str, str], reference: Tensor, rtol: float | None, atol: float | None
 ) -> tuple[Tolerance | None, Scale]:
     """The tolerance for tensors of two dtypes, a default fitted to the reference, and the reference's scale.
 
     A default atol is the dtype's times the reference's root mean square, where that is below 1: rounding errors are as
     small as the numbers that were added (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). It is at least
-    one step of the dtype and, where the reference's noise was measured, eight times what of it exceeds rtol.
+    one step of the dtype. What noise adds is in :mod:`hil.compare.allowance`.
 
     Args:
         dtypes: of both tensors: the looser default counts.
@@ -167,18 +164,17 @@ def fitted(
     scale = scale_of(reference)
     if atol is not None or not tolerance.atol:
         return tolerance, scale
-    beyond = NOISE_FACTOR * noise.beyond_rtol if noise is not None else 0.0
     # A reference of zeros has no scale to follow.
     factor = min(scale.rms, 1.0) if scale.largest else 1.0
-    return Tolerance(tolerance.rtol, max(tolerance.atol * factor, *map(_smallest, dtypes), beyond)), scale
+    return Tolerance(tolerance.rtol, max(tolerance.atol * factor, *map(_smallest, dtypes))), scale
 
 
-def narrowed(scale: Scale, noise: Noise) -> Tolerance:
-    """The narrowest tolerance that allows for a reference's noise, for values that hardly differ from one another."""
-    return Tolerance(0.0, max(NOISE_FACTOR * noise.absolute, _CONSTANT_EPS * scale.eps * scale.largest))
+def narrowed(scale: Scale) -> Tolerance:
+    """The tolerance, beside a reference's noise, for values that hardly differ from one another."""
+    return Tolerance(0.0, _CONSTANT_EPS * scale.eps * scale.largest)
 
 
-def blindness(tolerance: Tolerance, scale: Scale, *, noise: Noise | None = None, given: bool) -> str:
+def blindness(tolerance: Tolerance, scale: Scale, *, noise: float | None = None, given: bool) -> str:
     """Why a tolerance cannot tell a right answer from a wrong one; "" where it can.
 
     Wrong answers that every tolerance must tell are zeros (and so the answer doubled, or with every sign flipped) and,
@@ -187,13 +183,13 @@ def blindness(tolerance: Tolerance, scale: Scale, *, noise: Noise | None = None,
 
     Args:
         scale: the reference's. One of zeros is no reason: any larger value fails.
-        noise: the reference's own, where it was measured: values that differ by less are one constant.
+        noise: what the reference's own allows, where it was measured: values that differ by less are one constant.
     """
     steps = 1.0 if given else _STEPS
     rtol, atol, largest, spread = tolerance.rtol, tolerance.atol, scale.largest, scale.spread
     if not largest:
         return ""
-    measured = f" (its own noise is {noise.absolute:.2g})" if noise is not None else ""
+    measured = f" (its own noise is {noise:.2g})" if noise is not None else ""
     what = f"atol is {atol:.3g}, but the largest value is {largest:.3g}{measured}"
     if (2 - rtol) * largest <= atol:
         return f"{what}: it would agree with every sign flipped"
@@ -203,7 +199,7 @@ def blindness(tolerance: Tolerance, scale: Scale, *, noise: Noise | None = None,
         return f"{what}: a right answer and a wrong one look alike"
     constant = _CONSTANT_EPS * scale.eps * largest
     if noise is not None:
-        constant = max(constant, NOISE_FACTOR * noise.absolute)
+        constant = max(constant, noise)
     if constant < spread <= steps * (atol + rtol * scale.least_extreme):
         return (
             f"its values differ by {spread:.3g} at most, which is within the tolerance (rtol {rtol:.3g}, "

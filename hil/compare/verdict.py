@@ -10,28 +10,22 @@ agrees within a tolerance that wrong answers would meet as well is BLIND: see :f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy as np
-
 from hil.compare.acceptance import CriterionResult, judge_criteria
+from hil.compare.allowance import Allowance, allowance_of
+from hil.compare.caveats import constant_note, count_flushed, flush_reference, flushed_text
 from hil.compare.criteria import Rule, criteria_for
-from hil.compare.stats import STATISTICS, Statistics, Stats, measure
-from hil.compare.tolerance import (
-    NOISE_FACTOR,
-    Scale,
-    blindness,
-    check_tolerance,
-    fitted,
-    narrowed,
-    refuse_vacuous,
-)
-from hil.compare.values import CHUNK, as_array, common_kind, reader
+from hil.compare.judging import Judged, judge_values, unsteady_text
+from hil.compare.reasons import count, index_of, values_at, with_types
+from hil.compare.stats import STATISTICS, Statistics
+from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
+from hil.compare.values import as_array, common_kind
 from hil.core.file_tensor import Tensor
-from hil.core.results import Noise, Outcome, Relation, RunResult, Tolerance
-from hil.core.tensors import dtype_name, shape_text
+from hil.core.results import Outcome, Relation, RunResult, Tolerance
+from hil.core.tensors import dtype_name
 
 _NOTHING = "0 elements compared: every output is empty"
 _PLACES = ("first_index", "first_values", "worst_index", "worst_values")
@@ -50,7 +44,11 @@ class OutputComparison(Statistics):
     reference_shape: tuple[int, ...]
     tolerance: Tolerance | None = None  # within which the values agree; None is exact
     blind: bool = False  # whether it agrees, but wrong answers would agree as well
-    noise: float | None = None  # the reference's own, where it was measured
+    # the largest difference that the reference's own noise explains, where it was measured.
+    noise: float | None = None
+    unsteady: int | None = None  # how many elements rounding makes jump, where the noise was measured
+    flushed: int | None = None  # how many values are 0 where the reference's are subnormal, where that was looked at
+    notes: tuple[str, ...] = ()  # what limits a pass
     criteria: tuple[CriterionResult, ...] = ()  # what judges the output instead of the tolerance
     # elements, mismatches, nonfinite, masked: counts, as in :class:`hil.compare.stats.Stats`; None, as all statistics,
     # where the shapes differ or no dtype holds the values of both.
@@ -110,8 +108,9 @@ def compare_output(
     *,
     rtol: float | None = None,
     atol: float | None = None,
-    noise: Noise | None = None,
+    noise: Tensor | None = None,
     allow_blind: Sequence[str] = (),
+    allow_flush: Sequence[str] = (),
     accept: Sequence[Rule] = (),
 ) -> OutputComparison:
     """Compare one output with its reference.
@@ -124,7 +123,9 @@ def compare_output(
         actual: what the board computed; any dtype that hil knows, any layout. What lies in a file is read in pieces.
         rtol: share of the reference's value, instead of the dtype's default.
         atol: absolute difference, instead of the default that follows the reference's scale and noise.
+        noise: the reference's own, where it was measured: see ``RunResult.noise``.
         allow_blind: patterns of the names of outputs that may agree though wrong ones would agree as well.
+        allow_flush: patterns of the names of outputs that may have 0 where the reference has subnormal numbers.
         accept: criteria; those that apply to the output judge it instead of the tolerance.
 
     Raises:
@@ -135,41 +136,40 @@ def compare_output(
     """
     if criteria := criteria_for(name, accept):
         plain = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=("*",))
-        allowed = any(fnmatchcase(name, one) for one in allow_blind)
-        return judge_criteria(plain, as_array(actual), as_array(reference), criteria, allow_blind=allowed)
+        may_be_blind = any(fnmatchcase(name, one) for one in allow_blind)
+        return judge_criteria(plain, as_array(actual), as_array(reference), criteria, allow_blind=may_be_blind)
     if noise is not None:
         # Noise is allowed for where that is needed: an answer that is near enough without it needs no wider tolerance.
-        plain = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=allow_blind)
+        plain = compare_output(
+            name, actual, reference, rtol=rtol, atol=atol, allow_blind=allow_blind, allow_flush=allow_flush
+        )
         if atol is not None or (plain.passed and not plain.blind):
             return plain
     actual, reference = as_array(actual), as_array(reference)
+    flushed = None
+    if any(fnmatchcase(name, one) for one in allow_flush) and (flushed := count_flushed(actual, reference)):
+        reference = flush_reference(actual, reference)
     dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
-    tolerance, scale = fitted((dtype, reference_dtype), reference, rtol, atol, noise)
+    tolerance, scale = fitted((dtype, reference_dtype), reference, rtol, atol)
     kind = common_kind(dtype, reference_dtype)
-    comparable = bool(actual.shape == reference.shape and kind)
-    given, allowed = atol is not None, any(fnmatchcase(name, one) for one in allow_blind)
-    if not allowed:
+    given, may_be_blind = atol is not None, any(fnmatchcase(name, one) for one in allow_blind)
+    if not may_be_blind:
         refuse_vacuous(name, tolerance, scale, rtol=rtol, atol=atol)
-    stats = measure(actual, reference, tolerance, kind) if comparable else None
-    if stats is not None and noise is not None and not stats.mismatches:
-        stats = replace(stats, zeroed=False)  # what is nothing but noise may be exactly 0 elsewhere
-    reason = _reason(actual, reference, tolerance, stats)
-    if stats is not None and noise is not None and plain.tolerance is not None:
-        reason = reason or _too_much_in_all(stats, noise, plain.tolerance, scale)
-    doubt = ""
-    if stats is not None and tolerance is not None and not reason and _is_all_nan(reference, scale):
-        doubt = "every value is NaN on both sides: no number was compared"
-    elif stats is not None and tolerance is not None and not reason and stats.max_abs:
-        doubt = blindness(tolerance, scale, noise=noise, given=given) or _more_error_than_signal(stats, scale, given)
-        if doubt and noise is not None:
-            closer = narrowed(scale, noise)
-            found = measure(actual, reference, closer, kind)
-            still = blindness(closer, scale, noise=noise, given=False) or _more_error_than_signal(found, scale, given)
-            if not found.mismatches and not still:
-                tolerance, stats, doubt = closer, found, ""
+    allowed = None
+    if noise is not None and tolerance is not None and noise.shape == reference.shape:
+        allowed = allowance_of(noise, reference, scale)
+    if actual.shape == reference.shape and kind:
+        judged = judge_values(actual, reference, tolerance, scale, kind=kind, given=given, allowed=allowed)
+    else:
+        judged = Judged(None, tolerance)
+    reason = with_types(judged.reason, actual, reference, compared=judged.stats is not None)
+    doubt = "" if reason else judged.doubt
+    if (reason or doubt) and flushed is None and (flushed := count_flushed(actual, reference)):
+        reason, doubt = (text and f"{text}; {flushed_text(flushed, name)}" for text in (reason, doubt))
+    stats, tolerance = judged.stats, judged.tolerance
     common: dict[str, Any] = {
         "name": name,
-        "passed": not reason and (allowed or not doubt),
+        "passed": not reason and (may_be_blind or not doubt),
         "reason": reason or doubt,
         "dtype": dtype,
         "shape": actual.shape,
@@ -177,7 +177,10 @@ def compare_output(
         "reference_shape": reference.shape,
         "tolerance": tolerance,
         "blind": bool(doubt),
-        "noise": None if noise is None else noise.absolute,
+        "noise": None if allowed is None else allowed.largest,
+        "unsteady": None if allowed is None else allowed.unsteady,
+        "flushed": flushed,
+        "notes": () if reason or doubt else _notes(reference, allowed, flushed),
     }
     if stats is None:
         return OutputComparison(**common)
@@ -188,10 +191,10 @@ def compare_output(
         nonfinite=stats.nonfinite,
         masked=stats.masked,
         **{one.key: getattr(stats, one.key) for one in STATISTICS},
-        first_index=_index(stats.first, actual.shape),
-        first_values=_values(actual, reference, stats.first),
-        worst_index=_index(stats.worst, actual.shape),
-        worst_values=_values(actual, reference, stats.worst),
+        first_index=index_of(stats.first, actual.shape),
+        first_values=values_at(actual, reference, stats.first),
+        worst_index=index_of(stats.worst, actual.shape),
+        worst_values=values_at(actual, reference, stats.worst),
     )
 
 
@@ -202,6 +205,7 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
     allow_blind: Sequence[str] = (),
+    allow_flush: Sequence[str] = (),
     accept: Sequence[Rule] = (),
 ) -> Verdict:
     """Compare every output of a run with a reference's.
@@ -220,7 +224,7 @@ def compare(
 
     mine, theirs = actual.outputs, reference.outputs
     if len(mine) != len(theirs):
-        reason = f"{_count(len(mine), 'output')}, the reference has {len(theirs)}"
+        reason = f"{count(len(mine), 'output')}, the reference has {len(theirs)}"
         return verdict(Outcome.FAIL, (), reason)
     if not mine:
         return verdict(Outcome.FAIL, (), "there is no output to compare")
@@ -237,22 +241,34 @@ def compare(
             atol=atol,
             noise=reference.noise.get(name),
             allow_blind=allow_blind,
+            allow_flush=allow_flush,
             accept=accept,
         )
         for name, array, wanted in pairs
     )
     outcome = outcome_of(outputs)
     if outcome is Outcome.PASS:
-        unjudged = [
+        notes = [
             f"output {output.name} is not judged, as allowed: {output.reason}" for output in outputs if output.blind
         ]
+        notes += [f"output {output.name}: {note}" for output in outputs for note in output.notes]
         empty = not any(output.elements for output in outputs)
-        return verdict(outcome, outputs, _NOTHING if empty else "; ".join(unjudged))
+        return verdict(outcome, outputs, _NOTHING if empty else "; ".join(notes))
     failed = [output for output in outputs if not output.passed and output.blind is (outcome is Outcome.BLIND)]
     reason = f"output {failed[0].name}: {failed[0].reason}"
     if len(failed) > 1:
-        reason += f" (and {_count(len(failed) - 1, 'more output')})"
+        reason += f" (and {count(len(failed) - 1, 'more output')})"
     return verdict(outcome, outputs, reason)
+
+
+def _notes(reference: Tensor, allowed: Allowance | None, flushed: int | None) -> tuple[str, ...]:
+    """Return what limits a pass."""
+    notes = (
+        constant_note(reference),
+        unsteady_text(allowed) if allowed else "",
+        f"{count(flushed, 'subnormal value')} flushed to 0, as allowed" if flushed else "",
+    )
+    return tuple(filter(None, notes))
 
 
 def outcome_of(outputs: Iterable[OutputComparison]) -> Outcome:
@@ -378,84 +394,3 @@ def _failing(verdict: Verdict) -> str:
     if not names:
         return "their outputs"
     return f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
-
-
-def _reason(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats | None) -> str:
-    """Why the two do not agree, gravest first; "" when they do."""
-    if actual.shape != reference.shape:
-        return f"shape {shape_text(actual.shape)}, the reference has {shape_text(reference.shape)}"
-    dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
-    values = _reason_values(actual, reference, tolerance, stats) if stats else ""
-    if dtype == reference_dtype:
-        return values
-    reason = f"dtype {dtype}, the reference has {reference_dtype}"
-    return f"{reason}; {values or 'the values agree'}" if stats else reason
-
-
-def _reason_values(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats) -> str:
-    if stats.zeroed:
-        return "every value is 0, the reference's are not"
-    if not stats.mismatches:
-        return ""
-    a, b = _values(actual, reference, stats.worst) or ("?", "?")
-    where = f"at {list(_index(stats.worst, actual.shape) or ())}: {_show(a)}, the reference has {_show(b)}"
-    if stats.nonfinite:
-        return f"{_count(stats.nonfinite, 'value')} NaN or infinite in one and not in the other, first {where}"
-    share = f"{stats.mismatches} of {_count(stats.elements, 'value')}"
-    if tolerance is None:
-        return f"{share} {'differs' if stats.mismatches == 1 else 'differ'}, worst {where}"
-    masked = f"; SQNR, cosine and RMSE leave out {_count(stats.masked, 'masked value')}" if stats.masked else ""
-    return f"{share} out of tolerance (rtol {tolerance.rtol:g}, atol {tolerance.atol:g}), worst {where}{masked}"
-
-
-def _too_much_in_all(stats: Stats, noise: Noise, plain: Tolerance, scale: Scale) -> str:
-    """Why an output differs though every value is within what noise explains; "" where it does not.
-
-    One value that rounds to another step makes the noise as large as that step: it explains no error in all others.
-    """
-    allowed = max(NOISE_FACTOR * noise.rms, plain.atol + plain.rtol * scale.rms)
-    if stats.rmse is None or stats.rmse <= allowed:
-        return ""
-    return f"its error (RMSE {stats.rmse:.3g}) is more than the reference's own noise explains ({allowed:.3g})"
-
-
-def _is_all_nan(reference: Tensor, scale: Scale) -> bool:
-    if not reference.size or scale.largest:
-        return False
-    read = reader(reference)
-    return all(bool(np.isnan(read(start, start + CHUNK)).all()) for start in range(0, reference.size, CHUNK))
-
-
-def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:
-    """Why an output that is within its tolerance is no answer all the same; "" where it is one."""
-    if given and not scale.largest:
-        return ""  # the user said how far from 0 it may be
-    if stats.sqnr_db is not None and stats.sqnr_db < 0:
-        return f"it is within tolerance, but more error than signal (SQNR {stats.sqnr_db:.3g} dB)"
-    if stats.cosine is not None and stats.cosine < 0:
-        return f"it is within tolerance, but points the other way (cosine {stats.cosine:.3g})"
-    return ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _index(flat: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    return None if flat is None else tuple(int(place) for place in np.unravel_index(flat, shape))
-
-
-def _values(actual: Tensor, reference: Tensor, flat: int | None) -> tuple[Any, Any] | None:
-    """Both values at a flat index as Python's own bool, int, float, complex or str."""
-    if flat is None:
-        return None
-    a, b = (reader(array)(flat, flat + 1)[0] for array in (actual, reference))
-    return _python(a), _python(b)
-
-
-def _python(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _show(value: Any) -> str:
-    return f"{value:.9g}" if isinstance(value, (float, complex)) else repr(value)

@@ -110,17 +110,8 @@ class Timings:
     compare_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Noise:
-    """How far rounding alone moves an output of a reference.
-
-    It is the largest difference that appears when every float input is moved by one unit of its dtype's eps, in any of
-    a few runs.
-    """
-
-    absolute: float  # the largest ``|a-b|``
-    beyond_rtol: float  # the largest ``|a-b| - rtol*|b|``, with the dtype's default rtol; 0 where rtol allows for all
-    rms: float  # the root mean square of ``|a-b|``, of the run in which it is largest
+# An output's noise: for each element how far it may differ for rounding alone, a power of two in one byte.
+NOISE_DTYPE = "float8_e8m0fnu"
 
 
 class Relation(str, Enum):
@@ -153,8 +144,8 @@ class RunResult:
     # board, runtime, agent, clocks, temperatures: whatever is needed to know what was measured.
     provenance: Mapping[str, Any] = field(default_factory=dict)
     cold: bool = False  # whether the first of the iterations was the program's first run since it was loaded
-    # output name -> a reference's own noise, for those where it was measured.
-    noise: Mapping[str, Noise] = field(default_factory=dict)
+    # output name -> a reference's own noise, of the output's shape and NOISE_DTYPE, where it was measured.
+    noise: Mapping[str, Array] = field(default_factory=dict)
     relation: Relation = Relation.INDEPENDENT  # of a reference, to the program that it judges
 
     @property

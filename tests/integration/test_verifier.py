@@ -21,11 +21,12 @@ from support.models import DIGITS
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.compare.verdict import compare_output
+from hil.controller.backends.references.noise import as_noise
 from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.workloads.bundles import verifier as verifiers
 from hil.core.npy import save_npy
-from hil.core.results import Artifact, Noise
+from hil.core.results import Artifact
 from hil.core.tensors import DTYPES, NUMPY_DTYPES, SUB_BYTE_BITS, dtype_name, dtype_of, pack, spec_of, to_bytes
 from hil.errors import UsageError
 from hil.formats.executorch_file import mapped, read_cases, read_methods
@@ -276,16 +277,14 @@ def disturbed(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
     return made
 
 
-def noise_of(rng: np.random.Generator, actual: np.ndarray, reference: np.ndarray) -> Noise | None:
-    """About as much as the two differ."""
-    if actual.shape != reference.shape or not actual.size:
-        return None
-    with np.errstate(all="ignore"):
-        most = float(np.abs(actual.astype(np.complex128) - reference.astype(np.complex128)).max())
-    if not math.isfinite(most):
-        return None
-    apart = rng.integers(2)
-    return Noise(*(most * 10.0 ** (rng.integers(-2, 1) * apart) for _ in range(3)))
+# Case -> dtype, tolerance and noise of values of which some are smaller than the tolerance, with another sign.
+SMALL = {
+    1: ("float32", {}, None),
+    2: ("float32", {}, as_noise(np.full((12, 3), 1e-9))),
+    3: ("float32", {}, as_noise(np.full((12, 3), 1e-4))),
+    4: ("float32", {"atol": 1e-3}, None),
+    5: ("int8", {"atol": 2.0}, None),
+}
 
 
 def test_its_verdicts_are_those_of_hil(verify, tmp_path):
@@ -310,15 +309,23 @@ def test_its_verdicts_are_those_of_hil(verify, tmp_path):
             tolerance = {"rtol": float(10.0 ** -rng.integers(1, 6))}
             if rng.integers(2):
                 tolerance["atol"] = float(10.0 ** -rng.integers(2, 9))
-        noise = (
-            Noise(*(float(one) * 10.0 ** -rng.integers(3, 8) for one in rng.random(3)))
-            if rng.integers(3) == 0
-            else None
-        )
+        noise = None
+        if rng.integers(3) == 0:
+            scale = 10.0 ** -rng.integers(0, 8)
+            noise = as_noise(scale * 10.0 ** rng.integers(-3, 1, reference.shape) * rng.integers(0, 2, reference.shape))
         if number == 0:  # what passes for its noise alone: chance does not make it
-            name, tolerance, noise = "float32", {}, Noise(2e-3, 1e-3, 2e-3)
+            name, tolerance, noise = "float32", {}, as_noise(np.full(41, 1e-2))
             reference = np.linspace(-1000, 1000, 41, dtype=np.float32)
             actual = reference + np.float32(5e-3)
+        if number in SMALL:  # nor values that are smaller than the tolerance
+            name, tolerance, noise = SMALL[number]
+            reference = np.outer(np.linspace(1, 2, 12), [640, 640, 1e-6]).astype(dtype_of(name))
+            if name == "int8":
+                reference = np.array([[100, 1, 1, 1], [90, 1, -1, 1]], np.int8)
+            actual = reference * np.array([1, *[-1] * (reference.shape[1] - 1)]) if name == "int8" else reference.copy()
+            actual = np.asarray(actual).astype(reference.dtype)
+            if name != "int8":
+                actual[:, 2] *= -1
         method = f"m{number}"
         signatures[method] = signature([], [reference])
         more = {"noise": {"y0": noise}} if noise is not None else {}
@@ -439,7 +446,8 @@ def test_no_mutated_bundled_program_crashes_it(fuzzer, name):
 
 def test_no_mutated_file_crashes_it(fuzzer, tmp_path):
     signed = tmp_path / "one.hilb"
-    plain, noise = bundle(tmp_path).methods[0].cases[0], {"y": Noise(1e-3, 1e-4, 1e-4)}
+    plain = bundle(tmp_path).methods[0].cases[0]
+    noise = {"y": as_noise(np.full(plain.expected_outputs["y"].shape, 1e-3))}
     case = MethodTestCase(plain.inputs, plain.expected_outputs, 1e-3, 1e-4, "näme \U0001f600", "s", noise)
     bundle(tmp_path, case).save(signed)
     seed = random.randrange(1 << 31)

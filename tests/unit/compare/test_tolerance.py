@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from hil.compare.tolerance import DEFAULT_TOLERANCES, fitted, scale_of
 from hil.compare.verdict import OutputComparison, compare, compare_output, depends_on_noise, judge
-from hil.core.results import Noise, Outcome, RunResult
+from hil.core.results import NOISE_DTYPE, Outcome, RunResult
 from hil.core.tensors import Array, dtype_of
 from hil.errors import VacuousTolerance
 
@@ -25,8 +25,14 @@ def of(actual: Any, reference: Any, **how: Any) -> OutputComparison:
     return compare_output("y", np.asarray(actual, np.float32), np.asarray(reference, np.float32), **how)
 
 
-def atol_of(reference: Array, noise: Noise | None = None) -> float:
-    tolerance, _ = fitted((str(reference.dtype),) * 2, reference, None, None, noise)
+def noise_of(size: Any, shape: Any = ()) -> Array:
+    """Noise of a size, which is rounded down to a power of two."""
+    sizes = np.exp2(np.floor(np.log2(np.broadcast_to(np.asarray(size, np.float64), shape or np.shape(size)))))
+    return sizes.astype(dtype_of(NOISE_DTYPE))
+
+
+def atol_of(reference: Array) -> float:
+    tolerance, _ = fitted((str(reference.dtype),) * 2, reference, None, None)
     assert tolerance is not None
     return tolerance.atol
 
@@ -66,12 +72,56 @@ def test_a_reference_of_zeros_has_no_scale_to_follow() -> None:
 
 def test_measured_noise_widens_the_default_atol_and_no_other() -> None:
     values = np.array([1, -1e-7, 2], np.float32)
-    noise = Noise(3e-4, 2e-4, 3e-4)
-    assert atol_of(values, noise) == 8 * 2e-4
-    near = values + np.float32(1e-3)
+    noise = noise_of([1e-3] * 3)
+    near = values + np.float32(9e-4)
     assert of(near, values, noise=noise).passed and not of(near, values).passed
-    assert of(near, values, noise=noise).noise == 3e-4
+    found = of(near, values, noise=noise)
+    assert found.noise == 2.0**-10 and found.tolerance is not None
+    assert found.tolerance.atol == pytest.approx(2.0**-10 + 1e-5)
     assert not of(near, values, noise=noise, atol=1e-5).passed
+
+
+def test_noise_of_an_element_widens_no_other() -> None:
+    values = np.linspace(1, 2, 64, dtype=np.float32)
+    noise = noise_of([1e-9] * 63 + [1e-3])
+    moved = values.copy()
+    moved[63] += 9e-4
+    assert of(moved, values, noise=noise).passed
+    moved[7] += 9e-4
+    found = of(moved, values, noise=noise)
+    assert not found.passed and not found.blind and found.mismatches == 1 and found.first_index == (7,)
+
+
+def test_noise_above_its_ceiling_widens_nothing_but_the_elements_that_jump() -> None:
+    values = np.linspace(1, 2, 64, dtype=np.float32)
+    jumping = noise_of([1e-9] * 60 + [1.0] * 4)
+    moved = values.copy()
+    moved[60:] += 1
+    found = of(moved, values, noise=jumping)
+    assert found.passed and found.unsteady == 4
+    assert found.notes == (
+        "rounding moves 4 of 64 values by more than 0.0012 of their scale (each may differ by its own jump), "
+        "at [60], [61], [62], [63]",
+    )
+    assert not of(values + np.float32(2), values, noise=jumping).blind
+    moved[60] += 1
+    found = of(moved, values, noise=jumping)
+    assert not found.passed and not found.blind and found.mismatches == 1 and "4 of 64 values" in found.reason
+
+
+def test_where_too_many_elements_jump_the_ceiling_holds_and_the_rest_is_blind() -> None:
+    values = np.linspace(1, 2, 64, dtype=np.float32)
+    noise = noise_of([1e-9] * 32 + [0.5] * 32)
+    moved = values.copy()
+    moved[32:] += np.float32(0.4)
+    found = of(moved, values, noise=noise)
+    assert (found.passed, found.blind) == (False, True)
+    assert found.reason.startswith("32 of 64 values out of tolerance, but within what rounding does to the reference")
+    moved[32:] = values[32:] + np.float32(1e-3)
+    found = of(moved, values, noise=noise)
+    assert found.passed and "too many to allow for more" in found.notes[0]
+    moved[0] += np.float32(0.4)
+    assert not of(moved, values, noise=noise).blind
 
 
 # --- what nobody can judge -------------------------------------------------------------------------------------------
@@ -79,10 +129,10 @@ def test_measured_noise_widens_the_default_atol_and_no_other() -> None:
 
 def test_an_answer_within_the_references_own_noise_cannot_be_judged() -> None:
     reference = np.array([3e-10, -1e-10], np.float32)
-    noise = Noise(2e-10, 2e-10, 2e-10)
+    noise = noise_of([2e-9, 2e-9])
     found = of(-reference, reference, noise=noise)
     assert (found.passed, found.blind) == (False, True)
-    assert "its own noise is 2e-10" in found.reason and "sign flipped" in found.reason
+    assert "its own noise is 1.9e-09" in found.reason
     assert of(reference, reference, noise=noise).passed, "what is equal bit by bit needs no judge"
     assert of([1, 1], reference, noise=noise).blind is False
 
@@ -91,34 +141,34 @@ def test_noise_never_makes_worse_what_agrees_without_it() -> None:
     """A run measures no noise of an answer that agrees; a bundle and a study know it beforehand: all say the same."""
     reference = np.array([3e-10, -1e-10], np.float32)
     right = reference * np.float32(1 + 1e-6)
-    noise = Noise(2e-10, 2e-10, 2e-10)
+    noise = noise_of([2e-9, 2e-9])
     assert of(right, reference).passed and of(right, reference, noise=noise) == of(right, reference)
 
 
 def test_zeros_are_no_wrong_answer_where_the_reference_is_nothing_but_noise() -> None:
     """A sum that cancels may come to exactly 0 in another order."""
     reference = np.array([3e-8, -1e-8], np.float32)
-    found = of([0, 0], reference, noise=Noise(2e-8, 2e-8, 2e-8))
-    assert (found.passed, found.blind) == (False, True) and "its own noise is 2e-08" in found.reason
-    assert of([0, 0], reference, noise=Noise(2e-8, 2e-8, 2e-8), allow_blind=["y"]).passed
-    for noise in (None, Noise(1e-9, 1e-9, 1e-9)):
+    large = noise_of([2e-7, 2e-7])
+    found = of([0, 0], reference, noise=large)
+    assert (found.passed, found.blind) == (False, True) and "its own noise is 1.2e-07" in found.reason
+    assert of([0, 0], reference, noise=large, allow_blind=["y"]).passed
+    for noise in (None, noise_of([1e-9, 1e-9])):
         wrong = of([0, 0], reference, noise=noise)
         assert (wrong.passed, wrong.blind) == (False, False) and wrong.reason.startswith("every value is 0"), noise
-    given = of([0, 0], reference, noise=Noise(2e-8, 2e-8, 2e-8), atol=1e-7, allow_blind=["y"])
+    given = of([0, 0], reference, noise=large, atol=1e-7, allow_blind=["y"])
     assert not given.passed, "a tolerance that is given is used as it is"
 
 
 def test_a_default_tolerance_leaves_room_between_right_and_wrong() -> None:
     reference = np.array([1, -1, 0.5], np.float32)
-    for size, judged in ((0.4, False), (0.1, False), (0.02, True)):
-        noise = Noise(size, size / 2, size)
-        found = of(reference + np.float32(size / 4), reference, noise=noise)
+    for size, judged in ((0.4, False), (0.01, False), (1e-3, True)):
+        found = of(reference + np.float32(size / 4), reference, noise=noise_of([size] * 3))
         assert (found.passed, found.blind) == (judged, not judged), size
 
 
 def test_an_output_may_be_blind_by_name_but_never_wrong() -> None:
     reference = np.array([3e-10, -1e-10], np.float32)
-    noise = Noise(2e-10, 2e-10, 2e-10)
+    noise = noise_of([2e-9, 2e-9])
     found = of(-reference, reference, noise=noise, allow_blind=["x", "y*"])
     assert (found.passed, found.blind) == (True, True) and found.reason
     assert not of(-reference, reference, noise=noise, allow_blind=["x"]).passed
@@ -134,7 +184,7 @@ def test_values_that_hardly_differ_are_compared_within_their_noise_alone() -> No
     right = (reference * np.float32(1 + 2e-7)).astype(np.float32)
     found = of(right, reference)
     assert (found.passed, found.blind) == (False, True) and "in any order" in found.reason
-    noise = Noise(1.2e-7, 0.0, 1.2e-7)
+    noise = noise_of([1e-7] * 4)
     found = of(right, reference, noise=noise)
     assert found.passed and found.tolerance is not None and found.tolerance.atol < 1e-6
     assert not of(reference[::-1], reference, noise=noise).passed
@@ -151,12 +201,13 @@ def test_an_output_of_nothing_but_nan_was_not_compared() -> None:
 def test_one_value_that_rounds_to_another_step_explains_no_error_in_all_others() -> None:
     rng = np.random.default_rng(0)
     reference = np.round(rng.standard_normal(4096) * 40).astype(np.float32)
-    noise = Noise(1.0, 1.0, 1 / 64)
+    sizes = np.full(4096, 1e-9)
+    sizes[7] = 1
     flipped = reference.copy()
     flipped[7] += 1
-    assert of(flipped, reference, noise=noise).passed
-    found = of(reference + 7 * rng.choice([-1, 1], 4096), reference, noise=noise)
-    assert (found.passed, found.blind, found.mismatches) == (False, False, 0) and "RMSE 7" in found.reason
+    assert of(flipped, reference, noise=noise_of(sizes)).passed
+    found = of(reference + rng.choice([-1, 1], 4096), reference, noise=noise_of(sizes))
+    assert (found.passed, found.blind, found.mismatches) == (False, False, 4095)
 
 
 def test_another_order_of_narrow_floats_is_no_rounding() -> None:
@@ -167,8 +218,7 @@ def test_another_order_of_narrow_floats_is_no_rounding() -> None:
 
 
 def test_zeros_that_are_expected_are_not_met_within_noise() -> None:
-    noise = Noise(2e-5, 2e-5, 2e-5)
-    assert of([1e-5, -1e-5], [0, 0], noise=noise).blind
+    assert of([1e-5, -1e-5], [0, 0], noise=noise_of([2e-5, 2e-5])).blind
 
 
 def test_more_error_than_signal_never_passes() -> None:
@@ -197,13 +247,13 @@ def test_no_answer_that_is_negated_doubled_zeroed_or_permuted_passes(
     noise = None
     if relative_noise is not None:
         size = relative_noise * float(np.abs(wide).max())
-        noise = Noise(size, size, size)
+        noise = noise_of(size, wide.shape)
     order = list(range(len(values)))
     random.shuffle(order)
     with np.errstate(over="ignore"):
         wrong = {"negated": -reference, "doubled": reference + reference, "zeroed": 0 * reference}
     eps = float(np.abs(wide).max()) * 2 * DEFAULT_TOLERANCES[dtype].rtol
-    if np.abs(wide[order] - wide).max() > (eps if noise is None else max(eps, 16 * noise.absolute)) * 4:
+    if np.abs(wide[order] - wide).max() > (eps if noise is None else max(eps, 4 * float(noise.max()))) * 4:
         wrong["permuted"] = reference[order]
     for what, answer in wrong.items():
         with np.errstate(over="ignore"):
@@ -215,14 +265,14 @@ def test_no_answer_that_is_negated_doubled_zeroed_or_permuted_passes(
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def result(source: str = "board", noise: Noise | None = None, **outputs: Any) -> RunResult:
+def result(source: str = "board", noise: float | None = None, **outputs: Any) -> RunResult:
     arrays = {name: np.asarray(value, np.float32) for name, value in outputs.items()}
-    return RunResult(source, arrays, noise={} if noise is None else dict.fromkeys(outputs, noise))
+    measured = {} if noise is None else {name: noise_of(noise, array.shape) for name, array in arrays.items()}
+    return RunResult(source, arrays, noise=measured)
 
 
 def test_a_verdict_is_wrong_before_it_is_blind_and_blind_before_it_is_right() -> None:
-    noise = Noise(1e-9, 1e-9, 1e-9)
-    reference = result("oracle", noise, a=[1, 2], b=[1e-9, 2e-9])
+    reference = result("oracle", 1e-8, a=[1, 2], b=[1e-9, 2e-9])
     blind = compare(result(a=[1, 2], b=[2e-9, 1e-9]), reference)
     assert (blind.outcome, bool(blind)) == (Outcome.BLIND, False) and blind.reason.startswith("output b: ")
     wrong = compare(result(a=[1, 3], b=[2e-9, 1e-9]), reference)
@@ -238,13 +288,13 @@ def test_noise_is_worth_measuring_where_it_may_change_the_verdict() -> None:
     assert not depends_on_noise(compare(result(y=[1, 2], z=[1, 2]), reference))
     assert not depends_on_noise(compare(result(y=[1, math.nan], z=[1, 2]), reference))
     assert not depends_on_noise(compare(result(y=[1, 2, 3], z=[1, 2]), reference))
-    measured = result(noise=Noise(0.0, 0.0, 0.0), y=[1, 2], z=[1, 2])
+    measured = result(noise=1e-30, y=[1, 2], z=[1, 2])
     assert not depends_on_noise(compare(result(y=[1, 2.1], z=[1, 2]), measured))
 
 
 def test_a_reference_that_cannot_judge_leaves_it_to_the_others() -> None:
     board = result(y=[2e-9, 1e-9])
-    blind = compare(board, result("noisy", Noise(1e-9, 1e-9, 1e-9), y=[1e-9, 2e-9]))
+    blind = compare(board, result("noisy", 1e-8, y=[1e-9, 2e-9]))
     right = compare(board, result("exact", y=[2e-9, 1.0000001e-9]))
     wrong = compare(board, result("other", y=[1, 2]))
     agree = compare(result(y=[1]), result(y=[1]))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.references.expected import expected_result
 from hil.controller.backends.references.independence import relation_of, shared_parts
-from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
+from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, noise_between, perturbed
+from hil.controller.backends.references.rounding import write_rounding_models
 from hil.controller.backends.references.table import (
     EVALUATOR,
     EVALUATOR_CPU_SECONDS,
@@ -19,14 +20,14 @@ from hil.controller.backends.references.table import (
     Reference,
     references,
 )
-from hil.controller.models.compiling import Work
+from hil.controller.models.compiling import IsolatedCall, Work, call_isolated
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import file_version, naming_errors
 from hil.controller.storage.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.digest import digest_file, digest_of
 from hil.core.guarded import called, guard, package_of
-from hil.core.results import Model, Noise, Relation, RunResult
+from hil.core.results import Model, Relation, RunResult
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec, dtype_name, to_bytes
 from hil.errors import (
@@ -288,20 +289,17 @@ def _listed(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
-def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, **settings: Any) -> dict[str, Noise]:
-    """Measure the noise of a reference's outputs.
+def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, **settings: Any) -> dict[str, Array]:
+    """Measure the noise of a reference's outputs: see :func:`noise_between`.
 
     Args:
         result: what the reference made of them. Where no reference of hil's made it (it was given, as what is
             expected), the model's default one is asked in its place.
 
     Returns:
-        Output name -> its noise, but for outputs that depend on random numbers: two runs differ there by what they
-        drew. Empty where no input is a float that can be moved (nor, of an ONNX model, a weight),
-        or the reference cannot run.
+        Output name -> its noise. Outputs that depend on random numbers have none. Empty where nothing can be moved, or
+        the reference cannot run.
     """
-    moved = [perturbed(inputs, seed) for seed in range(RUNS)]
-    moved = [one for one in moved if any(one[name] is not array for name, array in inputs.items())]
     name = result.provenance.get("reference")
     try:
         if name not in references():
@@ -309,36 +307,48 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
                 return {}
             result, _ = run_reference_with_fallback(model, inputs, **settings)
             name = result.provenance["reference"]
-        if moved:
-            runs = [run_reference(name, model, one, **settings) for one in moved]
-        else:
-            with temporary_folder("hil-noise-") as folder:
-                others = _of_moved_weights(model, Path(folder))
-                runs = [run_reference(name, other, inputs, **settings) for other in others]
+        near, far = (
+            _moved_runs(name, model, inputs, units, count, settings) for units, count in ((1, RUNS), (FAR, FAR_RUNS))
+        )
     except (StageError, UsageError):
         return {}
-    outputs = {name: array for name, array in result.outputs.items() if name not in model.random_outputs}
-    return noise_between(outputs, [run.outputs for run in runs])
+    steady = {name: array for name, array in result.outputs.items() if name not in model.random_outputs}
+    return noise_between(steady, near, far)
 
 
-def _of_moved_weights(model: Model, folder: Path) -> Iterator[Model]:
-    """An ONNX model with every float weight moved, a few times over: one of integers has nothing else to move."""
+def _moved_runs(
+    name: str, model: Model, inputs: Mapping[str, Array], units: int, count: int, settings: Mapping[str, Any]
+) -> list[Mapping[str, Array]]:
+    """Run a reference on moved inputs and, of an ONNX model, with operators that round at random; [] if neither is."""
+    runs: list[Mapping[str, Array]] = []
+    with temporary_folder("hil-noise-") as folder:
+        models = _rounding_models(model, inputs, units, count, Path(folder), settings) or [model] * count
+        for seed, one in enumerate(models):
+            given = perturbed(inputs, seed, units)
+            if one is model and all(given[key] is array for key, array in inputs.items()):
+                return []
+            try:
+                runs.append(run_reference(name, one, given, **settings).outputs)
+            except ReferenceFailed:
+                if one is model:
+                    raise
+                # The reference lacks an operator that draws the errors.
+                runs.append(run_reference(name, model, given, **settings).outputs)
+    return runs
+
+
+def _rounding_models(
+    model: Model, inputs: Mapping[str, Array], units: int, count: int, folder: Path, settings: Mapping[str, Any]
+) -> list[Model]:
+    """Write copies of an ONNX model whose operators round at random; [] where none can be made."""
     if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MOST_BYTES:
-        return
-    import onnx
-    from onnx import numpy_helper
-
-    from hil.controller.models.importers.onnx_data import load_whole
-
-    graph = load_whole(model.path)
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
-    for seed in range(RUNS):
-        moved = {name: one for name, one in perturbed(weights, seed).items() if one is not weights[name]}
-        if not moved:
-            return
-        for tensor in graph.graph.initializer:
-            if tensor.name in moved:
-                tensor.CopyFrom(numpy_helper.from_array(moved[tensor.name], tensor.name))
-        path = folder / f"{seed}.onnx"
-        onnx.save(graph, path)
-        yield replace(model, path=path, files={path.name: path}, digest=digest_file(path))
+        return []
+    shapes = {name: list(array.shape) for name, array in inputs.items()}
+    given = {"model": str(model.path.absolute()), "folder": str(folder), "shapes": shapes}
+    how: IsolatedCall = {"isolated": settings["isolated"], "timeout": settings["timeout"], "log": settings["log"]}
+    try:
+        written = call_isolated(write_rounding_models, {**given, "units": units, "count": count}, how)
+    except StageError:
+        return []
+    paths = [folder / name for name in written]
+    return [replace(model, path=path, files={path.name: path}, digest=digest_file(path)) for path in paths]

@@ -1,32 +1,42 @@
 """How far rounding alone moves a reference's outputs: its own noise.
 
-Nobody can judge an answer more finely than the reference was computed. Where a sum cancels, what is left of it is
-rounding error, however small or large the output is. So the reference runs again on inputs that differ by one unit of
-their dtype's eps, which no float computation can tell from the given ones; what its outputs move by is their noise
-(D. S. Parker, Monte Carlo Arithmetic, 1997, perturbs operands the same way). It needs nothing but the reference itself,
-so that every format has it.
+No answer can be judged more finely than the reference was computed. So the reference runs again on inputs that differ
+by one unit of their dtype's eps, and by :data:`FAR` units; of ONNX models the operators round at
+random as well (:mod:`hil.controller.backends.references.rounding`). Rounding noise grows with the units, a jump (of a
+floor, a comparison, an index) does not: that tells them apart, element by element.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 
-from hil.compare.tolerance import DEFAULT_TOLERANCES, blindness, fitted
-from hil.compare.values import EXACT_DTYPES
-from hil.core.results import Noise
-from hil.core.tensors import Array, dtype_name, float_limits
+from hil.compare.tolerance import DEFAULT_TOLERANCES, blindness, fitted, scale_of
+from hil.compare.values import EXACT_DTYPES, Floats
+from hil.core.results import NOISE_DTYPE
+from hil.core.tensors import Array, dtype_name, dtype_of, float_limits
 
-# A single run may round to the very same values by chance; the largest of four seldom does.
+# Runs with one unit of eps, and with FAR: the largest move of several counts.
 RUNS = 4
+FAR_RUNS = 2
+FAR = 16
+# Two right answers may each be off by the noise, which is a sample of a few runs, and a board may sum in an order that
+# is less kind: three more bits.
+NOISE_FACTOR = 8.0
+# The noise of FAR units is between these times the noise of one unit, unless both are within FAR units of eps.
+_GROWTH = (FAR / 4, FAR * 4)
+# An element may differ by what this share of the elements like it differ by.
+_QUANTILE = 0.9
+_MIN_GROUP = 8
 
 
-def perturbed(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
-    """The inputs with every float moved up or down by one unit of its dtype's eps, by chance.
+def perturbed(inputs: Mapping[str, Array], seed: int, units: int = 1) -> dict[str, Array]:
+    """Move every float of the inputs up or down by some units of its dtype's eps, by chance.
 
-    Zeros, integers and floats of 8 bits or less (their steps are no rounding noise) stay as they are.
+    Whole numbers that the dtype holds exactly (pixels, identifiers, masks, zeros), integers and floats of 8 bits or
+    less stay as they are.
     """
     rng = np.random.default_rng(seed)
     moved: dict[str, Array] = {}
@@ -36,60 +46,130 @@ def perturbed(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
         if dtype not in EXACT_DTYPES and array.dtype.itemsize >= 2 and array.size:
             eps = float(float_limits(array.dtype).eps)
             wide = np.result_type(array.dtype, np.float64) if array.dtype.kind in "fc" else np.dtype(np.float64)
-            factors = 1 + eps * rng.choice((-1.0, 1.0), array.shape)
             with np.errstate(all="ignore"):  # infinities and NaN stay
-                other = (array.astype(wide) * factors).astype(array.dtype)
+                values = array.astype(wide)
+                whole = (np.abs(values) < 1 / eps) & (values == np.round(values))
+                factors = 1 + units * eps * rng.choice((-1.0, 1.0), array.shape)
+                other = np.where(whole, array, (values * factors).astype(array.dtype))
             if other.tobytes() != array.tobytes():
                 moved[name] = other
     return moved
 
 
-def noise_between(outputs: Mapping[str, Array], runs: list[Mapping[str, Array]]) -> dict[str, Noise]:
-    """The noise of every float output, from what the same reference computed (``runs``) on inputs that were moved.
+def noise_between(
+    outputs: Mapping[str, Array], near: Sequence[Mapping[str, Array]], far: Sequence[Mapping[str, Array]]
+) -> dict[str, Array]:
+    """Return how far each element of every float output may differ for rounding alone, rounded up to a power of two.
 
-    An output whose shape depends on its inputs' values has none.
+    An element that jumps may differ by its own jump. Any other may differ by :data:`NOISE_FACTOR` times its noise, or
+    that of most elements like it: of all, of its row, of its column and, where noise follows the values, relative to
+    its value; the least of them counts.
+
+    Args:
+        near: what the reference computed on inputs moved by one unit.
+        far: on inputs moved by :data:`FAR` units. An output whose shape depends on its inputs' values has no noise.
     """
-    found: dict[str, Noise] = {}
+    found: dict[str, Array] = {}
     for name, array in outputs.items():
-        dtype = dtype_name(array.dtype)
-        others = [run[name] for run in runs if name in run and run[name].shape == array.shape]
-        if dtype not in DEFAULT_TOLERANCES or not others:
+        if dtype_name(array.dtype) not in DEFAULT_TOLERANCES or not array.size:
             continue
         base = _wide(array)
-        allowed = DEFAULT_TOLERANCES[dtype].rtol * np.abs(base)
-        absolute = beyond = rms = 0.0
-        with np.errstate(all="ignore"):
-            for other in others:
-                error = np.abs(_wide(other) - base)
-                ok = np.isfinite(error)
-                absolute = max(absolute, float(error.max(initial=0.0, where=ok)))
-                beyond = max(beyond, float((error - allowed).max(initial=0.0, where=ok)))
-                rms = max(rms, float(np.sqrt(np.mean(np.square(error, where=ok, out=np.zeros_like(error))))))
-        found[name] = Noise(absolute, beyond, rms)
+        one, more = (_largest_move(base, [run[name] for run in runs if name in run]) for runs in (near, far))
+        if one is not None and more is not None:
+            found[name] = as_noise(_allowed(base, one, more, scale_of(array).rms, _eps(array)))
     return found
 
 
-def largest_noise(measured: Sequence[Mapping[str, Noise]]) -> dict[str, Noise]:
-    """Of each output the largest noise that any reference has."""
-    found: dict[str, Noise] = {}
+def as_noise(sizes: Any) -> Array:
+    """Round sizes up to powers of two, which take a byte each; 0 becomes the smallest."""
+    with np.errstate(divide="ignore"):
+        exponents = np.clip(np.ceil(np.log2(np.asarray(sizes, np.float64))), -127, 127)
+    found: Array = np.exp2(exponents).astype(dtype_of(NOISE_DTYPE))
+    return found
+
+
+def largest_noise(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the largest noise that any reference has, of each element."""
+    found: dict[str, Array] = {}
     for noise in measured:
         for name, one in noise.items():
-            known = found.get(name, one)
-            found[name] = Noise(*map(max, astuple(known), astuple(one)))
+            known = found.get(name)
+            same = known is not None and known.shape == one.shape
+            found[name] = as_noise(np.maximum(_wide(known), _wide(one))) if known is not None and same else one
     return found
 
 
-def telling_noise(outputs: Mapping[str, Array], noise: Mapping[str, Noise]) -> dict[str, Noise]:
-    """The noise of those outputs whose verdict it may change: it widens the default tolerance, or that is blind."""
-    found: dict[str, Noise] = {}
+def telling_noise(outputs: Mapping[str, Array], noise: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the noise of those outputs whose verdict it may change: it is not small beside the default tolerance."""
+    found: dict[str, Array] = {}
     for name, one in noise.items():
-        dtypes = (dtype_name(outputs[name].dtype),) * 2
-        plain, scale = fitted(dtypes, outputs[name], None, None)
-        widened, _ = fitted(dtypes, outputs[name], None, None, one)
-        if plain is not None and (plain != widened or blindness(plain, scale, given=False)):
+        tolerance, scale = fitted((dtype_name(outputs[name].dtype),) * 2, outputs[name], None, None)
+        if tolerance is None:
+            continue
+        values = np.abs(_wide(outputs[name]))
+        with np.errstate(invalid="ignore"):
+            limits = tolerance.atol + tolerance.rtol * values
+            # A small value is compared within its noise alone.
+            small = (values > 0) & (values <= limits)
+        if small.any() or blindness(tolerance, scale, given=False) or bool((_wide(one) > limits / 4).any()):
             found[name] = one
     return found
 
 
-def _wide(array: Array) -> Array:
+def _largest_move(base: Any, runs: Sequence[Array]) -> Floats | None:
+    others = [_wide(run) for run in runs if run.shape == base.shape]
+    if not others:
+        return None
+    with np.errstate(all="ignore"):
+        moves = [np.abs(other - base) for other in others]
+        return np.asarray(np.max([np.where(np.isfinite(move), move, 0.0) for move in moves], axis=0))
+
+
+def _allowed(base: Any, one: Floats, more: Floats, rms: float, eps: float) -> Floats:
+    magnitudes = np.where(np.isfinite(base), np.abs(base), 0.0)
+    low, high = _GROWTH
+    grows = (more <= high * one) & (more >= low * one)
+    steady = grows | (np.maximum(one, more) <= FAR * eps * np.maximum(magnitudes, rms))
+    allowed = np.where(steady, NOISE_FACTOR * np.maximum(one, more / FAR), np.maximum(one, more))
+    # Jumps of a few elements are their own; where most jump, as behind a quantisation, they are the noise.
+    typical = steady if np.count_nonzero(steady & (allowed > 0)) >= np.count_nonzero(~steady) else ~steady
+    typical = typical & (allowed > 0)
+    pools = [_quantiles(allowed[None], typical[None]).reshape(-1)[0]]
+    for axis in {0, 1, -1} if base.ndim > 1 else ():
+        if axis < base.ndim and base.size >= _MIN_GROUP * base.shape[axis]:
+            rows, kinds = (np.moveaxis(values, axis, 0).reshape(base.shape[axis], -1) for values in (allowed, typical))
+            shape = [1] * base.ndim
+            shape[axis] = -1
+            pools.append(_quantiles(rows, kinds).reshape(shape))
+    known = typical & (magnitudes > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(known, allowed / magnitudes, 0.0)
+    if known.any() and _spread(relative[known]) < _spread(allowed[known]):
+        pools.append(_quantiles(relative[None], known[None]).reshape(-1)[0] * magnitudes)
+    pooled = pools[0]
+    for pool in pools[1:]:
+        pooled = np.minimum(pooled, pool)
+    return np.asarray(np.maximum(allowed, pooled))
+
+
+def _quantiles(rows: Any, counted: Any) -> Floats:
+    """Return a quantile of each row's counted elements; 0 where there is none."""
+    rows, counted = rows.reshape(len(rows), -1), counted.reshape(len(counted), -1)
+    ordered = np.sort(np.where(counted, rows, np.inf), axis=1)
+    counts = np.count_nonzero(counted, axis=1)
+    places = (_QUANTILE * np.maximum(counts - 1, 0)).astype(np.int64)
+    chosen = np.take_along_axis(ordered, places[:, None], axis=1)[:, 0]
+    return np.asarray(np.where(counts > 0, chosen, 0.0))
+
+
+def _spread(values: Floats) -> float:
+    low, high = np.quantile(values, (1 - _QUANTILE, _QUANTILE))
+    return float(high / low)
+
+
+def _eps(array: Array) -> float:
+    return float(float_limits(array.dtype).eps)
+
+
+def _wide(array: Array) -> Any:
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

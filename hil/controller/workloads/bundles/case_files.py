@@ -14,7 +14,6 @@ from hil.bundles.manifest import (
     accept_json,
     file_name,
     name_of,
-    noise_json,
     relation_json,
     signature_json,
     specs_of,
@@ -30,6 +29,7 @@ from hil.controller.storage.tensor_files import load_named_pb
 from hil.controller.workloads.bundles.methods import program_of
 from hil.core.files import read_file, within
 from hil.core.npy import Npz, load_npy, save_npy, typed
+from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
 
@@ -115,7 +115,10 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
                 for position, array in enumerate(tensors.values()):
                     save_npy(path / place / f"{kind}_{position}.npy", array)
             fields = {name: getattr(case, name) for name in ("name", "source", "rtol", "atol")}
-            extra = {**noise_json(case.noise), **accept_json(case.accept), **relation_json(case.relation)}
+            for position, array in enumerate(case.noise.values()):
+                save_npy(path / place / f"noise_{position}.npy", array)
+            noise = {"noise": list(case.noise)} if case.noise else {}
+            extra = {**noise, **accept_json(case.accept), **relation_json(case.relation)}
             cases.append({**fields, **extra, "folder": place})
         specs = {kind: signature_json(getattr(method.signature, kind)) for kind in ("inputs", "outputs")}
         methods.append({"name": method.name, **specs, "cases": cases})
@@ -170,7 +173,7 @@ def read_golden(path: Path, *, context: RunContext) -> Bundle:
 
 def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTestCase:
     number = (float, int, type(None))
-    item, noise = take_noise(item, where)
+    item, noisy = take_noise(item, where)
     item, accept = take_accept(item, where)
     item, relation = take_relation(item, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number}
@@ -178,6 +181,12 @@ def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTest
     place = within(path, path / file_name(folder, where))
     if not place.is_dir():
         raise UsageError(f"{place} is no folder")
+    noise = {
+        name_of(output, f"{where}.noise") if isinstance(output, str) else "": load_npy(
+            within(path, place / f"noise_{position}.npy"), NOISE_DTYPE
+        )
+        for position, output in enumerate(noisy)
+    }
     return replace(
         read_case(place, signature, name=name),
         source=source,

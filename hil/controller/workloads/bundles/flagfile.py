@@ -20,6 +20,8 @@ from pathlib import Path
 
 from hil.bundles import Bundle, Method, MethodTestCase, MethodTestSuite
 from hil.bundles.cases import BundledCase
+from hil.compare.allowance import allowance_of
+from hil.compare.judging import widened
 from hil.compare.tolerance import fitted
 from hil.compare.values import EXACT_DTYPES, largest
 from hil.controller.backends.references import expected_result
@@ -117,7 +119,9 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
     for name, array in case.expected_outputs.items():
         dtype = dtype_name(array.dtype)
         where = f"method {method.name!r}, case {case.name!r}, output {name!r}"
-        tolerance, _ = fitted((dtype, dtype), array, case.rtol, case.atol, case.noise.get(name))
+        tolerance, scale = fitted((dtype, dtype), array, case.rtol, case.atol)
+        if tolerance is not None and case.atol is None and name in case.noise:
+            tolerance = widened(tolerance, allowance_of(case.noise[name], array, scale))
         if dtype in THRESHOLDS and tolerance is not None:
             atol = THRESHOLDS[dtype]
             flags[atol] = max(flags.get(atol, 0.0), tolerance.atol)

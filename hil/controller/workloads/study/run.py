@@ -38,8 +38,8 @@ from hil.controller.workloads.study.record import (
     taken_over,
 )
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, WAYS, Making, Program, call
-from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, load_noise, train
-from hil.core.results import Model, Noise, Outcome
+from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, train
+from hil.core.results import Model, Outcome
 from hil.core.tensors import Array
 from hil.errors import (
     BoardError,
@@ -69,7 +69,7 @@ class CannotBeJudged(HilError):
 def match_steps(
     row: Row,
     results: Sequence[Tensors],
-    expected_of: Callable[[int], tuple[Tensors, Mapping[str, Noise]]],
+    expected_of: Callable[[int], tuple[Tensors, Tensors]],
     *,
     rtol: float,
     atol: float | None,
@@ -277,8 +277,8 @@ class _Study:
             session.after_run(program.artifact, broken=False)
         asked = self.asked
 
-        def expected_of(step: int) -> tuple[Tensors, Mapping[str, Noise]]:
-            return load_tensors(trained / RESULT.format(step)), load_noise(trained / NOISE.format(step))
+        def expected_of(step: int) -> tuple[Tensors, Tensors]:
+            return load_tensors(trained / RESULT.format(step)), load_tensors(trained / NOISE.format(step))
 
         within: dict[str, Any] = {"rtol": asked.rtol, "atol": asked.atol, "allow_blind": asked.allow_blind}
         within["accept"] = load_rules(asked.accept)

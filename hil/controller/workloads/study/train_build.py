@@ -11,18 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hil.controller.backends.references.noise import RUNS, noise_between, perturbed
+from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, noise_between, perturbed
 from hil.controller.models.conversions.tensorflow_program import prepare
 from hil.controller.models.tensorflow.graphs import error_text
 from hil.controller.models.tensorflow.lower import lower
 from hil.controller.models.tensorflow.source import open_model
 from hil.controller.storage.tensor_files import save_tensors
-from hil.core.results import Noise
 from hil.errors import CompileFailed, HilError, ImportFailed, ReferenceFailed
 
 STEP = "step"
 # In the folder that :func:`train` writes: the model, and for each step what went in and what came out.
-SAVED, BATCH, RESULT, NOISE = "saved", "batch-{}", "result-{}", "noise-{}.json"
+SAVED, BATCH, RESULT, NOISE = "saved", "batch-{}", "result-{}", "noise-{}"
 # In the folder that :func:`lower_step` writes.
 MLIR, SIGNATURE, VALUES = "step.mlir", "step.json", "values"
 
@@ -77,27 +76,23 @@ def _train(model: Path, seed: int, steps: int, where: Path) -> None:
             results.append(outputs | state)
         return results
 
-    def trained_again(seed: int) -> list[dict[str, Any]]:
-        for name, value in perturbed(first, seed).items():
+    def trained_again(seed: int, units: int) -> list[dict[str, Any]]:
+        for name, value in perturbed(first, seed, units).items():
             variables[name].assign(value)
-        moved = [perturbed(dict(zip(names, batch, strict=True)), seed) for batch in batches]
+        moved = [perturbed(dict(zip(names, batch, strict=True)), seed, units) for batch in batches]
         return trained([list(one.values()) for one in moved])
 
     try:
         results = trained(batches)
-        runs = [trained_again(seed) for seed in range(RUNS)]
+        near = [trained_again(seed, 1) for seed in range(RUNS)]
+        far = [trained_again(seed, FAR) for seed in range(FAR_RUNS)]
     finally:
         tf.config.run_functions_eagerly(False)
     for step, (batch, result) in enumerate(zip(batches, results, strict=True)):
         save_tensors(where / BATCH.format(step), dict(zip(names, batch, strict=True)))
         save_tensors(where / RESULT.format(step), result)
-        noise = noise_between(result, [run[step] for run in runs])
-        (where / NOISE.format(step)).write_text(json.dumps({name: asdict(one) for name, one in noise.items()}))
-
-
-def load_noise(file: Path) -> dict[str, Noise]:
-    """Read the noise of a step's tensors, by name, as :func:`train` wrote it."""
-    return {name: Noise(**one) for name, one in json.loads(file.read_text()).items()}
+        noise = noise_between(result, [run[step] for run in near], [run[step] for run in far])
+        save_tensors(where / NOISE.format(step), noise)
 
 
 def lower_step(saved: str, folder: str) -> None:

@@ -10,6 +10,7 @@ from support.models import save_model
 
 from hil.controller.backends.references import expected_result, measure_noise, run_reference
 from hil.controller.backends.references.noise import (
+    as_noise,
     largest_noise,
     noise_between,
     perturbed,
@@ -18,49 +19,87 @@ from hil.controller.backends.references.noise import (
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
-from hil.core.results import Noise
 
 
 def test_every_float_moves_by_a_unit_of_its_eps_and_nothing_else_does():
     inputs = {
-        "x": np.array([1, -2, 0, np.inf, np.nan], np.float32),
-        "half": np.array([1000], np.float16),
-        "z": np.array([1 + 1j]),
+        "x": np.array([1.5, -2.25, 0, np.inf, np.nan], np.float32),
+        "half": np.array([1000.5], np.float16),
+        "z": np.array([1.5 + 1j]),
         "index": np.array([1, 2]),
         "text": np.array(["a"], object),
-        "zeros": np.zeros(4, np.float32),
+        "pixels": np.array([0, 17, 255], np.float32),
+        "large": np.array([2.0**30], np.float32),
     }
     moved = perturbed(inputs, 0)
     assert set(moved) == set(inputs)
-    assert all(moved[name] is inputs[name] for name in ("index", "text", "zeros"))
+    assert all(moved[name] is inputs[name] for name in ("index", "text", "pixels"))
     ulps = np.abs(moved["x"][:2].view(np.int32) - inputs["x"][:2].view(np.int32))
     assert ulps.min() >= 1 and ulps.max() <= 2
     assert np.isinf(moved["x"][3]) and np.isnan(moved["x"][4])
-    assert moved["half"].dtype == np.float16 and 0 < abs(float(moved["half"][0]) - 1000) <= 1
-    assert moved["z"][0] != 1 + 1j
+    assert moved["half"].dtype == np.float16 and 0 < abs(float(moved["half"][0]) - 1000.5) <= 1
+    assert moved["z"][0] != 1.5 + 1j and moved["large"][0] != 2.0**30
+    far = perturbed(inputs, 0, 16)
+    assert np.abs(far["x"][:2].view(np.int32) - inputs["x"][:2].view(np.int32)).min() >= 15
     again = perturbed(inputs, 0)
     assert all(again[name].tobytes() == moved[name].tobytes() for name in ("x", "half", "z"))
-    assert perturbed(inputs, 3)["x"].tobytes() != perturbed(inputs, 4)["x"].tobytes()
+    assert len({perturbed(inputs, seed)["x"].tobytes() for seed in range(9)}) > 1
 
 
-def test_noise_is_the_largest_move_of_any_run():
-    outputs = {"y": np.array([1e-3, 100], np.float32), "n": np.array([1, 2])}
-    runs = [
-        {"y": np.array([1e-3, 100 + 1e-4], np.float32), "n": np.array([1, 2])},
-        {"y": np.array([2e-3, np.nan], np.float32), "n": np.array([1, 2])},
-        {"y": np.array([5], np.float32)},
-    ]
-    found = noise_between(outputs, runs)
+def sizes(found):
+    return found["y"].astype(np.float64)
+
+
+def test_noise_is_the_largest_move_of_any_run_times_a_factor():
+    base = {"y": np.array([1, 100], np.float32), "n": np.array([1, 2])}
+    near = [{"y": base["y"] + np.float32([1e-5, 0]), "n": base["n"]}, {"y": base["y"] + np.float32([0, 1e-4])}]
+    far = [{"y": base["y"] + np.float32([16e-5, 16e-4])}]
+    found = noise_between(base, near, far)
     assert set(found) == {"y"}
-    assert found["y"].absolute == pytest.approx(1e-3)
-    assert found["y"].beyond_rtol == pytest.approx(1e-3 - 1.3e-9)
-    assert noise_between(outputs, []) == {}
-    assert largest_noise([{"y": Noise(1, 2, 1)}, {}, {"y": Noise(2, 1, 2), "z": Noise(0, 0, 0)}]) == {
-        "y": Noise(2, 2, 2),
-        "z": Noise(0, 0, 0),
-    }
-    assert telling_noise(outputs, {"y": Noise(1e-9, 0.0, 1e-9)}) == {}
-    assert telling_noise(outputs, found) == found
+    assert 8e-5 <= sizes(found)[0] <= 16e-5 * 1.1 and 8e-4 <= sizes(found)[1] <= 16e-4 * 1.1, "rounded up by at most 2"
+    assert noise_between(base, [], []) == {}
+    assert noise_between(base, [{"y": np.ones(3, np.float32)}], far) == {}, "of another shape"
+
+
+def test_a_jump_has_no_factor_and_widens_no_other_element():
+    y = np.linspace(10, 20, 64, dtype=np.float32)
+    jump = np.zeros(64, np.float32)
+    jump[5] = 1
+    steady = np.full(64, 1e-6, np.float32)
+    found = sizes(noise_between({"y": y}, [{"y": y + steady}], [{"y": y + 16 * steady + jump}]))
+    assert found[5] == 1 or found[5] == 2
+    assert np.delete(found, 5).max() < 1e-4
+
+
+def test_an_element_that_moved_little_by_chance_has_the_noise_of_those_like_it():
+    rng = np.random.default_rng(0)
+    y = rng.standard_normal((32, 6)) * [1e3, 1e3, 1e3, 1e3, 1e-3, 1e-3]
+    moves = np.abs(y) * 1e-7
+    moves[3, 2] = moves[3, 5] = 0
+    found = sizes(noise_between({"y": y}, [{"y": y + moves}], [{"y": y + 16 * moves}]))
+    assert found[3, 2] > 1e-7 * abs(y[3, 2]) and found[3, 5] > 1e-7 * abs(y[3, 5])
+    assert found[:, 4:].max() < 1e-8, "the noise of large columns is not that of small ones"
+
+
+def test_noise_that_grows_with_the_values_is_relative():
+    y = np.exp(-np.arange(40.0))[None]
+    moves = 1e-7 * y * np.where(np.arange(40) % 7, 1, 0)
+    found = sizes(noise_between({"y": y}, [{"y": y + moves}], [{"y": y + 16 * moves}]))
+    assert found[0, 35] > 1e-7 * y[0, 35] and (found < 1e-5 * y).all()
+
+
+def test_of_several_references_the_largest_noise_of_each_element_counts():
+    one, other = ({"y": as_noise([1, 4]), "a": as_noise(2)}, {"y": as_noise([2, 1]), "b": as_noise(1)})
+    found = largest_noise([one, {}, other])
+    assert set(found) == {"y", "a", "b"} and sizes(found).tolist() == [2, 4]
+
+
+def test_noise_is_told_where_it_may_change_the_verdict():
+    wide, narrow = (as_noise(np.full(2, size)) for size in (1e-3, 1e-9))
+    outputs = {"y": np.array([1, 2], np.float32)}
+    assert telling_noise(outputs, {"y": narrow}) == {} and set(telling_noise(outputs, {"y": wide})) == {"y"}
+    small = {"y": np.array([1, 1e-9], np.float32)}
+    assert set(telling_noise(small, {"y": narrow})) == {"y"}, "small values are compared within their noise"
 
 
 @pytest.fixture
@@ -97,17 +136,16 @@ def test_what_cancels_is_noise_and_what_is_only_passed_on_is_not(tmp_path, setti
     model = import_model(cancelling(tmp_path / "m.onnx"), isolated=settings["isolated"], cache=settings["cache"])
     inputs = {"x": np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32)}
     result = run_reference("onnxruntime", model, inputs, **settings)
-    found = measure_noise(model, inputs, result, **settings)
-    assert found["zero"].absolute > abs(float(result.outputs["zero"])) / 8
-    assert found["same"].beyond_rtol == 0 < found["same"].absolute < 1e-6
-    assert set(telling_noise(result.outputs, found)) == {"zero"}
+    found = {name: one.astype(np.float64) for name, one in measure_noise(model, inputs, result, **settings).items()}
+    assert found["zero"] > abs(float(result.outputs["zero"])) / 8
+    assert 0 < found["same"].max() < 1e-5
     # What a user expects has no noise of its own: the model's does.
     given = expected_result({"zero": np.zeros((), np.float32), "same": inputs["x"]}, model.outputs)
-    assert measure_noise(model, inputs, given, **settings) == found
-    assert measure_noise(model, {"x": np.zeros((4, 1000), np.float32)}, result, **settings) == {}, "no weights either"
+    again = measure_noise(model, inputs, given, **settings)
+    assert all(again[name].astype(np.float64).tolist() == found[name].tolist() for name in found)
 
 
-def test_where_only_integers_go_in_the_weights_are_moved(tmp_path, settings):
+def test_where_only_whole_numbers_go_in_the_operators_still_round(tmp_path, settings):
     table = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
     nodes = [
         helper.make_node("Gather", ["table", "x"], ["rows"], axis=0),
@@ -119,5 +157,28 @@ def test_where_only_integers_go_in_the_weights_are_moved(tmp_path, settings):
     model = import_model(path, isolated=settings["isolated"], cache=settings["cache"])
     inputs = {"x": np.arange(8)}
     result = run_reference("onnxruntime", model, inputs, **settings)
-    found = measure_noise(model, inputs, result, **settings)["y"]
-    assert 0 < found.absolute < 1e-4
+    found = float(measure_noise(model, inputs, result, **settings)["y"])
+    assert 1e-7 < found < 1e-2
+
+
+def test_a_floor_of_whole_numbers_does_not_jump(tmp_path, settings):
+    nodes = [helper.make_node("Floor", ["x"], ["y"])]
+    path = save_model(tmp_path / "floor.onnx", nodes, [("x", TensorProto.FLOAT, [8])], [("y", TensorProto.FLOAT, [8])])
+    model = import_model(path, isolated=settings["isolated"], cache=settings["cache"])
+    inputs = {"x": np.arange(8, dtype=np.float32)}
+    result = run_reference("onnxruntime", model, inputs, **settings)
+    assert measure_noise(model, inputs, result, **settings) == {}
+
+
+def test_outputs_that_depend_on_random_numbers_have_no_noise(tmp_path, settings):
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], ["chance"]),
+        helper.make_node("Add", ["x", "chance"], ["y"]),
+        helper.make_node("Sqrt", ["x"], ["z"]),
+    ]
+    values = [("x", TensorProto.FLOAT, [8])], [("y", TensorProto.FLOAT, [8]), ("z", TensorProto.FLOAT, [8])]
+    path = save_model(tmp_path / "random.onnx", nodes, *values)
+    model = import_model(path, isolated=settings["isolated"], cache=settings["cache"])
+    inputs = {"x": np.linspace(0.1, 0.9, 8, dtype=np.float32)}
+    result = run_reference("onnxruntime", model, inputs, **settings)
+    assert set(measure_noise(model, inputs, result, **settings)) == {"z"}

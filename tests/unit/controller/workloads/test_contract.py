@@ -307,8 +307,8 @@ def by_study(place: Path, ways: tuple[str, ...] = ("fake",)) -> dict[str, str]:
         patch.setattr(study_run, "needed_version", lambda *_: "1")
         # TensorFlow's training is asked for in a process of its own; what it leaves is read step by step.
         patch.setattr(study_run, "call", lambda *_, **__: None)
-        patch.setattr(study_run, "load_tensors", lambda path: {"x": ONE} if "batch" in path.name else {"y": ONE * 2})
-        patch.setattr(study_run, "load_noise", lambda path: {})
+        stored = {"batch": {"x": ONE}, "result": {"y": ONE * 2}, "noise": {}}
+        patch.setattr(study_run, "load_tensors", lambda path: stored[path.name.partition("-")[0]])
         document, rows = study_run.run_study(asked, fake_choice(), wait_s=0.0, screen=Quiet())
     if document["exit_code"] == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
@@ -603,7 +603,7 @@ def test_what_is_expected_decides_and_references_beside_it_are_told(
 def test_a_bundles_cases_say_that_no_reference_can_be_asked(fake_boards: FakeBoards, tmp_path: Path) -> None:
     assert set(by_bundle(tmp_path, references=("onnxruntime",)).values()) == {"PASS"}
     (told,) = {case["reason"] for case in stored(tmp_path)}
-    assert told.startswith("the reference onnxruntime could not answer: the case came with a compiled program")
+    assert "the reference onnxruntime could not answer: the case came with a compiled program" in told
 
 
 @pytest.mark.parametrize("workload", ["run", "bundle run", "trace run", "suite", "pytest"], indirect=True)

@@ -299,30 +299,31 @@ static struct tensor *read_tensors(struct reader *reader, uint32_t list, const s
     return tensors;
 }
 
-static void read_noise(struct test_case *made, const struct json *json, uint32_t object, const char *where)
+static void read_noise(struct test_case *made, struct reader *reader, uint32_t list, const char *where)
 {
-    if (json->nodes[object].kind != '{')
+    const struct json *json = &reader->json;
+    if (json->nodes[list].kind == '{')
+        refuse("create the bundle again", "%s has noise that an earlier hil measured: it hides wrong answers", where);
+    if (json->nodes[list].kind != '[')
         refuse(HINT, "%s: its noise is of the wrong type", where);
-    uint32_t key = object + 1;
-    for (uint32_t i = 0; i < json->nodes[object].count; i++) {
-        const char *name = string_at(json, key);
-        uint32_t list = key + 1, item = list + 1;
-        struct noise noise = {.known = true};
-        double *numbers[] = {&noise.absolute, &noise.beyond_rtol, &noise.rms};
-        if (json->nodes[list].kind != '[' || json->nodes[list].count != 3)
-            refuse(HINT, "%s: its noise must be three numbers", where);
-        for (int n = 0; n < 3; n++, item = json->nodes[item].next) {
-            *numbers[n] = json->nodes[item].kind ? -1 : number_at(json, item, where);
-            if (*numbers[n] < 0)
-                refuse(HINT, "%s: its noise must be three numbers of 0 or more", where);
-        }
+    uint32_t item = list + 1, count = limited(json, list, where, MAX_TENSORS);
+    for (uint32_t i = 0; i < count; i++, item = json->nodes[item].next) {
+        struct tensor noise = {0};
+        read_tensor(&noise, reader, item, where);
         size_t place = 0;
-        while (place < made->outputs_count && strcmp(made->outputs[place].name, name))
+        while (place < made->outputs_count && strcmp(made->outputs[place].name, noise.name))
             place++;
-        if (place == made->outputs_count)
-            refuse(HINT, "%s: noise of '%s', which is no output", where, name);
+        if (place == made->outputs_count || made->noise[place].dtype)
+            refuse(HINT, "%s: noise of '%s', which is no output, or is there twice", where, noise.name);
+        const struct tensor *output = &made->outputs[place];
+        bool fits = !strcmp(noise.dtype->name, "float8_e8m0fnu") && noise.rank == output->rank;
+        for (unsigned axis = 0; fits && axis < noise.rank; axis++)
+            fits = noise.shape[axis] == output->shape[axis];
+        for (uint64_t one = 0; fits && one < noise.count; one++)
+            fits = noise.data[one] != 0xff;
+        if (!fits)
+            refuse(HINT, "%s: the noise of '%s' is not of the output's shape, or holds what is no number", where, noise.name);
         made->noise[place] = noise;
-        key = json->nodes[list].next;
     }
 }
 
@@ -347,7 +348,7 @@ static void read_case(struct test_case *made, struct reader *reader, uint32_t it
 {
     enum { ATOL, INPUTS, NAME, NOISE, OUTPUTS, RELATION, RTOL, SOURCE, FIELDS };
     static const char *const names[] = {"atol", "inputs", "name", "noise", "outputs", "relation", "rtol", "source"};
-    static const char kinds[] = "D[\"{[\"D\"";
+    static const char kinds[] = "D[\"C[\"D\"";
     const struct json *json = &reader->json;
     const char *where = text_of("method '%s', a case", method);
     if (has_field(json, item, "accept"))
@@ -383,7 +384,7 @@ static void read_case(struct test_case *made, struct reader *reader, uint32_t it
     made->outputs = read_tensors(reader, found[OUTPUTS], signature->specs[1], made->outputs_count, &sizes, where);
     made->noise = allocate(made->outputs_count, sizeof *made->noise);
     if (found[NOISE])
-        read_noise(made, json, found[NOISE], where);
+        read_noise(made, reader, found[NOISE], where);
     check_tolerances(method, made);
 }
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-static const double NOISE_FACTOR = 8, STEPS = 4, CONSTANT_EPS = 4;
+static const double STEPS = 4, CONSTANT_EPS = 4;
 
 /* How large a tensor's values are. */
 struct scale {
@@ -90,7 +90,7 @@ static struct tolerance tolerance_for(const struct dtype *dtype, double rtol, do
 }
 
 static struct tolerance fitted(const struct dtype *actual, const struct tensor *expected, double rtol, double atol,
-                               const struct noise *noise, struct scale *scale)
+                               struct scale *scale)
 {
     struct tolerance one = tolerance_for(actual, rtol, atol), other = tolerance_for(expected->dtype, rtol, atol);
     struct tolerance found = one.is_exact ? other : one;
@@ -106,21 +106,19 @@ static struct tolerance fitted(const struct dtype *actual, const struct tensor *
         return found;
     double factor = scale->largest ? fmin(scale->rms, 1) : 1;
     found.atol = fmax(found.atol * factor, fmax(actual->smallest, expected->dtype->smallest));
-    if (noise)
-        found.atol = fmax(found.atol, NOISE_FACTOR * noise->beyond_rtol);
     return found;
 }
 
 /* Why a tolerance cannot tell a right answer from a wrong one; false where it can. */
 static bool is_blind(char *why, size_t size, struct tolerance tolerance, const struct scale *scale,
-                     const struct noise *noise, bool given)
+                     const struct allowance *allowed, bool given)
 {
     double steps = given ? 1 : STEPS, rtol = tolerance.rtol, atol = tolerance.atol, largest = scale->largest;
     char measured[64] = "";
     if (!largest)
         return false;
-    if (noise)
-        snprintf(measured, sizeof measured, " (its own noise is %.2g)", noise->absolute);
+    if (allowed)
+        snprintf(measured, sizeof measured, " (its own noise is %.2g)", allowed->widest);
     const char *then = (2 - rtol) * largest <= atol   ? "it would agree with every sign flipped"
                        : (1 - rtol) * largest <= atol ? "zeros would agree"
                        : largest <= steps * atol      ? "a right answer and a wrong one look alike"
@@ -130,8 +128,8 @@ static bool is_blind(char *why, size_t size, struct tolerance tolerance, const s
         return true;
     }
     double constant = CONSTANT_EPS * scale->eps * largest;
-    if (noise)
-        constant = fmax(constant, NOISE_FACTOR * noise->absolute);
+    if (allowed)
+        constant = fmax(constant, allowed->widest);
     if (!(constant < scale->spread && scale->spread <= steps * (atol + rtol * scale->least_extreme)))
         return false;
     snprintf(why, size,
@@ -167,7 +165,7 @@ void check_tolerances(const char *method, const struct test_case *one)
         if (one->atol >= span(output->dtype))
             refuse(hint, "method '%s', case '%s': atol is %g: no two %s values differ by more than %g", method, one->name,
                    one->atol, output->dtype->name, span(output->dtype));
-        struct tolerance tolerance = fitted(output->dtype, output, one->rtol, one->atol, NULL, &scale);
+        struct tolerance tolerance = fitted(output->dtype, output, one->rtol, one->atol, &scale);
         if (isnan(one->atol))
             tolerance.atol = 0;
         if (!tolerance.is_exact && is_blind(why, sizeof why, tolerance, &scale, NULL, true))
@@ -193,7 +191,9 @@ static bool same(double a, double b)
     return a == b || (isnan(a) && isnan(b));
 }
 
-static struct stats measure(const struct tensor *actual, const struct tensor *expected, struct tolerance tolerance)
+/* With ``all``, whatever noise there is allows for is allowed, else what is below its ceiling. */
+static struct stats measure(const struct tensor *actual, const struct tensor *expected, struct tolerance tolerance,
+                            const struct allowance *allowed, bool all)
 {
     const struct dtype *da = actual->dtype, *db = expected->dtype;
     bool wide = is_wide_integer(da) || is_wide_integer(db);
@@ -245,7 +245,7 @@ static struct stats measure(const struct tensor *actual, const struct tensor *ex
                     worst_distance = excess;
             }
         } else {
-            double limit = size * rtol + atol;
+            double limit = size * rtol + atol + (allowed ? allowed_at(allowed, expected, i, all) : 0);
             if (distance > limit) {
                 add_mismatch(&stats, i, distance - limit > worst);
                 worst = fmax(worst, distance - limit);
@@ -364,61 +364,104 @@ static bool is_all_nan(const struct tensor *tensor, const struct scale *scale)
     return true;
 }
 
-static void judge(struct comparison *found, const struct tensor *actual, const struct tensor *expected, double rtol,
-                  double atol, const struct noise *noise, const struct tolerance *plain)
+/* What the values are within tolerance of, and whether wrong ones would be as well. */
+static bool is_doubtful(char *why, size_t size, struct tolerance tolerance, const struct stats *stats,
+                        const struct scale *scale, const struct allowance *allowed, bool given)
 {
-    char doubt[512] = "", again[512];
-    bool given = !isnan(atol), same_shape = actual->rank == expected->rank;
+    if (allowed)
+        tolerance.atol += allowed->widest;
+    return is_blind(why, size, tolerance, scale, allowed, given) || has_more_error(why, size, stats, scale, given);
+}
+
+/* Judges two tensors of one shape: ``reason`` why they are wrong, ``doubt`` why wrong ones would agree as well. */
+static struct stats judge_values(char *reason, char *doubt, size_t size, const struct tensor *actual,
+                                 const struct tensor *expected, struct tolerance *tolerance, const struct scale *scale,
+                                 const struct allowance *allowed, bool given)
+{
+    struct tolerance plain = *tolerance;
+    struct stats stats = measure(actual, expected, plain, allowed, false);
+    char again[512];
+    if (allowed && !stats.mismatches)
+        stats.zeroed = false; /* what is nothing but noise may be exactly 0 elsewhere */
+    if (allowed)
+        tolerance->atol += allowed->widest;
+    say_values(reason, size, actual, expected, *tolerance, &stats);
+    if (plain.is_exact)
+        return stats;
+    if (*reason) {
+        if (!allowed || stats.nonfinite)
+            return stats;
+        struct stats all = measure(actual, expected, plain, allowed, true);
+        if (all.mismatches)
+            return stats;
+        snprintf(doubt, size,
+                 "%llu of %llu value%s out of tolerance, but within what rounding does to the reference itself (its own noise "
+                 "is %.2g): nothing finer can be judged",
+                 (unsigned long long)stats.mismatches, (unsigned long long)actual->count, actual->count == 1 ? "" : "s",
+                 allowed->largest);
+        *reason = 0;
+        tolerance->atol = plain.atol + allowed->largest;
+        return all;
+    }
+    if (is_all_nan(expected, scale))
+        snprintf(doubt, size, "every value is NaN on both sides: no number was compared");
+    else if (stats.max_abs > 0 && is_doubtful(doubt, size, plain, &stats, scale, allowed, given)) {
+        struct tolerance closer = {false, 0, CONSTANT_EPS * scale->eps * scale->largest};
+        struct stats near = measure(actual, expected, closer, allowed, false);
+        if (!allowed || near.mismatches || is_doubtful(again, sizeof again, closer, &near, scale, allowed, false))
+            return stats;
+        *doubt = 0;
+        *tolerance = closer;
+        tolerance->atol += allowed->widest;
+        return near;
+    } else if (stats.max_abs > 0 && stats.max_rel > relative_limit(expected->dtype, plain.rtol, given)) {
+        struct allowance none = {0};
+        uint64_t lost, first;
+        if (!has_small_loss(actual, expected, plain.rtol, plain.atol, given, allowed ? allowed : &none, &lost, &first))
+            return stats;
+        const char *more = allowed ? " and the reference's own noise" : "";
+        snprintf(allowed && lost ? reason : doubt, size,
+                 "of its values that are smaller than the tolerance (rtol %.3g, atol %.3g), %llu differ by more than %.2g of "
+                 "their value%s",
+                 plain.rtol, plain.atol, (unsigned long long)lost, relative_limit(expected->dtype, plain.rtol, given), more);
+        if (allowed && lost) {
+            stats.mismatches = lost;
+            stats.has_first = stats.has_worst = true;
+            stats.first = stats.worst = first;
+        }
+    }
+    return stats;
+}
+
+static void judge(struct comparison *found, const struct tensor *actual, const struct tensor *expected, double rtol,
+                  double atol, const struct tensor *noise)
+{
+    char reason[512] = "", doubt[512] = "";
+    bool same_shape = actual->rank == expected->rank, has_noise = noise != NULL;
     struct scale scale;
-    struct tolerance tolerance = fitted(actual->dtype, expected, rtol, atol, noise, &scale);
+    struct tolerance tolerance = fitted(actual->dtype, expected, rtol, atol, &scale);
     struct stats stats = {0};
     *found = (struct comparison){.max_abs = NAN, .max_rel = NAN};
     for (unsigned axis = 0; same_shape && axis < actual->rank; axis++)
         same_shape = actual->shape[axis] == expected->shape[axis];
     bool comparable = same_shape && is_comparable(actual->dtype, expected->dtype);
+    has_noise &= !tolerance.is_exact;
+    struct allowance allowed = has_noise ? allowance_of(noise, expected, scale.rms, scale.eps) : (struct allowance){0};
+    if (comparable)
+        stats = judge_values(reason, doubt, sizeof reason, actual, expected, &tolerance, &scale, has_noise ? &allowed : NULL,
+                             !isnan(atol));
     if (!same_shape) {
         char mine[256], theirs[256];
         show_shape(mine, sizeof mine, actual);
         show_shape(theirs, sizeof theirs, expected);
         snprintf(found->reason, sizeof found->reason, "shape %s, the reference has %s", mine, theirs);
-    } else if (comparable) {
-        stats = measure(actual, expected, tolerance);
-        if (noise && !stats.mismatches)
-            stats.zeroed = false; /* what is nothing but noise may be exactly 0 elsewhere */
-        say_values(again, sizeof again, actual, expected, tolerance, &stats);
-        if (actual->dtype == expected->dtype)
-            snprintf(found->reason, sizeof found->reason, "%s", again);
-        else
-            snprintf(found->reason, sizeof found->reason, "dtype %s, the reference has %s; %s", actual->dtype->name,
-                     expected->dtype->name, *again ? again : "the values agree");
-    } else
-        snprintf(found->reason, sizeof found->reason, "dtype %s, the reference has %s", actual->dtype->name,
-                 expected->dtype->name);
-    if (comparable && noise && plain && !*found->reason) {
-        uint64_t visible = stats.finite - stats.masked;
-        double rmse = (double)sqrtl(stats.dd / (visible ? visible : 1));
-        double allowed = fmax(NOISE_FACTOR * noise->rms, plain->atol + plain->rtol * scale.rms);
-        if (rmse > allowed)
-            snprintf(found->reason, sizeof found->reason,
-                     "its error (RMSE %.3g) is more than the reference's own noise explains (%.3g)", rmse, allowed);
-    }
-    if (comparable && !tolerance.is_exact && !*found->reason) {
-        if (is_all_nan(expected, &scale))
-            snprintf(doubt, sizeof doubt, "every value is NaN on both sides: no number was compared");
-        else if (stats.max_abs > 0 && (is_blind(doubt, sizeof doubt, tolerance, &scale, noise, given) ||
-                                       has_more_error(doubt, sizeof doubt, &stats, &scale, given)) &&
-                 noise) {
-            struct tolerance closer = {
-                false, 0, fmax(NOISE_FACTOR * noise->absolute, CONSTANT_EPS * scale.eps * scale.largest)};
-            struct stats near = measure(actual, expected, closer);
-            if (!near.mismatches && !is_blind(again, sizeof again, closer, &scale, noise, false) &&
-                !has_more_error(again, sizeof again, &near, &scale, given)) {
-                tolerance = closer;
-                stats = near;
-                *doubt = 0;
-            }
-        }
-    }
+    } else if (actual->dtype == expected->dtype)
+        snprintf(found->reason, sizeof found->reason, "%s", reason);
+    else
+        snprintf(found->reason, sizeof found->reason, "dtype %s, the reference has %s%s%s", actual->dtype->name,
+                 expected->dtype->name, comparable ? "; " : "", !comparable ? "" : *reason ? reason : "the values agree");
+    if (*found->reason)
+        *doubt = 0;
     found->passed = !*found->reason && !*doubt;
     found->blind = *doubt;
     if (*doubt)
@@ -445,13 +488,10 @@ static void judge(struct comparison *found, const struct tensor *actual, const s
 }
 
 void compare_output(struct comparison *found, const struct tensor *actual, const struct tensor *expected, double rtol,
-                    double atol, const struct noise *noise)
+                    double atol, const struct tensor *noise)
 {
-    struct scale scale;
-    judge(found, actual, expected, rtol, atol, NULL, NULL);
+    judge(found, actual, expected, rtol, atol, NULL);
     /* Noise is allowed for where that is needed: what is near enough without it needs no wider tolerance. */
-    if (!noise || !noise->known || !isnan(atol) || found->passed)
-        return;
-    struct tolerance plain = fitted(actual->dtype, expected, rtol, atol, NULL, &scale);
-    judge(found, actual, expected, rtol, atol, noise, plain.is_exact ? NULL : &plain);
+    if (noise && noise->dtype && isnan(atol) && !found->passed)
+        judge(found, actual, expected, rtol, atol, noise);
 }

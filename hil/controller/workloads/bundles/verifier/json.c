@@ -199,6 +199,8 @@ static bool fits(const struct json *json, uint32_t node, char wanted)
             return true; /* fall through */
     case 'd':
         return !kind && !is_whole(json, node);
+    case 'C': /* a container */
+        return kind == '[' || kind == '{';
     default:
         return kind == wanted;
     }

@@ -73,11 +73,6 @@ struct tensor {
     bool is_number; /* ExecuTorch: an int, bool or double, no tensor; IREE: see program_takes_numbers */
 };
 
-struct noise {
-    bool known;
-    double absolute, beyond_rtol, rms;
-};
-
 /* A case whose expected outputs were computed by the compiler of the program: it cannot pass. */
 #define SELF_CHECK "self-check"
 
@@ -86,7 +81,7 @@ struct test_case {
     const char *relation; /* of who computed what is expected to the program */
     size_t inputs_count, outputs_count;
     struct tensor *inputs, *outputs;
-    struct noise *noise; /* one an output */
+    struct tensor *noise; /* one an output; those without a dtype are not known */
     double rtol, atol;   /* NaN is the dtype's default */
 };
 
@@ -136,10 +131,27 @@ struct comparison {
 };
 
 void compare_output(struct comparison *found, const struct tensor *actual, const struct tensor *expected, double rtol,
-                    double atol, const struct noise *noise);
+                    double atol, const struct tensor *noise);
 /* "[0, 3]" */
 void show_index(char *text, size_t size, const struct tensor *tensor, uint64_t flat);
 void show_shape(char *text, size_t size, const struct tensor *tensor);
+
+/* ---- allowance.c: hil/compare/allowance.py, hil/compare/small.py */
+
+struct allowance {
+    const struct tensor *noise; /* NULL: none */
+    double share, rms, largest, widest;
+    bool is_rare;
+};
+
+struct allowance allowance_of(const struct tensor *noise, const struct tensor *expected, double rms, double eps);
+/* What an element may differ by over and above the tolerance; ``all``: whatever the ceiling is. */
+double allowed_at(const struct allowance *allowance, const struct tensor *expected, uint64_t index, bool all);
+/* The share of a small value that it may be off by. */
+double relative_limit(const struct dtype *dtype, double rtol, bool given);
+/* Whether small values differ by more than they may: how many, and the first; none where noise is as large as they are. */
+bool has_small_loss(const struct tensor *actual, const struct tensor *expected, double rtol, double atol, bool given,
+                    const struct allowance *allowance, uint64_t *lost, uint64_t *first);
 
 /* ---- files.c */
 

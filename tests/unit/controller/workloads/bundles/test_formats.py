@@ -15,13 +15,14 @@ from support.bundle_files import bundle, case, program
 from support.models import save_model
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.controller.backends.references.noise import as_noise
 from hil.controller.models.inputs import random_tensor
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import _tolerances
 from hil.controller.workloads.bundles.formats import Format, formats, read_format, write_format
-from hil.core.results import Artifact, Noise
+from hil.core.results import Artifact
 from hil.core.tensors import DTYPES, TensorSpec
 from hil.errors import UsageError
 
@@ -69,7 +70,7 @@ def test_every_dtype_goes_through_a_golden_folder(tmp_path, context):
 def noisy(folder: Path) -> Bundle:
     """A bundle of a case whose output is known to move by rounding alone."""
     first = case()
-    return bundle(folder, replace(first, noise={"y": Noise(2e-3, 1e-3, 2e-3)}))
+    return bundle(folder, replace(first, noise={"y": as_noise(np.full(3, 2e-3))}))
 
 
 def test_a_golden_folder_keeps_the_noise_of_what_is_expected(tmp_path, context):
@@ -77,17 +78,21 @@ def test_a_golden_folder_keeps_the_noise_of_what_is_expected(tmp_path, context):
     write_format("golden", made, tmp_path / "golden", context=context)
     again = read(tmp_path / "golden", context)
     assert again.digest == made.digest
-    assert again.methods[0].cases[0].noise == {"y": Noise(2e-3, 1e-3, 2e-3)}
-    text = (tmp_path / "golden" / "golden.json").read_text()
-    (tmp_path / "golden" / "golden.json").write_text(text.replace("0.001", "-0.001"))
-    with pytest.raises(UsageError, match=r"cases\[0\].noise.y must be three numbers of 0 or more"):
+    assert {float(one) for one in again.methods[0].cases[0].noise["y"].ravel()} == {2.0**-8}
+    index = tmp_path / "golden" / "golden.json"
+    document = json.loads(index.read_text())
+    assert document["methods"][0]["cases"][0]["noise"] == ["y"]
+    document["methods"][0]["cases"][0]["noise"] = {"y": [0.002, 0.001, 0.002]}
+    index.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="has noise that an earlier hil measured") as caught:
         read(tmp_path / "golden", context)
+    assert caught.value.hint == "create the bundle again"
 
 
 def test_a_flag_file_is_no_stricter_than_hil_where_there_is_noise(tmp_path):
     method = noisy(tmp_path).methods[0]
     [atol] = [flag for flag in _tolerances(method, method.cases[0]) if "f32_threshold" in flag]
-    assert float(atol.partition("=")[2]) == 8e-3
+    assert float(atol.partition("=")[2]) == pytest.approx(2.0**-8, rel=0.01)
 
 
 def test_golden_folder_keeps_criteria_and_flag_file_refuses(tmp_path, context):

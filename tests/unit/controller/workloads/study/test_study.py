@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hil.compare.criteria import parse_accept
+from hil.controller.backends.references.noise import as_noise
 from hil.controller.workloads.study.record import (
     FAILED,
     PASSED,
@@ -25,7 +26,7 @@ from hil.controller.workloads.study.record import (
 from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
 from hil.controller.workloads.study.show import cells, failures, markdown, write_tables
 from hil.controller.workloads.study.toolchains import WAYS
-from hil.core.results import Noise, Outcome
+from hil.core.results import Outcome
 from hil.errors import UsageError
 
 FOURTEEN = Path(__file__).parents[5] / "examples" / "tfcompile_study"
@@ -179,9 +180,9 @@ def test_what_is_noise_in_tensorflow_itself_is_not_called_wrong_nor_right():
     other = [{**step, name: -step[name]} for step in TRAINED]
     found, message = match(other)
     assert message.startswith(f"step 1 of 3: {name}: 3 of 3 values out of tolerance"), "nobody measured its noise"
-    noise = {name: Noise(4e-10, 4e-10, 4e-10)}
+    noise = {name: as_noise(np.full(3, 4e-9))}
     found, message = match(other, noise=noise)
-    assert found.steps == 3 and message.startswith(f"step 1 of 3: {name}: ") and "its own noise is 4e-10" in message
+    assert found.steps == 3 and message.startswith(f"step 1 of 3: {name}: ") and "its own noise is 7.5e-09" in message
     assert match(other, noise=noise, allow_blind=["variable gradient*"])[1] == ""
     far = [{**step, name: step[name] + np.float32(1e-3)} for step in TRAINED]
     assert "out of tolerance" in match(far, noise=noise, allow_blind=["*"])[1], "it is wrong beyond all noise"

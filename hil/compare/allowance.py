@@ -1,0 +1,86 @@
+"""What a reference's own noise allows an output to differ by, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hil.compare.tolerance import Scale
+from hil.compare.values import CHUNK, Floats, reader
+from hil.core.file_tensor import Tensor
+
+# Noise widens a tolerance up to so many eps of the value, or of the root mean square where that is larger...
+_CEILING_EPS = 1e4
+# ...and never by more than this share of it.
+_CEILING = 2.0**-5
+# An element with more noise jumps, or cancels out. It may differ by its own noise where at most this share does.
+_UNSTEADY_SHARE = 1 / 8
+# The smallest size that noise can have is none.
+_NO_NOISE = 2.0**-127
+# How many elements are named.
+_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The noise of an output, and how much of it may widen a tolerance."""
+
+    noise: Tensor
+    reference: Tensor
+    share: float  # the ceiling: a share of a value's magnitude, or of ``rms`` where that is larger
+    rms: float
+    largest: float  # noise of any element
+    widest: float  # noise of the elements below the ceiling, and the ceiling of those above where too many are
+    unsteady: int  # how many elements are above the ceiling
+    first: tuple[int, ...]  # the flat indices of the first of them
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether so few elements are above the ceiling that each may differ by its own noise."""
+        return self.unsteady <= _UNSTEADY_SHARE * self.reference.size
+
+    def within(self, start: int, stop: int) -> Floats:
+        """Return what a range of elements may differ by over and above the tolerance."""
+        sizes = self.all_of(start, stop)
+        return sizes if self.is_rare else np.minimum(sizes, self._ceiling(start, stop))
+
+    def all_of(self, start: int, stop: int) -> Floats:
+        """Return the whole noise of a range of elements."""
+        return _sizes(self.noise, start, stop)
+
+    def _ceiling(self, start: int, stop: int) -> Floats:
+        return _ceiling_of(self.reference, start, stop, self.share, self.rms)
+
+
+def allowance_of(noise: Tensor, reference: Tensor, scale: Scale) -> Allowance:
+    """Measure an output's noise against the ceiling, in one pass by chunks."""
+    share = min(_CEILING_EPS * scale.eps, _CEILING) if scale.eps else _CEILING
+    largest = widest = clipped = 0.0
+    unsteady = 0
+    first: list[int] = []
+    for start in range(0, reference.size, CHUNK):
+        sizes = _sizes(noise, start, start + CHUNK)
+        ceiling = _ceiling_of(reference, start, start + CHUNK, share, scale.rms)
+        above = sizes > ceiling
+        largest = max(largest, float(sizes.max()))
+        widest = max(widest, float(sizes.max(initial=0.0, where=~above)))
+        clipped = max(clipped, float(np.minimum(sizes, ceiling).max()))
+        unsteady += int(np.count_nonzero(above))
+        if len(first) < _NAMED:
+            first += [start + int(place) for place in np.flatnonzero(above)[: _NAMED - len(first)]]
+    found = Allowance(noise, reference, share, scale.rms, largest, widest, unsteady, tuple(first))
+    return found if found.is_rare else replace(found, widest=clipped)
+
+
+def _sizes(noise: Tensor, start: int, stop: int) -> Floats:
+    sizes = reader(noise)(start, stop).astype(np.float64)
+    sizes[sizes <= _NO_NOISE] = 0.0
+    return sizes
+
+
+def _ceiling_of(reference: Tensor, start: int, stop: int, share: float, rms: float) -> Floats:
+    with np.errstate(all="ignore"):
+        values = reader(reference)(start, stop)
+        magnitudes = np.abs(values.astype(np.complex128 if values.dtype.kind == "c" else np.float64))
+    return np.asarray(share * np.maximum(np.where(np.isfinite(magnitudes), magnitudes, 0.0), rms))

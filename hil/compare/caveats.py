@@ -1,0 +1,56 @@
+"""What limits a verdict: outputs that a dead board could give, and subnormal numbers that a board flushes to 0."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hil.compare.reasons import count
+from hil.compare.values import CHUNK, EXACT_DTYPES, part_of, reader
+from hil.core.file_tensor import Tensor
+from hil.core.tensors import Array, dtype_name, float_limits
+
+
+def constant_note(reference: Tensor) -> str:
+    """Return that all values of an output are one, in a line; "" where they differ, or where one alone is not 0."""
+    if not reference.size or dtype_name(reference.dtype) == "string":
+        return ""
+    read = reader(reference)
+    first = read(0, 1)[0]
+    if reference.size == 1 and first != 0:
+        return ""
+    if not all(bool((read(start, start + CHUNK) == first).all()) for start in range(0, reference.size, CHUNK)):
+        return ""
+    return f"every value is {first:.9g}: a dead board cannot be detected"
+
+
+def count_flushed(actual: Tensor, reference: Tensor) -> int:
+    """Return how many values are 0 where the reference's are subnormal, of two tensors of one shape."""
+    return sum(int(np.count_nonzero(flushed)) for flushed in _flushed(actual, reference))
+
+
+def flush_reference(actual: Tensor, reference: Tensor) -> Array:
+    """Return a copy of the reference with 0 where the other tensor flushed a subnormal number."""
+    values = reader(reference)(0, reference.size).copy()
+    for number, flushed in enumerate(_flushed(actual, reference)):
+        values[number * CHUNK : (number + 1) * CHUNK][flushed] = 0
+    return values.reshape(reference.shape)
+
+
+def flushed_text(flushed: int, name: str) -> str:
+    """Return what is known of flushed values, with what to do about it."""
+    return f"{count(flushed, 'subnormal value')} flushed to 0 by the device (--allow-flush {name} accepts that)"
+
+
+def _flushed(actual: Tensor, reference: Tensor) -> list[Array]:
+    dtype = dtype_name(reference.dtype)
+    if actual.shape != reference.shape or dtype in EXACT_DTYPES or dtype_name(actual.dtype) != dtype:
+        return []
+    smallest = float(float_limits(part_of(reference.dtype)).smallest_normal)
+    read_a, read_b = reader(actual), reader(reference)
+    found = []
+    for start in range(0, reference.size, CHUNK):
+        sizes = np.abs(
+            read_b(start, start + CHUNK).astype(np.complex128 if reference.dtype.kind == "c" else np.float64)
+        )
+        found.append((read_a(start, start + CHUNK) == 0) & (sizes > 0) & (sizes < smallest))
+    return found

@@ -1,0 +1,149 @@
+"""Judge the values of an output beside its reference's: right, wrong, or impossible to judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hil.compare.allowance import Allowance
+from hil.compare.reasons import count, index_of, reason_of_values
+from hil.compare.small import check_small, relative_limit
+from hil.compare.stats import Stats, measure
+from hil.compare.tolerance import Scale, blindness, narrowed
+from hil.compare.values import CHUNK, reader
+from hil.core.file_tensor import Tensor
+from hil.core.results import Tolerance
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is known of an output's values."""
+
+    stats: Stats | None  # None where they could not be compared
+    tolerance: Tolerance | None  # within which they were judged, noise included; None is exact
+    reason: str = ""  # why they are wrong
+    doubt: str = ""  # why a wrong answer would agree as well, where they are not wrong
+
+
+def judge_values(
+    actual: Tensor,
+    reference: Tensor,
+    tolerance: Tolerance | None,
+    scale: Scale,
+    *,
+    kind: str,
+    given: bool,
+    allowed: Allowance | None,
+) -> Judged:
+    """Judge two tensors of one shape.
+
+    Args:
+        tolerance: without noise; None is exact.
+        scale: the reference's.
+        kind: what :func:`hil.compare.values.common_kind` says for the two dtypes, not "".
+        given: whether the user gave the tolerance.
+        allowed: what the reference's noise allows, where it was measured.
+    """
+    stats = measure(actual, reference, tolerance, kind, allowed=allowed.within if allowed else None)
+    if tolerance is None:
+        return Judged(stats, None, reason_of_values(actual, reference, None, stats))
+    if allowed and not stats.mismatches:
+        stats = replace(stats, zeroed=False)  # what is nothing but noise may be exactly 0 elsewhere
+    found = Judged(stats, widened(tolerance, allowed))
+    if reason := reason_of_values(actual, reference, found.tolerance, stats):
+        return _out_of_tolerance(actual, reference, tolerance, replace(found, reason=reason), kind, allowed)
+    if _is_all_nan(reference, scale):
+        return replace(found, doubt="every value is NaN on both sides: no number was compared")
+    if not stats.max_abs:
+        return found
+    if doubt := _doubt(found, scale, given, allowed):
+        found = replace(found, doubt=doubt)
+        closer = narrowed(scale)
+        near = Judged(
+            measure(actual, reference, closer, kind, allowed=allowed.within if allowed else None),
+            widened(closer, allowed),
+        )
+        if not allowed or _mismatches(near) or _doubt(near, scale, False, allowed):
+            return found
+        return near
+    if stats.max_rel is not None and stats.max_rel > relative_limit(reference, tolerance, given=given):
+        return _small_values(actual, reference, tolerance, found, given, allowed)
+    return found
+
+
+def widened(tolerance: Tolerance, allowed: Allowance | None) -> Tolerance:
+    """Return the tolerance within which every element lies, but for those that jump."""
+    return replace(tolerance, atol=tolerance.atol + allowed.widest) if allowed else tolerance
+
+
+def _out_of_tolerance(
+    actual: Tensor, reference: Tensor, tolerance: Tolerance, found: Judged, kind: str, allowed: Allowance | None
+) -> Judged:
+    """Judge an output that is out of tolerance: its differences may be those that rounding makes in the reference."""
+    if not allowed or (found.stats and found.stats.nonfinite):
+        return found
+    if unsteady := unsteady_text(allowed):
+        found = replace(found, reason=f"{found.reason}; {unsteady}")
+    stats = measure(actual, reference, tolerance, kind, allowed=allowed.all_of)
+    if stats.mismatches:
+        return found
+    doubt = (
+        f"{_mismatches(found)} of {count(stats.elements, 'value')} out of tolerance, but within what rounding does to "
+        f"the reference itself (its own noise is {allowed.largest:.2g}): nothing finer can be judged"
+    )
+    return Judged(replace(stats, zeroed=False), replace(tolerance, atol=tolerance.atol + allowed.largest), doubt=doubt)
+
+
+def unsteady_text(allowed: Allowance) -> str:
+    """Return which elements rounding moves beyond the ceiling, in a line; "" where there are none."""
+    if not allowed.unsteady:
+        return ""
+    shape = allowed.reference.shape
+    places = ", ".join(str(list(index_of(place, shape) or ())) for place in allowed.first)
+    more = ", ..." if allowed.unsteady > len(allowed.first) else ""
+    share = f"{allowed.unsteady} of {count(allowed.reference.size, 'value')}"
+    rule = "each may differ by its own jump" if allowed.is_rare else "too many to allow for more"
+    return f"rounding moves {share} by more than {allowed.share:.2g} of their scale ({rule}), at {places}{more}"
+
+
+def _doubt(found: Judged, scale: Scale, given: bool, allowed: Allowance | None) -> str:
+    assert found.stats is not None and found.tolerance is not None
+    noise = allowed.widest if allowed else None
+    return blindness(found.tolerance, scale, noise=noise, given=given) or _more_error_than_signal(
+        found.stats, scale, given
+    )
+
+
+def _mismatches(found: Judged) -> int:
+    return found.stats.mismatches if found.stats else 0
+
+
+def _small_values(
+    actual: Tensor, reference: Tensor, tolerance: Tolerance, found: Judged, given: bool, allowed: Allowance | None
+) -> Judged:
+    small = check_small(actual, reference, tolerance, given=given, allowed=allowed)
+    if small is None or found.stats is None:
+        return found
+    if allowed is None or not small.lost:
+        return replace(found, doubt=small.reason)
+    stats = replace(found.stats, mismatches=small.lost, first=small.first, worst=small.first)
+    return replace(found, stats=stats, reason=small.reason)
+
+
+def _is_all_nan(reference: Tensor, scale: Scale) -> bool:
+    if not reference.size or scale.largest:
+        return False
+    read = reader(reference)
+    return all(bool(np.isnan(read(start, start + CHUNK)).all()) for start in range(0, reference.size, CHUNK))
+
+
+def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:
+    """Return why an output that is within its tolerance is no answer all the same; "" where it is one."""
+    if given and not scale.largest:
+        return ""  # the user said how far from 0 it may be
+    if stats.sqnr_db is not None and stats.sqnr_db < 0:
+        return f"it is within tolerance, but more error than signal (SQNR {stats.sqnr_db:.3g} dB)"
+    if stats.cosine is not None and stats.cosine < 0:
+        return f"it is within tolerance, but points the other way (cosine {stats.cosine:.3g})"
+    return ""

@@ -1,0 +1,72 @@
+"""What a comparison says: reasons, places and values, in a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hil.compare.stats import Stats
+from hil.compare.values import reader
+from hil.core.file_tensor import Tensor
+from hil.core.results import Tolerance
+from hil.core.tensors import dtype_name, shape_text
+
+
+def with_types(values: str, actual: Tensor, reference: Tensor, *, compared: bool) -> str:
+    """Return why two tensors do not agree, gravest first; "" when they do.
+
+    Args:
+        values: why their values do not; "" where they do.
+        compared: whether the values could be compared.
+    """
+    if actual.shape != reference.shape:
+        return f"shape {shape_text(actual.shape)}, the reference has {shape_text(reference.shape)}"
+    dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
+    if dtype == reference_dtype:
+        return values
+    reason = f"dtype {dtype}, the reference has {reference_dtype}"
+    return f"{reason}; {values or 'the values agree'}" if compared else reason
+
+
+def reason_of_values(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats) -> str:
+    """Return why the values of two tensors do not agree; "" when they do."""
+    if stats.zeroed:
+        return "every value is 0, the reference's are not"
+    if not stats.mismatches:
+        return ""
+    a, b = values_at(actual, reference, stats.worst) or ("?", "?")
+    where = f"at {list(index_of(stats.worst, actual.shape) or ())}: {_show(a)}, the reference has {_show(b)}"
+    if stats.nonfinite:
+        return f"{count(stats.nonfinite, 'value')} NaN or infinite in one and not in the other, first {where}"
+    share = f"{stats.mismatches} of {count(stats.elements, 'value')}"
+    if tolerance is None:
+        return f"{share} {'differs' if stats.mismatches == 1 else 'differ'}, worst {where}"
+    masked = f"; SQNR, cosine and RMSE leave out {count(stats.masked, 'masked value')}" if stats.masked else ""
+    return f"{share} out of tolerance (rtol {tolerance.rtol:g}, atol {tolerance.atol:g}), worst {where}{masked}"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 value``, ``2 values``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def index_of(flat: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the index of an element of a tensor of a shape, from its flat index."""
+    return None if flat is None else tuple(int(place) for place in np.unravel_index(flat, shape))
+
+
+def values_at(actual: Tensor, reference: Tensor, flat: int | None) -> tuple[Any, Any] | None:
+    """Return both values at a flat index as Python's own bool, int, float, complex or str."""
+    if flat is None:
+        return None
+    a, b = (reader(array)(flat, flat + 1)[0] for array in (actual, reference))
+    return _python(a), _python(b)
+
+
+def _python(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _show(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, (float, complex)) else repr(value)

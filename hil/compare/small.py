@@ -1,0 +1,168 @@
+"""Values so small beside an output's tolerance that it cannot tell them from 0, nor from their negative.
+
+A tensor may hold pixel coordinates beside scores of 1e-6, or the tail of a softmax. One tolerance for all of them says
+nothing of the small ones. Where they are many, of the whole output, of a row or of a column, they are compared relative
+to themselves, as far as the reference's noise allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hil.compare.allowance import Allowance
+from hil.compare.values import CHUNK, part_of, reader
+from hil.core.file_tensor import Tensor
+from hil.core.results import Tolerance
+from hil.core.tensors import Array, dtype_name, float_limits
+
+# Small values are looked at where they are this share of the values of an output that are not 0...
+_SHARE = 1 / 4
+# ...or of those of a row or column that has at least two.
+_GROUP_SHARE = 1 / 2
+_GROUP_LEAST = 2
+# Within a tolerance that the user gave, or one step of an integer, this share of the small values may be lost, and one
+# is lost where it is off by more than half of itself.
+_LOST_SHARE = 1 / 4
+_HALF = 0.5
+_NAMED = 4
+_AXES = {0: "row", 1: "row of the second axis", -1: "column"}
+
+
+@dataclass(frozen=True)
+class SmallValues:
+    """Small values that differ by more than they may."""
+
+    reason: str
+    lost: int  # how many differ by more than the noise explains; 0 where the noise is as large as they are
+    first: int  # the flat index of the first of them
+
+
+def check_small(
+    actual: Tensor, reference: Tensor, tolerance: Tolerance, *, given: bool, allowed: Allowance | None
+) -> SmallValues | None:
+    """Compare the small values of two tensors that agree; None where they do, or are few.
+
+    Args:
+        tolerance: within which the tensors agree.
+        given: whether the user gave it: then only answers are found that lost most of the small values.
+    """
+    share = relative_limit(reference, tolerance, given=given)
+    pieces = list(_lost_pieces(actual, reference, tolerance, share, allowed))
+    lost = np.concatenate([piece.lost for piece in pieces]) if pieces else np.zeros(0, np.int64)
+    unjudged = np.concatenate([piece.unjudged for piece in pieces]) if pieces else lost
+    if not lost.size and not unjudged.size:
+        return None
+    small = np.concatenate([piece.small for piece in pieces])
+    least = _LOST_SHARE if given or not _has_eps(reference) else 0.0
+    for axis in (*_axes(reference.shape), None):
+        groups = _groups(reference, axis, small, lost, unjudged, least)
+        if groups is None:
+            continue
+        names, chosen, counted = groups
+        where = f", in {names}" if names else ""
+        hidden = f"{len(counted)} of its values are smaller than the tolerance (rtol {tolerance.rtol:.3g}, atol "
+        hidden += f"{tolerance.atol:.3g}){where}"
+        if chosen.size:
+            text = f"{hidden}: {len(chosen)} of them differ by more than {share:.2g} of their value"
+            beyond = " and the reference's own noise" if allowed else ""
+            return SmallValues(f"{text}{beyond}", len(chosen), int(chosen[0]))
+        return SmallValues(f"{hidden}, and than the reference's own noise", 0, int(counted[0]))
+    return None
+
+
+def relative_limit(reference: Tensor, tolerance: Tolerance, *, given: bool) -> float:
+    """Return the share of a small value that it may be off by: half of the dtype's digits, or half of the value."""
+    if given or not _has_eps(reference):
+        return _HALF
+    return max(tolerance.rtol, math.sqrt(float(float_limits(part_of(reference.dtype)).eps)))
+
+
+def _has_eps(reference: Tensor) -> bool:
+    return dtype_name(reference.dtype).startswith(("float", "bfloat", "complex")) and reference.dtype.itemsize >= 2
+
+
+@dataclass(frozen=True)
+class _Piece:
+    small: Array
+    lost: Array
+    unjudged: Array
+
+
+def _lost_pieces(
+    actual: Tensor, reference: Tensor, tolerance: Tolerance, share: float, allowed: Allowance | None
+) -> Iterator[_Piece]:
+    """Yield the flat indices of small values, of those that are lost, and of those that noise hides."""
+    read_a, read_b = reader(actual), reader(reference)
+    tiny = float(float_limits(part_of(reference.dtype)).smallest_normal) if _has_eps(reference) else 0.0
+    for start in range(0, reference.size, CHUNK):
+        b = _wide(read_b(start, start + CHUNK))
+        sizes = np.abs(b)
+        places = np.flatnonzero((sizes <= tolerance.atol / (1 - tolerance.rtol)) & (sizes > 0))
+        if not places.size:
+            continue
+        sizes = sizes[places]
+        distances = np.abs(_wide(read_a(start, start + CHUNK))[places] - b[places])
+        noise = allowed.all_of(start, start + CHUNK)[places] if allowed else np.zeros(places.size)
+        off = distances > np.maximum(share * sizes, tiny)
+        lost = off & (distances > noise)
+        yield _Piece(*(start + places[chosen] for chosen in (slice(None), lost, off & ~lost & (noise > sizes / 2))))
+
+
+def _wide(values: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+
+
+def _axes(shape: tuple[int, ...]) -> Iterator[int]:
+    """Yield the axes whose places are looked at one by one; a tensor of rank 1 has none."""
+    if len(shape) > 1:
+        yield -1
+        yield 0
+    if len(shape) > 2:
+        yield 1
+
+
+def _groups(
+    reference: Tensor, axis: int | None, small: Array, lost: Array, unjudged: Array, least: float
+) -> tuple[str, Array, Array] | None:
+    """Return the names of the groups along an axis in which too many small values are lost, the lost ones, and all."""
+    size = reference.shape[axis] if axis is not None else 1
+    stride = math.prod(reference.shape[axis % reference.ndim + 1 :]) if axis is not None else max(reference.size, 1)
+
+    def of(places: Array) -> Array:
+        return places // stride % size
+
+    def counts(places: Array) -> Array:
+        return np.bincount(of(places), minlength=size)
+
+    smalls, losts, hidden = counts(small), counts(lost), counts(unjudged)
+    # Whether there may be such a group is known without the zeros: most outputs end here.
+    if not ((losts > least * smalls) | (hidden > 0)).any():
+        return None
+    nonzero = sum(counts(places) for places in _nonzero(reference))
+    many = smalls >= (_SHARE if axis is None else _GROUP_SHARE) * nonzero
+    many &= (nonzero >= _GROUP_LEAST) & (smalls > 0)
+    bad = many & (losts > least * smalls)
+    if not bad.any():
+        bad, lost = many & (hidden >= _GROUP_SHARE * nonzero) & (hidden > 0), lost[:0]
+    if not bad.any():
+        return None
+    return _names(np.flatnonzero(bad), axis), lost[bad[of(lost)]], small[bad[of(small)]]
+
+
+def _nonzero(reference: Tensor) -> Iterator[Array]:
+    read = reader(reference)
+    for start in range(0, reference.size, CHUNK):
+        yield start + np.flatnonzero(read(start, start + CHUNK))
+
+
+def _names(places: Array, axis: int | None) -> str:
+    if axis is None:
+        return ""
+    noun, _, rest = _AXES[axis].partition(" ")
+    shown = ", ".join(map(str, places[:_NAMED])) + (", ..." if len(places) > _NAMED else "")
+    return f"{noun}{'s' * (len(places) > 1)} {shown}{rest and f' {rest}'}"

@@ -1,0 +1,292 @@
+"""An ONNX model whose operators round at random: what another order of summation may do to its outputs.
+
+A sum of n terms t is off by ``u * sqrt(n) * (|sum(t)| + sqrt(sum(t^2)))``: each partial sum is rounded once, partial
+sums are about as large as the result and the root of the terms' squares, and the errors are independent (Higham,
+Accuracy and Stability of Numerical Algorithms, 4.2; Higham and Mary, A New Approach to Probabilistic Rounding Error
+Analysis, SIAM J. Sci. Comput. 41(5), 2019). A rounding error is uniform within half of eps, so u, its standard
+deviation, is ``eps / 2 / sqrt(3)``. An operator without a sum is off by u times its result. :func:`with_rounding` adds
+a normal error of that size to each result, and the model itself carries it to the outputs (D. S. Parker, Monte Carlo
+Arithmetic, 1997). Results that are whole numbers stay: they are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+# Min and Max broadcast, and Sign exists, from here on.
+_MIN_OPSET = 9
+# Larger magnitudes are masks; nothing may become infinite.
+_LARGEST = 1e30
+_AXES_ARE_INPUT = 18
+_SOFTMAX_OF_AXIS = 13
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+_SUMS = frozenset({"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"})
+# Their terms have one sign: the result is as large as its terms together.
+_POSITIVE = frozenset({"Softmax", "ReduceL1", "ReduceL2", "ReduceSumSquare", "LpNormalization", "RMSNormalization"})
+_NORMS = frozenset({"LayerNormalization", "InstanceNormalization"})
+# They may compute with a number of the size of 1, or of their input, whatever their result is.
+_OF_ONE = frozenset({"Softplus", "Elu", "Selu", "Celu", "Tanh", "Erf"})
+_OF_INPUT = frozenset({"Gelu", "Mish", "LogSoftmax", "BatchNormalization"})
+_PLAIN = frozenset(
+    "Acos Acosh Add Asin Asinh Atan Atanh Attention Cos Cosh CumSum Div Einsum Exp GridSample GroupNormalization "
+    "HardSwish LRN Log Mean Mul Pow Reciprocal ReduceLogSum ReduceLogSumExp Resize Sigmoid Sin Sinh Softsign Sqrt Sub "
+    "Sum Swish Tan".split()
+)
+_ALL = _PRODUCTS | _SUMS | _POSITIVE | _NORMS | _OF_ONE | _OF_INPUT | _PLAIN
+
+
+def write_rounding_models(
+    model: str, folder: str, shapes: Mapping[str, Sequence[int]], units: float, count: int
+) -> list[str]:
+    """Write copies of a model whose operators round at random; called in an isolated process.
+
+    Returns:
+        The files' names in the folder; none where no operator rounds.
+    """
+    import onnx
+
+    from hil.controller.models.importers.onnx_data import load_whole
+
+    given = load_whole(Path(model))
+    names = []
+    for seed in range(count):
+        rounding = with_rounding(given, shapes, seed, units)
+        if rounding is None:
+            break
+        names.append(f"{seed}.onnx")
+        onnx.save(rounding, f"{folder}/{names[-1]}")
+    return names
+
+
+def with_rounding(model: ModelProto, inputs: Mapping[str, Sequence[int]], seed: int, units: float) -> ModelProto | None:
+    """Return a copy of a model whose operators round at random, by ``units`` times what they do.
+
+    Args:
+        inputs: input name -> shape, for the lengths of sums.
+        seed: of the errors.
+
+    Returns:
+        None where no operator of the main graph rounds float32 or float64.
+    """
+    import onnx
+
+    opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
+    if opset < _MIN_OPSET:
+        return None
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    for value in found.graph.input:
+        if value.name in inputs:
+            for dim, size in zip(value.type.tensor_type.shape.dim, inputs[value.name], strict=False):
+                dim.dim_value = size
+    graph = _Graph(found, opset, units)
+    nodes: list[NodeProto] = []
+    for number, node in enumerate(found.graph.node):
+        nodes += graph.rounded(node, seed * 10_007 + number)
+    if len(nodes) == len(found.graph.node):
+        return None
+    del found.graph.node[:]
+    found.graph.node.extend(nodes)
+    return found
+
+
+class _Graph:
+    """The types and shapes of a graph, and the nodes that add errors to it."""
+
+    def __init__(self, model: ModelProto, opset: int, units: float) -> None:
+        import onnx
+        from onnx.shape_inference import infer_shapes
+
+        self.opset, self.units = opset, units
+        self.types: dict[str, Any] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        inferred = infer_shapes(model, data_prop=True).graph
+        for value in (*inferred.input, *inferred.value_info, *inferred.output):
+            tensor = value.type.tensor_type
+            self.types[value.name] = tensor.elem_type
+            if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+                self.shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
+        for weight in model.graph.initializer:
+            self.types[weight.name], self.shapes[weight.name] = weight.data_type, tuple(weight.dims)
+        self.dtypes: dict[Any, np.dtype[Any]] = {
+            onnx.TensorProto.FLOAT: np.dtype(np.float32),
+            onnx.TensorProto.DOUBLE: np.dtype(np.float64),
+        }
+        self.nodes: list[NodeProto] = []
+        self.prefix = ""
+        self.dtype = np.dtype(np.float32)
+
+    def rounded(self, node: NodeProto, seed: int) -> list[NodeProto]:
+        """Return a node, followed by those that add an error to its first output where it rounds."""
+        dtype = self.dtypes.get(self.types.get(node.output[0])) if node.output else None
+        if node.op_type not in _ALL or node.domain not in ("", "ai.onnx") or dtype is None:
+            return [node]
+        result, exact = node.output[0], f"hil.exact.{node.output[0]}"
+        self.prefix, self.dtype = f"hil.rounding.{result}", dtype
+        changed = _copy(node)
+        changed.output[0] = exact
+        self.nodes = [changed]
+        size = self._op("Mul", self._error(node, exact), self._movable(exact))
+        size = self._op("Min", size, self._number(_LARGEST))
+        chance = self._op("RandomNormalLike", exact, seed=float(seed))
+        self._op("Add", exact, self._op("Mul", size, chance), into=result)
+        return self.nodes
+
+    def _error(self, node: NodeProto, exact: str) -> str:
+        """Return the tensor with the size of each element's error."""
+        unit = self.units * float(np.finfo(self.dtype).eps) / 2 / math.sqrt(3)
+        size = self._op("Abs", exact)
+        kind, terms = node.op_type, self._terms(node)
+        if kind in _PRODUCTS | _SUMS:
+            size = self._op("Add", size, self._root_of_squares(node, terms))
+        elif kind in _NORMS:
+            size = self._op("Add", size, self._off_center(node))
+        elif kind in _OF_ONE:
+            size = self._op("Add", size, self._number(1.0))
+        elif kind in _OF_INPUT:
+            size = self._op("Add", size, self._op("Abs", node.input[0]))
+        size = self._op("Mul", size, self._number(unit * math.sqrt(terms)))
+        return self._op("Add", size, self._lost_terms(node, exact)) if kind == "Softmax" else size
+
+    def _movable(self, exact: str) -> str:
+        """Return a tensor that is 0 where a value is a whole number that the dtype holds exactly, else 1."""
+        largest = self._number(_LARGEST)
+        bounded = self._op("Max", self._op("Min", exact, largest), self._op("Neg", largest))
+        fraction = self._op("Sub", bounded, self._op("Floor", bounded))
+        large = self._op("Sub", self._op("Abs", bounded), self._number(1 / float(np.finfo(self.dtype).eps)))
+        return self._op("Max", self._op("Sign", fraction), self._op("Sign", self._op("Relu", large)))
+
+    def _root_of_squares(self, node: NodeProto, terms: float) -> str:
+        """Return the root of the sum of the terms' squares: the same operator on squares."""
+        count = 3 if node.op_type in _PRODUCTS else 1
+        squares = [self._op("Mul", name, name) if name else "" for name in node.input[:count]]
+        clone = _copy(node)
+        del clone.input[:count]
+        others = list(clone.input)
+        clone.input[:] = [*squares, *others]
+        for one in clone.attribute:
+            if node.op_type == "Gemm" and one.name in ("alpha", "beta"):
+                one.f = one.f**2
+        clone.name, clone.output[:] = "", [self._name()]
+        self.nodes.append(clone)
+        is_mean = node.op_type in _SUMS - {"ReduceSum"}
+        summed = self._op("Mul", clone.output[0], self._number(1 / terms)) if is_mean else clone.output[0]
+        return self._op("Sqrt", summed)
+
+    def _lost_terms(self, node: NodeProto, exact: str) -> str:
+        """Return what a softmax's sum lacks where terms under half a step of the sum are lost, times the result."""
+        step = self._number(self.units * float(np.finfo(self.dtype).eps) / 2)
+        small = self._op("Mul", exact, self._op("Sign", self._op("Relu", self._op("Sub", step, exact))))
+        axis = _attribute(node, "axis", -1)
+        lost = self._op("Mul", self._mean(small, [axis]), self._number(self._terms(node)))
+        return self._op("Mul", lost, exact)
+
+    def _off_center(self, node: NodeProto) -> str:
+        """Return how far an error of the mean moves a normalised value, in units of the mean's own relative error."""
+        x, scale = node.input[0], node.input[1]
+        axis = _attribute(node, "axis", -1) if node.op_type == "LayerNormalization" else 2
+        rank = len(self.shapes.get(x, (1,) * 3))
+        axes = list(range(axis % rank, rank))
+        mean = self._mean(x, axes)
+        rest = self._op("Sub", x, mean)
+        variance = self._mean(self._op("Mul", rest, rest), axes)
+        variance = self._op("Add", variance, self._number(_attribute(node, "epsilon", 1e-5)))
+        relative = self._op("Div", self._op("Abs", mean), self._op("Sqrt", variance))
+        largest = self._op("ReduceMax", self._op("Abs", scale), keepdims=0)
+        return self._op("Mul", self._op("Add", relative, self._number(1.0)), largest)
+
+    def _mean(self, x: str, axes: list[int]) -> str:
+        if self.opset < _AXES_ARE_INPUT:
+            return self._op("ReduceMean", x, axes=axes, keepdims=1)
+        return self._op("ReduceMean", x, self._constant(np.array(axes, np.int64)), keepdims=1)
+
+    def _terms(self, node: NodeProto) -> float:
+        """Return how many terms the operator adds up for one element; 1 where that is not known."""
+        shapes = [self.shapes.get(name) for name in node.input]
+        out = self.shapes.get(node.output[0])
+        lengths = _LENGTHS.get(node.op_type)
+        try:
+            found = lengths(node, shapes, out, self.opset) if lengths else 1
+        except (IndexError, TypeError, ZeroDivisionError):  # a shape that inference does not know
+            return 1.0
+        return float(max(found, 1))
+
+    def _op(self, kind: str, *inputs: str, into: str = "", **attributes: Any) -> str:
+        from onnx import helper
+
+        output = into or self._name()
+        self.nodes.append(helper.make_node(kind, inputs, [output], **attributes))
+        return output
+
+    def _number(self, value: float) -> str:
+        return self._constant(np.array(value, self.dtype))
+
+    def _constant(self, value: Any) -> str:
+        from onnx import numpy_helper
+
+        return self._op("Constant", value=numpy_helper.from_array(value))
+
+    def _name(self) -> str:
+        return f"{self.prefix}.{len(self.nodes)}"
+
+
+def _copy(node: NodeProto) -> NodeProto:
+    found = type(node)()
+    found.CopyFrom(node)
+    return found
+
+
+def _attribute(node: NodeProto, name: str, default: Any) -> Any:
+    from onnx import helper
+
+    return next((helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
+
+
+def _axis_length(node: NodeProto, shape: Any, opset: int) -> Any:
+    """Return how many terms a softmax adds up: before its 13th version all axes from the given one are flattened."""
+    if node.op_type != "LpNormalization" and opset < _SOFTMAX_OF_AXIS:
+        return math.prod(shape[_attribute(node, "axis", 1) :])
+    return shape[_attribute(node, "axis", -1)]
+
+
+def _matmul_length(left: Any, right: Any) -> Any:
+    return left[-1] if left else right[-2 if len(right) > 1 else 0]
+
+
+def _gemm_length(node: NodeProto, left: Any, right: Any) -> Any:
+    if right:
+        return right[1 if _attribute(node, "transB", 0) else 0]
+    return left[0 if _attribute(node, "transA", 0) else 1]
+
+
+# Operator -> how many terms an element adds up: of a node, its inputs' and output's shapes (None: unknown), the opset.
+_LENGTHS: dict[str, Callable[[NodeProto, Sequence[Any], Any, int], Any]] = {
+    "MatMul": lambda node, given, out, opset: _matmul_length(*given),
+    "Gemm": lambda node, given, out, opset: _gemm_length(node, *given[:2]),
+    "Conv": lambda node, given, out, opset: math.prod(given[1][1:]),
+    "ConvTranspose": lambda node, given, out, opset: (
+        given[1][0] / _attribute(node, "group", 1) * math.prod(given[1][2:])
+    ),
+    "AveragePool": lambda node, given, out, opset: math.prod(_attribute(node, "kernel_shape", (1,))),
+    "GlobalAveragePool": lambda node, given, out, opset: math.prod(given[0][2:]),
+    "InstanceNormalization": lambda node, given, out, opset: math.prod(given[0][2:]),
+    "LayerNormalization": lambda node, given, out, opset: math.prod(given[0][_attribute(node, "axis", -1) :]),
+    "RMSNormalization": lambda node, given, out, opset: math.prod(given[0][_attribute(node, "axis", -1) :]),
+    **dict.fromkeys(
+        ("LpNormalization", "Softmax", "LogSoftmax"),
+        lambda node, given, out, opset: _axis_length(node, given[0], opset),
+    ),
+    **dict.fromkeys(
+        ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"),
+        lambda node, given, out, opset: math.prod(given[0]) / math.prod(out),
+    ),
+}
