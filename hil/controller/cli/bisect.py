@@ -103,5 +103,10 @@ def _run_options(where: dict[str, Any], options: Options, faults: Sequence[str])
     named = {**where, "--runtime": options.runtime, "--rtol": options.rtol, "--atol": options.atol}
     found = [text for name, value in named.items() if value not in ("", None) for text in (name, str(value))]
     found += ["--no-fallback"] * options.no_fallback
-    repeated = {"--compile-flag": options.compile_flags, "--allow-blind": options.allow_blind, "--fault": faults}
+    repeated = {
+        "--compile-flag": options.compile_flags,
+        "--allow-blind": options.allow_blind,
+        "--allow-flush": options.allow_flush,
+        "--fault": faults,
+    }
     return [*found, *(text for option, values in repeated.items() for value in values for text in (option, value))]

@@ -18,7 +18,7 @@ from hil.errors import UsageError
 @click.argument("b")
 @run_option("rtol", help="Relative tolerance (default: by dtype).")
 @run_option("atol", help="Absolute tolerance (default: by dtype).")
-@run_options("accept", "allow_blind")
+@run_options("accept", "allow_blind", "allow_flush")
 @click.option("--plot", type=FILE, metavar="PNG", help="A picture of where the worst output differs.")
 @runs_option
 @json_option

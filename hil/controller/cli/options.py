@@ -203,7 +203,7 @@ group_option = click.option(
     help="What a layer is: a node, or what compilers fuse (Conv+Relu).",
 )
 input_options = run_options("inputs", "seed", "input_range")
-tolerance_options = run_options("rtol", "atol", "accept", "allow_blind")
+tolerance_options = run_options("rtol", "atol", "accept", "allow_blind", "allow_flush")
 reference_options = run_options("references", "expected", "require_independent")
 iteration_options = run_options("iterations", "warmup")
 cache_options = run_options("debug_ir", "debug_ir_passes", "recompute")

@@ -251,6 +251,14 @@ class CaseSettings:
     require_independent: bool = _option(
         False, _FLAG, "Pass only where an independent reference agrees (else REFERENCE_ERROR)."
     )
+    # patterns of names of outputs that may have 0 where the reference has subnormal numbers.
+    allow_flush: tuple[str, ...] = _option(
+        (),
+        TEXTS,
+        "Accept 0 where the reference of this output has subnormal numbers. * as in file names; repeats.",
+        metavar="OUTPUT",
+        repeats=True,
+    )
     # iterations, warmup: timed and untimed runs.
     iterations: int = _option(1, _COUNT, "Timed runs.", shows_default=True)
     warmup: int = _option(0, _COUNT, "Untimed runs before.", shows_default=True)

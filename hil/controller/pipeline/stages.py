@@ -309,7 +309,7 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
     assert result is not None
     start = time.monotonic()
     tools.sink.stage(case, Stage.COMPARE, "")
-    tolerance = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind")}
+    tolerance = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind", "allow_flush")}
     tolerance["accept"] = load_rules(options.accept)
     case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
     if options.atol is None and any(map(depends_on_noise, case.verdicts)):

@@ -161,7 +161,10 @@ class CaseRun:
             settings = self.plugin.request.settings
             # A tolerance of the test's own goes before the criteria of the command line.
             accept = load_rules(settings.accept) if rtol is None and atol is None else ()
-            verdict = compare(actual, reference, rtol=rtol, atol=atol, allow_blind=settings.allow_blind, accept=accept)
+            blind, flush = settings.allow_blind, settings.allow_flush
+            verdict = compare(
+                actual, reference, rtol=rtol, atol=atol, allow_blind=blind, allow_flush=flush, accept=accept
+            )
         except errors.UsageError as error:
             pytest.fail(visible(str(error)), pytrace=False)
         if not verdict:

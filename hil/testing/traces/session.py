@@ -29,7 +29,7 @@ from hil.controller.workloads.traces.comparing import CallComparison, Judging, c
 from hil.controller.workloads.traces.report import write_report
 from hil.controller.workloads.traces.stored import TraceComparison, title_of
 from hil.controller.workloads.traces.trace import LOG, ModuleCall, Trace, arrays_in, call_name, same_bits
-from hil.core.results import Noise, Outcome, RunResult, Stage
+from hil.core.results import Outcome, RunResult, Stage
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import NUMPY_DTYPES, Array, spec_of
 from hil.core.text import jsonable
@@ -201,7 +201,7 @@ class ModuleTraces:
         settings = self._settings
         noise = partial(self._noise, traced)
         accept = load_rules(settings.accept)
-        judging = Judging(settings.rtol, settings.atol, settings.allow_blind, accept, noise)
+        judging = Judging(settings.rtol, settings.atol, settings.allow_blind, settings.allow_flush, accept, noise)
         comparisons = tuple(compare_traces(wanted.trace, traced.trace, judging))
         if traced.error is not None:
             # Calls that were not made are no news then.
@@ -220,7 +220,7 @@ class ModuleTraces:
             log.write("\n".join(["", f"Compared with {self.reference.name}", *result.lines(failed_only=False), ""]))
         return result
 
-    def _noise(self, traced: Traced, number: int) -> dict[str, Noise]:
+    def _noise(self, traced: Traced, number: int) -> dict[str, Array]:
         """Measure the noise of a call's outputs by running the program's model on the host."""
         answer, call = traced.answers[number], traced.trace.calls[number]
         if answer is None:

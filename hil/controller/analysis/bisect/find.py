@@ -386,7 +386,9 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
             continue
         own = atol.get(name) if isinstance(atol, Mapping) else atol
         noise = case.references[0].noise.get(name)
-        named: dict[str, Any] = {"allow_blind": case.options.allow_blind, "accept": load_rules(case.options.accept)}
+        may = case.options
+        named: dict[str, Any] = {"allow_blind": may.allow_blind, "allow_flush": may.allow_flush}
+        named["accept"] = load_rules(may.accept)
         try:
             judged.append(compare_output(name, given[name], reference, rtol=rtol, atol=own, noise=noise, **named))
         except UsageError as error:

@@ -12,7 +12,7 @@ from hil.compare.stats import STATISTICS
 from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output, depends_on_noise
 from hil.controller.models.tensorflow.graphs import leaves, new_value
 from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in
-from hil.core.results import Noise, Outcome, RunResult
+from hil.core.results import Outcome, RunResult
 from hil.core.tensors import Array, type_text
 from hil.errors import VacuousTolerance
 
@@ -68,9 +68,10 @@ class Judging:
     rtol: float | None = None
     atol: float | None = None
     allow_blind: Sequence[str] = ()  # patterns of names of outputs that may pass though nobody can judge them
+    allow_flush: Sequence[str] = ()  # patterns of names of outputs that may have 0 where others are subnormal
     accept: Sequence[Rule] = ()  # criteria that judge outputs instead of the tolerance
     # the noise of a call's outputs, by name; asked with the call's number where a verdict may depend on it.
-    noise: Callable[[int], Mapping[str, Noise]] = lambda number: {}
+    noise: Callable[[int], Mapping[str, Array]] = lambda number: {}
 
 
 def compare_traces(reference: Trace, target: Trace, judging: Judging | None = None) -> list[CallComparison]:
@@ -150,7 +151,7 @@ def _verdict(
     call: ModuleCall,
     backend: str,
     judging: Judging,
-    noise: Mapping[str, Noise] | None = None,
+    noise: Mapping[str, Array] | None = None,
 ) -> Verdict:
     """Compare within the tolerances of the call; variables that those cannot judge have their dtype's own."""
     groups: dict[tuple[float | None, float | None], list[str]] = {}
@@ -161,8 +162,8 @@ def _verdict(
     for (rtol, atol), names in groups.items():
         one, other = ({name: arrays[name] for name in names} for arrays in (got, wanted))
         expected = RunResult(backend, other, noise=noise or {})
-        blind, accept = judging.allow_blind, judging.accept
-        parts.append(compare(RunResult("", one), expected, rtol=rtol, atol=atol, allow_blind=blind, accept=accept))
+        may: dict[str, Any] = {"allow_blind": judging.allow_blind, "allow_flush": judging.allow_flush}
+        parts.append(compare(RunResult("", one), expected, rtol=rtol, atol=atol, accept=judging.accept, **may))
     gravest = (part for outcome in (Outcome.FAIL, Outcome.BLIND) for part in parts if part.outcome is outcome)
     return replace(next(gravest, parts[0]), outputs=tuple(output for part in parts for output in part.outputs))
 
