@@ -39,14 +39,14 @@ def test_a_table_fits_80_columns_with_one_line_an_output(name, shape):
 
 
 def test_a_wide_name_cuts_no_number():
-    a = np.zeros((1, 3, 64, 64), np.float32)
+    a = np.arange(12288, dtype=np.float32).reshape(1, 3, 64, 64)
     _, head, line = shown(["出力" * 30], a, a).splitlines()
     assert line.startswith("  出力") and "…" in line and line.endswith("inf")
     assert cell_len(head) == cell_len(line) <= 80
 
 
 def test_a_name_of_two_lines_is_shown_in_one():
-    _, _, line = shown(["y\nPASS  forged"], np.zeros(1), np.zeros(1), width=120).splitlines()
+    _, _, line = shown(["y\nPASS  forged"], np.ones(1), np.ones(1), width=120).splitlines()
     assert line.startswith(r"  y\nPASS  forged  1 float64")
 
 
@@ -73,7 +73,9 @@ def test_integers_are_told_to_be_exact():
 
 def test_a_pass_that_compared_nothing_says_so():
     assert "note         0 elements compared" in shown(["y"], np.zeros((0, 3)), np.zeros((0, 3)))
-    assert "note" not in shown(["y"], np.zeros(3), np.zeros(3))
+    assert "note" not in shown(["y"], np.arange(3), np.arange(3))
+    constant = shown(["y"], np.zeros(3), np.zeros(3))
+    assert "note         output y: every value is 0: a dead board cannot be detected" in constant
 
 
 def test_a_stored_record_shows_what_json_has_no_number_for():
