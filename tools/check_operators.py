@@ -19,6 +19,7 @@ import click
 from hil.controller.backends.compilers.iree_program import KEEP_FLOAT64
 from hil.controller.models.flows import load_flow
 from hil.controller.models.importers.onnx_nodes import has_float64
+from hil.controller.models.onnx_rewrites import OPSET
 from hil.controller.storage.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.tensor_files import save_tensors
 from hil.controller.workloads.suites.store import CaseRecord
@@ -32,8 +33,6 @@ from tools.by_hand import Test, node_tests
 TIMEOUT_S = 900.0
 BOARD = "sim"
 _SHOWN = 100
-# The opset that hil converts older models to before it imports them.
-OPSET = 17
 
 EQUAL = "the same bits"
 REFUSED = "refused at the same step"

@@ -95,15 +95,15 @@ def expose(
 def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, folder: str) -> None:
     """Write the model and its external data into a folder; called in the isolated process."""
     import onnx
-    from onnx import inliner
 
     from hil.controller.analysis.layers.graph import reads
+    from hil.controller.models.onnx_rewrites import inline_functions
     from hil.formats.ort_values import ONNX_TYPES
 
     proto = onnx.load(model, load_external_data=False)
     if proto.functions:
         # As it was when it was taken apart: the tensors within are those of the nodes that functions consist of.
-        proto = inliner.inline_local_functions(proto)
+        proto = inline_functions(proto)
     graph = proto.graph
     if only:
         wanted = {name for name, _, _ in tensors}

@@ -72,10 +72,10 @@ def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
     """A model whose nodes have names, and the names that its file has: place of the node -> name."""
     import onnx
     from google.protobuf.message import DecodeError
-    from onnx import inliner
 
-    from hil.controller.backends.compilers.onnx_to_mlir import infer, name_nodes
+    from hil.controller.backends.compilers.onnx_to_mlir import infer
     from hil.controller.models.importers.onnx import fix_dims, light_copy, limited_memory
+    from hil.controller.models.onnx_rewrites import inline_functions, name_nodes
 
     size = path.stat().st_size
     if size > MOST_BYTES:
@@ -88,7 +88,7 @@ def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
         if not model.HasField("graph"):
             raise ImportFailed(f"{path.name} is no ONNX model: it holds no graph")
         if model.functions:
-            model = inliner.inline_local_functions(model)
+            model = inline_functions(model)
         own_names = {number: node.name for number, node in enumerate(model.graph.node) if node.name}
         name_nodes(model)
         fix_dims(model.graph.input, dims)

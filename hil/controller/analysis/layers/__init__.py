@@ -47,7 +47,7 @@ GROUPS = ("node", "fused")
 MERGES = ("content", "shape", "none")
 TIMEOUT_S = 600.0
 # Increase this when the layers of the same model change: older entries of the cache are then not used.
-_VERSION = 3
+_VERSION = 4
 _LAYERS = "layers.json"
 _SIDES = ("inputs", "outputs")
 _Extract = Callable[..., dict[str, Any]]

@@ -35,11 +35,15 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
     """
     from onnx import TensorProto
 
-    from hil.controller.backends.compilers.onnx_to_mlir import infer, loaded, name_nodes
+    from hil.controller.backends.compilers.onnx_to_mlir import infer
     from hil.controller.models.importers.onnx import light_copy
     from hil.controller.models.importers.onnx_nodes import tensors_of
+    from hil.controller.models.onnx_model import load_model
+    from hil.controller.models.onnx_rewrites import inline_functions, name_nodes
 
-    model = loaded(path, dims)
+    model = load_model(path, dims)
+    if model.functions:
+        model = inline_functions(model)
     for tensor in tensors_of(model):
         if tensor.data_location == TensorProto.DEFAULT:
             # The explicit default means the same: a layer's file must not depend on where its weights came from.

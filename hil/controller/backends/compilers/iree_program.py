@@ -65,7 +65,7 @@ FUNCTION = "function"
 # get the flag: IREE lowers some of their float32 operators through float64, and then cannot compile that.
 KEEP_FLOAT64 = "--iree-input-demote-f64-to-f32=false"
 # Raise this when the way to MLIR, or what is refused, changes: older programs in the cache are then not used.
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hil.controller.models.compiling import (
-    EXTERNAL_FROM_BYTES,
     EXTERNAL_FROM_ELEMENTS,
     PARAMETER_SCOPE,
     write_parameters,
 )
 from hil.controller.models.importers.mlir import declare
-from hil.controller.models.importers.onnx import fix_dims, light_copy
-from hil.controller.models.importers.onnx_data import embed_data, raw_of, size_of
-from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of, tensors_of
-from hil.controller.storage.texts import first_line, unique_name
+from hil.controller.models.importers.onnx import light_copy
+from hil.controller.models.importers.onnx_data import raw_of
+from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
+from hil.controller.models.onnx_model import is_heavy, load_model
+from hil.controller.models.onnx_rewrites import name_nodes, rewritten
+from hil.controller.storage.texts import first_line
 from hil.errors import CompileFailed
-
-# The oldest opset that the importer's lowerings are written for.
-_OPSET = 17
 
 
 def convert(
@@ -38,7 +35,7 @@ def convert(
     from iree.compiler import ir
 
     model = _prepared(path, dims)
-    heavy = _heavy(model)
+    heavy = is_heavy(model)
     importer = _imported(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
     module = importer._m
     if heavy:
@@ -72,7 +69,7 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
     from iree.compiler import ir
 
     model = _prepared(path, dims)
-    if _heavy(model):
+    if is_heavy(model):
         raise CompileFailed("the model's weights need a file of their own")
     model.graph.name = function
     for node in nodes_of(model.graph.node):
@@ -116,40 +113,10 @@ def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Pa
 
 def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
     """The model with sizes fixed, functions inlined, a known opset, shapes inferred and every node named."""
-    from onnx import version_converter
-
-    model = loaded(path, dims)
-    # Before the converter adds nodes of its own: names are numbered as they are everywhere else.
-    name_nodes(model)
-    opset = next((item for item in model.opset_import if item.domain in ("", "ai.onnx")), None)
-    if opset is not None and opset.version < _OPSET:
-        try:
-            model = version_converter.convert_version(model, _OPSET)
-        except Exception as error:  # what cannot be converted may still be importable as it is
-            print(f"note: stays at opset {opset.version}: {first_line(error)}", flush=True)
+    model = rewritten(load_model(path, dims))
     infer(model, light_copy(model))
     name_nodes(model)
     return model
-
-
-def loaded(path: Path, dims: Mapping[str, int]) -> Any:
-    """The model with sizes fixed, small external weights read and local functions inlined."""
-    import onnx
-    from onnx import inliner
-
-    model = onnx.load(path, load_external_data=False)
-    initialised = {tensor.name for tensor in model.graph.initializer}
-    fix_dims([value for value in model.graph.input if value.name not in initialised], dims)
-    _load_small(model, path.parent)
-    model.graph.name = model.graph.name or "main_graph"
-    return inliner.inline_local_functions(model) if model.functions else model
-
-
-def name_nodes(model: Any) -> None:
-    """Give every node, those of subgraphs too, a name that no other has."""
-    taken: set[str] = set()
-    for number, node in enumerate(nodes_of(model.graph.node)):
-        node.name = unique_name(node.name or f"{node.op_type}_{number}", taken)
 
 
 def infer(model: Any, light: Any) -> None:
@@ -169,20 +136,6 @@ def infer(model: Any, light: Any) -> None:
     for node, shaped in zip(model.graph.node, inferred.graph.node, strict=True):
         if any(graphs_of(node)):
             node.CopyFrom(shaped)
-
-
-def _heavy(model: Any) -> bool:
-    return sum(map(size_of, model.graph.initializer)) > EXTERNAL_FROM_BYTES
-
-
-def _load_small(model: Any, folder: Path) -> None:
-    """Read external data into the model, but for the large weights of a heavy one."""
-    heavy = _heavy(model)
-    large = (tensor for tensor in model.graph.initializer if math.prod(tensor.dims) >= EXTERNAL_FROM_ELEMENTS)
-    kept_out = {tensor.name for tensor in large if heavy}
-    for tensor in tensors_of(model):
-        if tensor.data_location == 1 and tensor.name not in kept_out:
-            embed_data(tensor, folder)
 
 
 def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> Any:

@@ -13,6 +13,7 @@ from hil.controller.models.description import check_dims, description
 from hil.controller.models.importers.onnx_data import check_data
 from hil.controller.models.importers.onnx_nodes import has_float64, node_label, nodes_of, tensors_of
 from hil.controller.models.importers.onnx_ranges import known_ranges
+from hil.controller.models.onnx_rewrites import needed_rewrites
 from hil.controller.storage.texts import line
 from hil.core.tensors import DTYPES, Dim, TensorSpec
 from hil.errors import ImportFailed, UsageError
@@ -77,6 +78,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             "version": model.producer_version,
             "ir_version": model.ir_version,
             "opsets": {item.domain or "ai.onnx": item.version for item in model.opset_import},
+            "rewrites": needed_rewrites(model),
             "random": random_nodes(model),
         },
     )

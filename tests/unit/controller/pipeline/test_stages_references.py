@@ -13,14 +13,15 @@ from onnx import TensorProto, helper
 
 from hil.controller.backends.references import table
 from hil.controller.models.importers import import_model
+from hil.controller.pipeline import stages
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.core.results import Outcome, RunResult
-from hil.errors import ReferenceTooSlow
+from hil.core.results import Artifact, Outcome, RunResult
+from hil.errors import ImportFailed, ReferenceTooSlow
 
 FLOAT = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
 
@@ -155,3 +156,30 @@ def test_refusal_of_independent_reference_comes_first(
     assert right.outcome is Outcome.PASS and right.reason.startswith("the reference onnx-reference could not answer")
     wrong = runner.judge(replace(case, result=RunResult("board", {"y": np.zeros(2, np.float32)})))
     assert wrong.outcome is Outcome.FAIL and wrong.reason.startswith("the reference onnx-reference could not answer")
+
+
+@pytest.mark.parametrize(("compiler", "checks"), [("iree 3.13.0", True), ("none", False)])
+def test_rewritten_model_that_computes_something_else_is_an_import_error(
+    save_onnx: Callable[..., Path],
+    cache: Cache,
+    isolated: Isolated,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compiler: str,
+    checks: bool,
+) -> None:
+    def change(model: object, inputs: object, **_: object) -> None:
+        raise ImportFailed("the converter changed output y", stage="import")
+
+    monkeypatch.setattr(stages, "check_rewrites", change)
+    path = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT)
+    (tmp_path / "logs").mkdir()
+    model, x = import_model(path, isolated=isolated), np.array([1, 2], np.float32)
+    artifact = Artifact("iree", "main", {}, {}, "net", compiler)
+    case = Case("net", path, Options(), tmp_path, model, artifact, inputs={"x": x}, result=RunResult("board", {"y": x}))
+    ended = Runner(RunContext(cache, isolated)).judge(case)
+    if checks:
+        assert (ended.outcome, ended.stage) == (Outcome.IMPORT_ERROR, "import")
+        assert ended.reason == "the converter changed output y"
+    else:
+        assert ended.outcome is Outcome.FAIL

@@ -13,14 +13,14 @@ from support.layer_models import residual_cnn
 from hil.controller.analysis.layers import graph as graph_module
 from hil.controller.analysis.layers.graph import Graph
 from hil.controller.analysis.layers.values import run
-from hil.controller.backends.compilers import onnx_to_mlir
+from hil.controller.models import onnx_model
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 
 
 @pytest.fixture
 def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(onnx_to_mlir, "EXTERNAL_FROM_BYTES", 100)
-    monkeypatch.setattr(onnx_to_mlir, "EXTERNAL_FROM_ELEMENTS", 20)
+    monkeypatch.setattr(onnx_model, "EXTERNAL_FROM_BYTES", 100)
+    monkeypatch.setattr(onnx_model, "EXTERNAL_FROM_ELEMENTS", 20)
     monkeypatch.setattr(graph_module, "_EMBEDDED_BYTES", 1000)
     path = tmp_path / "model" / "heavy.onnx"
     path.parent.mkdir()

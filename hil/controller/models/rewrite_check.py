@@ -1,0 +1,132 @@
+"""Check that rewrites of an ONNX model keep its outputs: run the model before and after each in ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hil.controller.models.compiling import Work, call_isolated
+from hil.controller.models.inputs import digest_of_samples
+from hil.controller.models.onnx_rewrites import rewrites
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.core.installed import version
+from hil.core.results import Model
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array, dtype_name, float_limits
+from hil.errors import ImportFailed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Increase this when the check changes: older results in the cache are then not used.
+_VERSION = 1
+# Both models run on the same kernels without optimizations, so only their roundings may differ.
+_EPSILONS = 16
+_HINT = "the board was given a wrong model: export it with opset 17 or newer, without local functions"
+
+
+def check_rewrites(model: Model, inputs: Mapping[str, Array], **work: Unpack[Work]) -> None:
+    """Check on a case's inputs that what IREE's importer is given computes what the model does.
+
+    A model that needs no rewrite costs nothing; one that draws random numbers, and what ONNX Runtime cannot run, is not
+    checked.
+
+    Raises:
+        ImportFailed: a rewrite changed an output; the message names both.
+        StageTimeout: it took too long.
+    """
+    names = model.producer.get("rewrites", ())
+    if not names or model.producer.get("random"):
+        return
+    key = Cache.key(
+        "rewrites",
+        model=model.digest,
+        dims=dict(model.dims),
+        inputs=digest_of_samples([inputs]),
+        names=list(names),
+        tools=[version("onnx"), version("onnxruntime")],
+        version=_VERSION,
+    )
+
+    def ask() -> dict[str, str]:
+        with temporary_folder("hil-rewrites-") as folder:
+            save_tensors(Path(folder), inputs)
+            arguments = {"path": str(model.path.absolute()), "dims": dict(model.dims), "inputs": folder}
+            what = f"checking the rewrites of {model.path.name}"
+            with naming_errors("import", what, ImportFailed, f"{what} failed"):
+                return {"change": call_isolated(find_change, arguments, work)}
+
+    found, _ = work["cache"].get_or_compute(key, {"model": model.name, "rewrites": ", ".join(names)}, ask)
+    if found["change"]:
+        raise ImportFailed(found["change"], stage="import", hint=_HINT)
+
+
+def find_change(path: str, dims: Mapping[str, int], inputs: str) -> str:
+    """Return the first rewrite that changes an output, and how; "" if none does. Runs in an isolated process."""
+    from hil.controller.models.onnx_model import load_model
+
+    file, given = Path(path), load_tensors(Path(inputs))
+    if (before := run_plainly(path, file.parent, given)) is None:
+        return ""
+    for name, model in rewrites(load_model(file, dims)):
+        if (after := run_plainly(model.SerializeToString(), file.parent, given)) is None:
+            return ""
+        if change := difference(before, after):
+            return f"{name} changed {change}"
+    return ""
+
+
+def difference(before: Mapping[str, Array], after: Mapping[str, Array]) -> str:
+    """Return how the outputs of a rewritten model differ from those of the original; "" if they are the same."""
+    for (name, old), new in zip(before.items(), after.values(), strict=True):
+        if (old.dtype, old.shape) != (new.dtype, new.shape):
+            return f"output {name}: {dtype_name(new.dtype)} {new.shape}, was {dtype_name(old.dtype)} {old.shape}"
+        wrong = ~_are_equal(old, new)
+        if wrong.any():
+            first = tuple(int(place) for place in np.argwhere(wrong)[0])
+            count = f"{np.count_nonzero(wrong):,} of {old.size:,} values differ"
+            return f"output {name}: {count}, at {list(first)} {new[first]}, was {old[first]}"
+    return ""
+
+
+def _are_equal(old: Array, new: Array) -> Array:
+    if "float" not in dtype_name(old.dtype):
+        return np.asarray(old == new)
+    one, other = old.astype(np.float64), new.astype(np.float64)
+    scale = np.max(np.abs(one), where=np.isfinite(one), initial=0.0)
+    with np.errstate(invalid="ignore"):
+        close = np.abs(one - other) <= _EPSILONS * float(float_limits(old.dtype).eps) * scale
+    return np.asarray(close | (one == other) | (np.isnan(one) & np.isnan(other)))
+
+
+def run_plainly(model: str | bytes, folder: Path, given: Mapping[str, Array]) -> dict[str, Array] | None:
+    """Run a model in ONNX Runtime without optimizations; None if that cannot run it.
+
+    Args:
+        model: its file, or its bytes; external data of these are in the folder.
+    """
+    import onnxruntime as ort
+
+    from hil.formats.ort_values import dtype_of_type, exact_options, from_ort, to_ort
+
+    options = exact_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if isinstance(model, bytes):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        values = session.run_with_ort_values(None, {name: to_ort(array) for name, array in given.items()})
+        kinds: list[Any] = [dtype_of_type(node.type) for node in session.get_outputs()]
+        if None in kinds:
+            return None
+    except Exception as error:  # of ONNX Runtime, or UsageError for a dtype that it does not take
+        print(f"note: not checked: {error}", flush=True)
+        return None
+    return {
+        node.name: from_ort(value, kind) for node, value, kind in zip(session.get_outputs(), values, kinds, strict=True)
+    }
