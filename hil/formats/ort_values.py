@@ -56,20 +56,6 @@ def spec_of_node(node: Any) -> TensorSpec | None:
     return TensorSpec(node.name, dtype, shape)
 
 
-def exact_options() -> Any:
-    """SessionOptions that compute what a model says on every CPU.
-
-    By default ONNX Runtime's products of 8-bit integers saturate on x86 CPUs without VNNI instructions: two of them are
-    added in 16 bits. That is the documented bargain of its option ``session.x64quantprecision``.
-    """
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    return options
-
-
 def to_ort(array: Array) -> Any:
     """An OrtValue (on the CPU) of a tensor; it may share the array's memory, and keeps it alive.
 

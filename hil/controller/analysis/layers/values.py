@@ -312,16 +312,11 @@ def _expose(model: Any) -> None:
 
 
 def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    import onnxruntime as ort
+    from hil.controller.backends.references.onnx import exact_session, ort_text
+    from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
 
-    from hil.controller.backends.references.onnx import ort_text
-    from hil.formats.ort_values import dtype_of_type, exact_options, from_ort, to_ort
-
-    options = exact_options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = exact_session(folder / "model.onnx", model)
         feeds = {name: to_ort(array) for name, array in inputs.items()}
     except UsageError as error:
         raise ReferenceFailed(error.message) from error

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hil.controller.backends.references.cpu_limit import limited_cpu
+from hil.controller.backends.references.exact_model import make_exact, needs_rewriting
 from hil.controller.storage.texts import first_line, foreign_errors
 from hil.core.installed import version
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, UsageError
-from hil.formats.ort_values import dtype_of_type, exact_options, from_ort, to_ort
+from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
 
 
 def runtime_source() -> str:
@@ -24,10 +26,8 @@ def runtime_source() -> str:
 
 def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     """Run a model; called in the isolated process. Raises ReferenceFailed: ONNX Runtime refuses it, or fails."""
-    import onnxruntime as ort
-
     with foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", error_text=ort_text):
-        session = ort.InferenceSession(model, exact_options(), providers=["CPUExecutionProvider"])
+        session = exact_session(Path(model))
     try:
         feeds = {name: to_ort(array) for name, array in given.items()}
     except UsageError as error:  # a dtype that it has not
@@ -41,6 +41,30 @@ def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
             raise ReferenceFailed(f"output {node.name!r} is a {node.type}: hil compares tensors only")
         results[node.name] = from_ort(value, dtype)
     return results
+
+
+def exact_session(path: Path, model: Any = None) -> Any:
+    """Open a session that computes what a model means: without the optimizer, and with exact integer products.
+
+    Args:
+        path: the model's file. Its external data are beside it.
+        model: a ModelProto to take in its place; it is rewritten.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    providers = ["CPUExecutionProvider"]
+    if model is None and not needs_rewriting(path):
+        return ort.InferenceSession(path, options, providers=providers)
+    if model is None:
+        import onnx
+
+        model = onnx.load(path, load_external_data=False)
+    make_exact(model)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
 
 
 def ort_text(error: Exception) -> str:

@@ -15,12 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 from support.flow_models import residual_cnn, weights
 from support.models import DIGITS, save_model
 
+from hil.controller.backends.references.onnx import exact_session
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.errors import ImportFailed, UsageError
-from hil.formats.ort_values import exact_options
 
 FLOAT = TensorProto.FLOAT
 CNN = DIGITS / "digits_cnn.onnx"
@@ -61,9 +61,7 @@ def operators(path: Path) -> set[str]:
 
 
 def run(path: Path, sample: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    return onnxruntime.InferenceSession(path, exact_options(), providers=["CPUExecutionProvider"]).run(
-        None, dict(sample)
-    )
+    return exact_session(path).run(None, dict(sample))
 
 
 def sqnr(path: Path, plain: Path, samples: list[dict[str, np.ndarray]]) -> float:
