@@ -332,14 +332,12 @@ def _onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[st
 
 
 def _evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    from onnx.reference import ReferenceEvaluator
-
-    from hil.controller.backends.references.onnx import evaluator_text
+    from hil.controller.backends.references.onnx import defined_evaluator, evaluator_text
     from hil.controller.models.importers.onnx_data import embed_all
 
     embed_all(model, folder)
     try:
-        evaluator = ReferenceEvaluator(model)
+        evaluator = defined_evaluator(model)
         with np.errstate(all="ignore"):
             values = evaluator.run(None, dict(inputs))
     except Exception as error:

@@ -89,12 +89,11 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
         ReferenceTooSlow: it needs more than ``cpu_seconds``.
     """
     import numpy as np
-    from onnx.reference import ReferenceEvaluator
 
     from hil.controller.models.importers.onnx_data import load_whole
 
     with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
-        evaluator = ReferenceEvaluator(load_whole(Path(model)))
+        evaluator = defined_evaluator(load_whole(Path(model)))
     with (
         foreign_errors(ReferenceFailed, "onnx's evaluator failed to run the model", error_text=evaluator_text),
         np.errstate(all="ignore"),
@@ -110,6 +109,15 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
             raise ReferenceFailed(f"output {name!r} is no tensor: {error.message}") from error
         results[name] = array.astype(object) if array.dtype.kind in "US" else array
     return results
+
+
+def defined_evaluator(model: Any) -> Any:
+    """Return onnx's evaluator of a ModelProto, with quantized operators and attention computed by their definitions."""
+    from onnx.reference import ReferenceEvaluator
+
+    from hil.controller.backends.references.definitions.operators import OPERATORS
+
+    return ReferenceEvaluator(model, new_ops=list(OPERATORS))
 
 
 def evaluator_text(error: Exception) -> str:

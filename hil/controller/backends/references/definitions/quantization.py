@@ -1,0 +1,125 @@
+"""Quantized weights as numbers, in float64.
+
+Sources: the operators DequantizeLinear of the ONNX specification (https://onnx.ai/onnx/operators), MatMulNBits of ONNX
+Runtime (docs/ContribOperators.md), and the OCP Microscaling Formats (MX) specification, version 1.0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hil.core.tensors import Array
+
+# The block sizes of the formats with shared scales: MX (OCP MX 5.2), and NVIDIA's NVFP4 with a scale in float8_e4m3fn.
+MX_BLOCK, NVFP4_BLOCK = 32, 16
+
+
+def wide(array: Array) -> Array:
+    """Return the values in float64. Every value of the formats up to 32 bits is exact there."""
+    return np.asarray(array).astype(np.float64)
+
+
+def dequantize(x: Array, scale: Array, zero_point: Array | None = None, *, axis: int = 1, block_size: int = 0) -> Array:
+    """Return ``(x - zero_point) * scale`` (DequantizeLinear).
+
+    Args:
+        x: integers or floats of 4 or 8 bits, of any shape.
+        scale, zero_point: one for the tensor (a scalar, or one element), one for each index of ``axis`` (1-D), or one
+            for each block of ``block_size`` elements along ``axis`` (the rank of ``x``).
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    factor = spread(wide(scale), x.shape, axis, block_size)
+    offset = 0.0 if zero_point is None else spread(wide(zero_point), x.shape, axis, block_size)
+    values: Array = (wide(x) - offset) * factor
+    return values
+
+
+def spread(values: Array, shape: tuple[int, ...], axis: int, block_size: int) -> Array:
+    """Return scales or zero points so that they broadcast to a shape; arguments as for :func:`dequantize`."""
+    if values.size == 1:
+        return values.reshape(())
+    place = axis + len(shape) if axis < 0 else axis
+    if not 0 <= place < len(shape):
+        raise ValueError(f"axis {axis} of a tensor of rank {len(shape)}")
+    if not block_size:
+        if values.shape != (shape[place],):
+            raise ValueError(f"scales of shape {values.shape} for axis {place} of {shape}")
+        return values.reshape([-1 if number == place else 1 for number in range(len(shape))])
+    blocks = -(-shape[place] // block_size)
+    wanted = (*shape[:place], blocks, *shape[place + 1 :])
+    if values.shape != wanted:
+        raise ValueError(f"scales of shape {values.shape} for blocks of {block_size}: {wanted} is needed")
+    spread_out: Array = np.repeat(values, block_size, axis=place).take(range(shape[place]), axis=place)
+    return spread_out
+
+
+def dequantize_block_scaled(
+    x: Array, scales: Array, *, axis: int = -1, block_size: int = MX_BLOCK, global_scale: float = 1.0
+) -> Array:
+    """Return elements that share a scale by blocks: MXFP4, MXFP8 and MXINT8 (scales in E8M0), or NVFP4 (in E4M3).
+
+    A value is ``element * scale of its block * global_scale`` (OCP MX 5.1; NVFP4 has a float32 scale for the tensor).
+    """
+    return dequantize(x, scales, axis=axis, block_size=block_size) * global_scale
+
+
+def unpack_bits(packed: Array, bits: int, count: int) -> Array:
+    """Return unsigned integers packed into bytes, the first one in the lowest bits.
+
+    Args:
+        packed: uint8 of shape [..., bytes].
+        bits: 2, 4 or 8.
+        count: how many there are along the last axis.
+
+    Raises:
+        ValueError: other widths, or too few bytes.
+    """
+    if bits not in (2, 4, 8):
+        raise ValueError(f"{bits} bits: 2, 4 and 8 are defined")
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    values = (packed[..., np.newaxis] >> shifts) & ((1 << bits) - 1)
+    flat = values.reshape(*packed.shape[:-1], -1)
+    if flat.shape[-1] < count:
+        raise ValueError(f"{packed.shape[-1]} bytes hold {flat.shape[-1]} values, {count} are needed")
+    return np.asarray(flat[..., :count])
+
+
+def dequantize_nbits(
+    b: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    g_idx: Array | None = None,
+    *,
+    rows: int,
+    columns: int,
+    bits: int,
+    block_size: int,
+) -> Array:
+    """Return the weights of MatMulNBits, of shape [columns, rows] (N, K).
+
+    Args:
+        b: uint8 of shape [N, blocks, bytes of a block].
+        scales: N x blocks.
+        zero_points: packed as ``b`` (uint8), or numbers of the scales' type; None is ``2 ** (bits - 1)``.
+        g_idx: the block of each row; None is in order.
+    """
+    blocks = -(-rows // block_size)
+    values = unpack_bits(b.reshape(columns, blocks, -1), bits, block_size).reshape(columns, -1)[:, :rows]
+    if zero_points is None:
+        offsets = np.full((columns, blocks), 1 << (bits - 1))
+    elif zero_points.dtype == np.uint8:
+        offsets = unpack_bits(zero_points.reshape(columns, -1), bits, blocks)
+    else:
+        offsets = zero_points.reshape(columns, blocks)
+    places = np.arange(rows) // block_size if g_idx is None else np.asarray(g_idx)
+    factors = wide(scales).reshape(columns, blocks)
+    weights: Array = (wide(values) - wide(offsets)[:, places]) * factors[:, places]
+    return weights
+
+
+def matmul_nbits(a: Array, weights: Array, bias: Array | None = None) -> Array:
+    """Return ``a @ weights.T + bias`` in float64 (MatMulNBits); ``weights`` as of :func:`dequantize_nbits`."""
+    product: Array = wide(a) @ weights.T
+    return product if bias is None else product + wide(bias)
