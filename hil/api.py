@@ -15,13 +15,14 @@ from hil.controller.models.torch_module import exported, is_torch, save_program
 from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.option_names import as_keyword, rename_in_error, rename_options
 from hil.controller.pipeline.options import PATH, SECONDS, TEXT, TEXTS, checked, options_of
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Stage
 from hil.core.scratch import temporary_folder
-from hil.errors import ImportFailed, UsageError
+from hil.errors import HilError, ImportFailed, UsageError
 
 
 def connect(
@@ -88,6 +89,17 @@ def run(
         UsageError: there is no such option or file, an argument is of the wrong kind, or the model does not take these
             inputs.
     """
+    try:
+        case = _run(model, board, inputs, context, options)
+    except HilError as error:
+        rename_in_error(error, as_keyword)
+        raise
+    if case.error is not None:
+        rename_in_error(case.error, as_keyword)
+    return replace(case, reason=rename_options(case.reason, as_keyword))
+
+
+def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, options: dict[str, Any]) -> Case:
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.isolated import Isolated
 

@@ -14,6 +14,7 @@ from hil.controller.pipeline.record import print_verdict, verdict_record
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import placement_text
 from hil.core.text import visible
+from hil.testing.pytest_plugin.options import renamed
 
 _WIDTH = 100
 _DETAIL_LINES = 12
@@ -44,7 +45,7 @@ def mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
     screen = io.StringIO()
     for verdict in verdicts:
         print_verdict(Console(file=screen, width=_WIDTH, color_system=None), verdict_record(verdict))
-    return "\n".join([visible(reason), *(line.rstrip() for line in screen.getvalue().splitlines())])
+    return renamed("\n".join([reason, *(line.rstrip() for line in screen.getvalue().splitlines())]))
 
 
 def expected(record: CaseRecord) -> str:

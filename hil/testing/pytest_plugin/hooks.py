@@ -14,9 +14,8 @@ import pytest
 from hil.compare.verdict import Verdict
 from hil.core.results import RunResult
 from hil.core.scratch import new_folder
-from hil.core.text import visible
 from hil.errors import HilError, UsageError
-from hil.testing.pytest_plugin.options import TAKEN, absolute, writes_reports
+from hil.testing.pytest_plugin.options import TAKEN, absolute, renamed, writes_reports
 from hil.testing.pytest_plugin.reporting import Reporting, attach
 from hil.testing.pytest_plugin.running import RUN
 from hil.testing.pytest_plugin.session import BOARD_LOCKS, SESSION, HilCase, ModelCase, ModelFolder, PluginSession
@@ -31,7 +30,7 @@ def begin(config: pytest.Config) -> None:
     try:
         plugin = PluginSession(config)
     except UsageError as error:
-        raise pytest.UsageError(visible(str(error))) from None
+        raise pytest.UsageError(renamed(str(error))) from None
     config.stash[SESSION] = plugin
     config.pluginmanager.register(Hooks(plugin), "hil-hooks")
     if writes_reports(config) and not plugin.is_worker:
@@ -199,7 +198,7 @@ def _cases(plugin: PluginSession, folder: ModelFolder, files: Iterable[Path]) ->
     try:
         return plugin.cases(folder, files)
     except HilError as error:
-        raise pytest.Collector.CollectError(visible(str(error))) from None
+        raise pytest.Collector.CollectError(renamed(str(error))) from None
 
 
 def _chosen(markers: Iterator[pytest.Mark]) -> Callable[[HilCase], bool]:

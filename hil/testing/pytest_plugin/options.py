@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hil.controller.pipeline.option_names import by_table, rename_options
 from hil.controller.pipeline.options import (
     PROFILED_COUNTS,
     CaseSettings,
@@ -21,6 +22,7 @@ from hil.controller.pipeline.options import (
     parse_seconds,
     specs_of,
 )
+from hil.core.text import visible
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text, refuse_second, times_given
 
 if TYPE_CHECKING:
@@ -163,6 +165,19 @@ OPTIONS = (
         counts=False,
     ),
 )
+
+# What hil's own commands call an option -> its name here.
+_RENAMED = {
+    **{f"--{option.name.removeprefix('--hil-')}": option.name for option in OPTIONS},
+    "--profile": "--hil-runtime-profile",
+    "--compile-time-profile": "--hil-compile-profile",
+}
+
+
+def renamed(text: str) -> str:
+    """Return a message with hil's options as pytest has them: ``--hil-dim``."""
+    return visible(rename_options(text, by_table(_RENAMED)))
+
 
 # Folders of the profiles: the option -> the kind of profile.
 PROFILES = {"runtime_profile": "run", "compile_profile": "compile"}

@@ -25,7 +25,7 @@ from hil.core.results import Outcome, exit_code_of
 from hil.core.text import jsonable, visible
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
 from hil.testing.pytest_plugin import failure_text
-from hil.testing.pytest_plugin.options import absolute
+from hil.testing.pytest_plugin.options import absolute, renamed
 from hil.testing.pytest_plugin.session import CaseTarget, HilCase, ModelFolder, PluginSession
 
 # What a test's last report has: whose run it belongs to, and the record. xdist hands on whatever JSON can say.
@@ -131,7 +131,7 @@ class Reporting:
                         if run := self._start(folder, target, planned):
                             self._runs[str(run.folder)] = run
         except HilError as error:
-            raise pytest.UsageError(visible(str(error))) from error
+            raise pytest.UsageError(renamed(str(error))) from error
 
     def _start(self, folder: ModelFolder, target: CaseTarget, planned: set[tuple[Path, str]]) -> SuiteRun | None:
         plugin = self._plugin

@@ -29,7 +29,7 @@ from hil.core.results import Artifact, Model, Outcome, RunResult, Stage
 from hil.core.tensors import Array
 from hil.core.text import visible
 from hil.testing.pytest_plugin import failure_text
-from hil.testing.pytest_plugin.options import profile_folders, repeat_command
+from hil.testing.pytest_plugin.options import profile_folders, renamed, repeat_command
 from hil.testing.pytest_plugin.session import HilCase, ModelCase, PluginSession
 
 RUN = pytest.StashKey["CaseRun"]()
@@ -166,7 +166,7 @@ class CaseRun:
                 actual, reference, rtol=rtol, atol=atol, allow_blind=blind, allow_flush=flush, accept=accept
             )
         except errors.UsageError as error:
-            pytest.fail(visible(str(error)), pytrace=False)
+            pytest.fail(renamed(str(error)), pytrace=False)
         if not verdict:
             wrong = replace(
                 self.case, result=actual, references=(reference,), verdicts=(verdict,), outcome=verdict.outcome
@@ -262,8 +262,8 @@ class CaseRun:
                     shutil.copytree(case.folder / "logs", logs, dirs_exist_ok=True)
             record, folder = record_of(*common, self._store), str(self._store.case_folder(case.name))
             # What a hint names of the case's files is where those are stored.
-            hint = record.hint.replace(str(case.folder), folder)
-            return replace(record, repeat=self._repeat, folder=folder, hint=hint)
+            hint = renamed(record.hint.replace(str(case.folder), folder))
+            return replace(record, repeat=self._repeat, folder=folder, hint=hint, message=renamed(record.message))
         except errors.StorageError as error:
             print(visible(f"hil: {error}"))
             return replace(record_of(*common, SuiteRun(self._work, {})), repeat=self._repeat, diff="", folder="")

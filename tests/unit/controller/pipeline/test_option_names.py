@@ -1,0 +1,53 @@
+"""Options in messages, as each interface names them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import hil
+from hil.controller.pipeline.option_names import as_keyword, by_table, rename_options
+from hil.errors import UsageError
+from hil.testing.pytest_plugin.options import OPTIONS, renamed
+
+ROOT = Path(hil.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("text", "pytests", "librarys"),
+    [
+        ("give --dim N=1, or more", "give --hil-dim N=1, or more", "give dims={'N': 1}, or more"),
+        ("raise it with --timeout, or stop", "raise it with --hil-timeout, or stop", "raise it with timeout=, or stop"),
+        ("--rtol 1e-3", "--hil-rtol 1e-3", "rtol=1e-3"),
+        ("or --reference onnxruntime", "or --hil-reference onnxruntime", "or references=['onnxruntime']"),
+        ("--accept names output 'y'", "--hil-accept names output 'y'", "accept= names output 'y'"),
+        ("--profile DIR", "--hil-runtime-profile DIR", "--profile DIR"),
+        ("hil bench MODEL --iterations 9", "hil bench MODEL --iterations 9", "hil bench MODEL --iterations 9"),
+        ("`hil board deploy --runtime x` helps", *["`hil board deploy --runtime x` helps"] * 2),
+        ("--hil-dim N=1, --iree-opt-level=O2", *["--hil-dim N=1, --iree-opt-level=O2"] * 2),
+    ],
+)
+def test_options_are_named_as_the_interface_has_them(text: str, pytests: str, librarys: str) -> None:
+    assert (renamed(text), rename_options(text, as_keyword)) == (pytests, librarys)
+    assert rename_options(text, by_table({})) == text
+
+
+def test_every_option_of_pytest_is_renamed_from_hils_own() -> None:
+    for option in OPTIONS:
+        assert renamed(option.name) == option.name
+        if option.name not in ("--hil-runtime-profile", "--hil-compile-profile"):
+            assert renamed(option.name.replace("--hil-", "--")) == option.name
+
+
+def test_library_names_its_keywords_in_errors() -> None:
+    with pytest.raises(UsageError) as caught, hil.connect("sim") as board:
+        hil.run("model.onnx", board, timeout=0.0)
+    assert caught.value.message == "timeout= must be above 0 seconds"
+
+
+def test_pytest_shows_no_error_with_hils_own_names() -> None:
+    for file in (ROOT / "testing" / "pytest_plugin").glob("*.py"):
+        found = re.findall(r"visible\(str\(error\)\)", file.read_text())
+        assert not found, f"{file.name} shows an error without renaming its options"
