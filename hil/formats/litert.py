@@ -16,6 +16,7 @@ import numpy as np
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of
 from hil.errors import LoadFailed, RunFailed
+from hil.formats.executorch_file import mapped, root_table
 
 PACKAGE = "ai-edge-litert"
 # How operators are computed: ours -> LiteRT's. XNNPACK takes those that it has kernels for, LiteRT's own do the rest.
@@ -27,6 +28,8 @@ _KEEPING = frozenset(
     "VARIABLE ASSIGN_VARIABLE LSTM RNN SVDF UNIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN "
     "BIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_RNN".split()
 )
+# Custom operators that come with LiteRT.
+_OWN_CUSTOM = frozenset(["AudioSpectrogram", "Mfcc", "NumericVerify", "TFLite_Detection_PostProcess"])
 # Operators that draw random numbers.
 _DRAWING = frozenset(["MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"])
 
@@ -43,8 +46,8 @@ class Signature:
 
     Attributes:
         name: the signature's key; "" where there is none.
-        inputs, outputs: named as the signature names them, else as the graph does. An open dimension of an input is a
-            symbol such as ``x.dim0``, of an output None.
+        inputs, outputs: named as the signature names them, else as the graph does; a tensor without a name by its
+            place, such as ``input0``. An open dimension of an input is a symbol such as ``x.dim0``, of an output None.
         keeping: the operators of its graph that keep state from run to run; of one that is not the first, variables
             alone are known, and not whether it assigns them.
         random: the operators of its graph that draw random numbers; unknown, and none, of one that is not the first.
@@ -68,6 +71,7 @@ class Signature:
             # Pairs: nothing keeps a graph from giving several tensors one name.
             given = [(self._core.TensorName(index, 0), index) for index in self._core.InputIndices()]
             made = [(self._core.TensorName(index, 0), index) for index in self._core.OutputIndices()]
+        given, made = _named("input", given), _named("output", made)
         self._given, self._made = [int(index) for _, index in given], [int(index) for _, index in made]
         self.inputs = tuple(self._spec(name, index, named=True) for name, index in given)
         self.outputs = tuple(self._spec(name, index, named=False) for name, index in made)
@@ -180,7 +184,8 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
         threads: of the kernels that use several; 0 is one for each CPU that this process may use.
 
     Raises:
-        LoadFailed: it is no such file, has no such function, or one whose operators or dtypes cannot be run here.
+        LoadFailed: it is no such file, has no such function, or one whose operators or dtypes cannot be run here, or
+            holds custom operators that LiteRT does not have.
     """
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
@@ -191,10 +196,28 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
         )
     except Exception as error:
         raise LoadFailed(f"LiteRT refused {path.name}: {error_text(error)}", detail=str(error)) from error
+    if custom := sorted(_custom_operators(path) - _OWN_CUSTOM):
+        raise LoadFailed(
+            f"{path.name} uses custom operators that LiteRT does not have: {', '.join(custom)}",
+            hint="convert the model with TFLite's own operators only, or run it on a runtime that has these operators",
+        )
     try:
         return Signature(interpreter, path.name, function, kernels)
     except UnicodeDecodeError as error:
         raise LoadFailed(f"{path.name} is damaged: a name in it is no UTF-8 text") from error
+
+
+def _custom_operators(path: Path) -> set[str]:
+    """The names of the custom operators of a file that LiteRT has verified.
+
+    The schema of TensorFlow Lite: ``Model.operator_codes`` is field 1, ``OperatorCode.custom_code`` is field 1.
+    """
+    return {code.text(1) for code in root_table(mapped(path)).tables(1)} - {""}
+
+
+def _named(kind: str, tensors: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The tensors of a side, those without a name under one that tells their place."""
+    return [(name or f"{kind}{place}", index) for place, (name, index) in enumerate(tensors)]
 
 
 def _parts(kernels: str, delegated: list[str], left: list[str]) -> Placement:
