@@ -12,8 +12,9 @@ from hil.compare.stats import STATISTICS
 from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output, depends_on_noise
 from hil.controller.models.tensorflow.graphs import leaves, new_value
 from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in
+from hil.core.digest import digest_of
 from hil.core.results import Outcome, RunResult
-from hil.core.tensors import Array, type_text
+from hil.core.tensors import Array, to_bytes, type_text
 from hil.errors import VacuousTolerance
 
 
@@ -127,17 +128,19 @@ def _compare(number: int, trace: Trace, other: Trace, judging: Judging) -> CallC
                 )
                 return CallComparison(number, target.method, reason)
         wanted[new_value(name)], got[new_value(name)] = reference.state[name], target.state[name]
-    if not wanted:
-        return CallComparison(number, target.method)
     rtol = reference.rtol if judging.rtol is None else judging.rtol
     atol = reference.atol if judging.atol is None else judging.atol
     call = replace(reference, rtol=rtol, atol=atol)
+    differing = _other_inputs(call, target)
+    own = [name for name in differing if not _is_passed_on(name, number, trace, other)]
+    if not wanted:
+        return CallComparison(number, target.method, _inputs_text(own, trace))
     verdict = _verdict(wanted, got, call, trace.backend, judging)
     if depends_on_noise(verdict) and (noise := judging.noise(number)):
         within = _verdict(wanted, got, call, trace.backend, judging, noise)
         # Where noise changes nothing, the verdict stays as it is.
         verdict = within if _judged(within) != _judged(verdict) else verdict
-    why = _other_inputs(reference, target, trace) if verdict.outcome is Outcome.FAIL else ""
+    why = _inputs_text(differing if verdict.outcome is Outcome.FAIL else own, trace)
     return CallComparison(number, target.method, why, verdict)
 
 
@@ -179,12 +182,45 @@ def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float |
     return None, None
 
 
-def _other_inputs(reference: ModuleCall, target: ModuleCall, trace: Trace) -> str:
-    """Tell whether other inputs may be the cause of a wrong answer: chance in the test, or an earlier wrong answer."""
+def _other_inputs(reference: ModuleCall, target: ModuleCall) -> list[str]:
+    """Return the paths of the inputs that differ beyond the call's tolerances."""
     wanted, got = arrays_in(reference.inputs), arrays_in(target.inputs)
-    if wanted and wanted.keys() == got.keys() and not compare(RunResult("", got), RunResult(trace.backend, wanted)):
-        return f"it was given other inputs than {trace.backend}"
-    return ""
+    if wanted.keys() != got.keys() or _shape(reference.inputs) != _shape(target.inputs):
+        return [_outline(target.inputs)]
+    found = []
+    for name in wanted:
+        rtol, atol = _tolerance(wanted[name], reference)
+        one, other = RunResult("", {name: got[name]}), RunResult("", {name: wanted[name]})
+        if compare(one, other, rtol=rtol, atol=atol).outcome is Outcome.FAIL:
+            found.append(name)
+    return found
+
+
+def _is_passed_on(name: str, number: int, trace: Trace, other: Trace) -> bool:
+    """Return whether an input of a call is in both traces what an earlier call returned, and so was judged there."""
+    inputs = [arrays_in(one.calls[number].inputs).get(name) for one in (trace, other)]
+    return any(
+        all(
+            given is not None and _is_same(given, arrays_in(one.calls[before].outputs).get(path))
+            for given, one in zip(inputs, (trace, other), strict=True)
+        )
+        for before in range(number)
+        for path in arrays_in(trace.calls[before].outputs)
+    )
+
+
+def _is_same(one: Array, other: Array | None) -> bool:
+    """Return whether two arrays are equal bit by bit."""
+    return (
+        other is not None
+        and one.dtype == other.dtype
+        and one.shape == other.shape
+        and digest_of(to_bytes(one)) == digest_of(to_bytes(other))
+    )
+
+
+def _inputs_text(differing: Sequence[str], trace: Trace) -> str:
+    return f"it was given other inputs than {trace.backend}: {', '.join(differing)}" if differing else ""
 
 
 def _shape(value: Any) -> list[Any]:

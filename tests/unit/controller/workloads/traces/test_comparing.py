@@ -55,15 +55,43 @@ def test_a_call_that_cannot_be_judged_is_blind_unless_another_is_wrong():
     assert judged(found)[0] is Outcome.FAIL and judged(found)[1].startswith("call 1 (predict)")
 
 
-def test_a_wrong_answer_to_another_question_is_told_as_such():
-    def asked(given: np.ndarray, answer: np.ndarray) -> ModuleCall:
-        return ModuleCall("predict", (given,), (answer,), None, None)
+def asked(given: object, *answers: np.ndarray, **more: float) -> ModuleCall:
+    return ModuleCall("predict", (given,), answers, more.get("rtol"), more.get("atol"))
 
+
+def test_a_wrong_answer_to_another_question_is_told_as_such():
     reference = traced("tf", asked(ONES, ONES))
     [other] = compare_traces(reference, traced("board", asked(2 * ONES, 2 * ONES)))
-    assert not other and other.reason == "it was given other inputs than tf"
+    assert not other and other.reason == "it was given other inputs than tf: 0"
     [wrong] = compare_traces(reference, traced("board", asked(ONES, 2 * ONES)))
     assert not wrong and not wrong.reason
+
+
+@pytest.mark.parametrize("given", [2 * ONES, {"a": ONES}, ONES.astype(np.float64), ONES[:2], 3])
+@pytest.mark.parametrize("answers", [(ONES,), ()])
+def test_other_inputs_fail_call_with_equal_outputs(given, answers):
+    [other] = compare_traces(traced("tf", asked(ONES, *answers)), traced("board", asked(given, *answers)))
+    assert not other and other.reason.startswith("it was given other inputs than tf")
+
+
+def test_python_values_are_compared_as_inputs():
+    [other] = compare_traces(traced("tf", asked([ONES, 3], ONES)), traced("board", asked([ONES, 4], ONES)))
+    assert not other
+
+
+def test_inputs_within_tolerance_of_call_are_the_same():
+    near = ONES * np.float32(1.01)
+    for rtol, same in ((0.02, True), (1e-3, False)):
+        reference = traced("tf", asked(ONES, ONES, rtol=rtol))
+        assert bool(compare_traces(reference, traced("board", asked(near, ONES)))[0]) is same
+
+
+def test_inputs_that_an_earlier_call_returned_are_judged_there():
+    near = ONES * np.float32(1.01)
+    first = traced("tf", asked(ONES, ONES, rtol=0.02), asked(ONES, 2 * ONES))
+    assert all(compare_traces(first, traced("board", asked(ONES, near), asked(near, 2 * ONES))))
+    # One that no call returned is other input.
+    assert not compare_traces(first, traced("board", asked(ONES, ONES), asked(near, 2 * ONES)))[1]
 
 
 def test_tolerances_are_those_of_the_call():
