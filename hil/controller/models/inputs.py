@@ -74,7 +74,7 @@ def make_inputs(
     for name, array in chosen.items():
         if name not in by_name:
             raise UsageError(f"the model has no input {name!r}", hint=_signature(specs))
-        _refuse_misfit(by_name[name], dtype_name(array.dtype), array.shape)
+        refuse_misfit(by_name[name], array)
         _bind(by_name[name], array.shape, sizes)
     if unknown := [spec for spec in specs if not spec.dtype and spec.name not in chosen]:
         raise UsageError(
@@ -158,6 +158,11 @@ def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
     except UsageError as error:
         raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
     return array
+
+
+def refuse_misfit(spec: TensorSpec, array: Array) -> None:
+    """Raise UsageError where a tensor has another dtype or shape than an input takes."""
+    _refuse_misfit(spec, dtype_name(array.dtype), array.shape)
 
 
 def _refuse_misfit(spec: TensorSpec, found: str, shape: Sequence[int]) -> None:

@@ -30,6 +30,7 @@ from hil.controller.backends.references.noise import largest_noise
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
+from hil.controller.models.default_inputs import with_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites
@@ -119,7 +120,8 @@ def _import(case: Case, tools: Tools) -> Iterator[Case]:
     model = import_model(
         case.path, function=options.function, dims=options.dims, isolated=context.isolated, cache=context.cache
     )
-    options = replace(options, runtime=runtime_for(model.format, options.runtime))
+    model, inputs = with_given_defaults(model, options.inputs, context)
+    options = replace(options, runtime=runtime_for(model.format, options.runtime), inputs=inputs)
     yield replace(case, model=model, options=options).timed(import_s=time.monotonic() - start)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.models.default_inputs import with_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool
@@ -123,7 +124,8 @@ def _has_changed(record: Mapping[str, Any], path: Path, options: Options, contex
     was = record["model"] and record["model"]["digest"]
     work: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     try:
-        return bool(was != import_model(path, function=options.function, dims=options.dims, **work).digest)
+        model = import_model(path, function=options.function, dims=options.dims, **work)
+        return bool(was != with_given_defaults(model, options.inputs, context)[0].digest)
     except UsageError:
         return False
     except HilError:

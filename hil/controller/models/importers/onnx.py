@@ -27,6 +27,12 @@ _SMALL_BYTES = 1 << 16
 # What exporters call dimensions that have no name: two that are called so may differ.
 _PLACEHOLDERS = ("", "?", "*", "-1", "None")
 _MOST_VERSION = (1 << 31) - 1
+# How to make a model of tensors where it takes or gives sequences, maps or optionals.
+_TENSOR_HINTS = {
+    "input": "give the model an input for each tensor, and make the sequence in the model: SequenceConstruct",
+    "output": "return the tensors: SequenceAt or ConcatFromSequence for a sequence; without ZipMap for a classifier "
+    "(skl2onnx: options={'zipmap': False})",
+}
 # What inferring shapes may take, beside some copies of the model.
 _INFER_BYTES = 1 << 30
 _STATM = Path("/proc/self/statm")
@@ -80,8 +86,16 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             "opsets": {item.domain or "ai.onnx": item.version for item in model.opset_import},
             "rewrites": needed_rewrites(model),
             "random": random_nodes(model),
+            "defaults": [[spec.name, spec.dtype, list(spec.shape)] for spec in _defaults(model)],
         },
     )
+
+
+def _defaults(model: Any) -> list[TensorSpec]:
+    """The inputs that have a default value. Before IR version 4 every initializer was an input, and none is one."""
+    held = {tensor.name for tensor in model.graph.initializer} if model.ir_version >= 4 else set()
+    values = [value for value in model.graph.input if value.name in held]
+    return [_spec(value) for value in values if value.type.tensor_type.elem_type in _DTYPES and _has_shape(value)]
 
 
 def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
@@ -202,7 +216,9 @@ def _check_tensor(file: Path, kind: str, value: Any) -> None:
     what = value.type.WhichOneof("value")
     if what != "tensor_type":
         name = (what or "nothing").removesuffix("_type").replace("_", " ")
-        raise ImportFailed(f"{file.name}: {kind} {value.name!r} is of type {name}: hil passes tensors only")
+        raise ImportFailed(
+            f"{file.name}: {kind} {value.name!r} is of type {name}: hil passes tensors only", hint=_TENSOR_HINTS[kind]
+        )
     number = value.type.tensor_type.elem_type
     if number not in _DTYPES:
         from onnx import TensorProto

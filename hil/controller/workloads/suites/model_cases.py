@@ -16,6 +16,7 @@ from hil.bundles import Signature
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import checked_cases
 from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
+from hil.controller.models.default_inputs import default_specs, override_defaults, with_given_defaults
 from hil.controller.models.dimensions import check_known, own_sizes, symbols_of
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
@@ -223,7 +224,14 @@ class _Whole:
     def make_data_set(self, place: Path, folder: Path) -> CaseData:
         """The data of a case that is a folder of inputs and expected outputs."""
         given = self._data_set(place)
-        return self._data(dict(given.inputs), given.expected_outputs, folder)
+        defaults = {spec.name for spec in default_specs(self._plain())}
+        inputs = {name: array for name, array in given.inputs.items() if name not in defaults}
+        others = {name: array for name, array in given.inputs.items() if name in defaults}
+        whole = self
+        if others:
+            path = override_defaults(self._plain(), others, self.context).path
+            whole = _Whole(replace(self.source, path=path, given=dict), self.flow, self.context, self._seed)
+        return whole._data(inputs, given.expected_outputs, folder)
 
     def _data(self, inputs: Mapping[str, Array], expected: Mapping[str, Array], folder: Path) -> CaseData:
         plain = self._plain()
@@ -234,8 +242,13 @@ class _Whole:
 
     def _data_set(self, place: Path) -> BundledCase:
         model = self._plain()
-        signature = Signature(tuple(model.inputs or ()), tuple(model.outputs or ()))
-        (given,) = checked_cases(model.function, signature, [read_case(place, signature)])
+        inputs, defaults, outputs = model.inputs or (), default_specs(model), tuple(model.outputs or ())
+        case = read_case(place, Signature((*inputs, *defaults), outputs))
+        # Those with a default value are given by name, or after the others.
+        more = defaults[: max(len(case.inputs) - len(inputs), 0)]
+        if isinstance(case.inputs, Mapping):
+            more = tuple(spec for spec in defaults if spec.name in case.inputs)
+        (given,) = checked_cases(model.function, Signature((*inputs, *more), outputs), [case])
         return given
 
     def make_layer(self, layer: Layer, mode: str, folder: Path) -> CaseData:
@@ -287,7 +300,8 @@ class _Whole:
 
     def _plain(self) -> Model:
         def read() -> Model:
-            return _import(self.source.path, self.source.dims, self.context)
+            model = _import(self.source.path, self.source.dims, self.context)
+            return with_given_defaults(model, _read(self.source.given), self.context)[0]
 
         return self._once("plain", read)
 
@@ -308,12 +322,13 @@ class _Whole:
 
     def _given(self) -> Mapping[str, Array]:
         """The inputs that lie beside the model."""
+        defaults = {spec.name for spec in default_specs(self._plain())}
         if given := _read(self.source.given):
-            return given
+            return {name: array for name, array in given.items() if name not in defaults}
         for place in self.source.data_sets:
             # One that is not valid fails in its own case: the whole model and its layers have another's inputs.
             with contextlib.suppress(UsageError):
-                return self._data_set(place).inputs
+                return {name: array for name, array in self._data_set(place).inputs.items() if name not in defaults}
         return {}
 
     def _sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
@@ -111,3 +112,36 @@ def test_bundle_of_invalid_data_sets_is_refused(model, context):
     save_set(model, 0, [("a", A)], [("d", A), ("s", A)])
     with pytest.raises(UsageError, match="input 'b' is missing"):
         read_onnx(model.parent, context=context)
+
+
+@pytest.fixture
+def with_default(tmp_path: Path) -> Path:
+    """A model that returns y = x + bias, where bias is an input with the default value 0."""
+    inputs = [(name, FLOAT, [3]) for name in ("x", "bias")]
+    bias = numpy_helper.from_array(np.zeros(3, np.float32), "bias")
+    nodes = [helper.make_node("Add", ["x", "bias"], ["y"])]
+    return save_model(tmp_path / "model.onnx", nodes, inputs, [("y", FLOAT, [3])], [bias])
+
+
+def bias_of(path: Path) -> list[float]:
+    (bias,) = onnx.load(path).graph.initializer
+    return numpy_helper.to_array(bias).tolist()
+
+
+@pytest.mark.parametrize("names", [("x", "bias"), ("", "")])
+def test_data_set_overrides_default_value(with_default, context, tmp_path, names):
+    save_set(with_default, 0, [(names[0], A), (names[1], B)], [("y", A + B)])
+    save_set(with_default, 1, [("x", A)], [("y", A)])
+    first, second, whole = (
+        data_of(with_default, f"model_{name}", context, tmp_path / name)
+        for name in ("test_data_set_0", "test_data_set_1", "full_model")
+    )
+    assert bias_of(first.path) == B.tolist() and first.inputs.keys() == {"x"}
+    assert bias_of(second.path) == bias_of(whole.path) == [0, 0, 0]
+    assert second.inputs["x"].tolist() == whole.inputs["x"].tolist() == A.tolist()
+
+
+def test_inputs_beside_model_override_default_value(with_default, context, tmp_path):
+    np.savez(with_default.with_name("model.inputs.npz"), x=A, bias=B)
+    data = data_of(with_default, "model_full_model", context, tmp_path / "case")
+    assert bias_of(data.path) == B.tolist() and data.inputs["x"].tolist() == A.tolist()

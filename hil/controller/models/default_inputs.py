@@ -1,0 +1,108 @@
+"""Inputs of ONNX models that have a default value, an initializer of their name: a given tensor takes its place."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hil.controller.models.importers import IMPORT_TIMEOUT_S, import_model
+from hil.controller.models.inputs import digest_of_samples, parse_input, refuse_misfit
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.core.results import Model
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array, TensorSpec
+from hil.errors import ImportFailed
+
+_VERSION = 1
+
+
+def default_specs(model: Model) -> tuple[TensorSpec, ...]:
+    """Return the inputs that have a default value. They are not among ``model.inputs``."""
+    return tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in model.producer.get("defaults", ()))
+
+
+def with_given_defaults(
+    model: Model, given: Mapping[str, Array] | Sequence[str], context: RunContext
+) -> tuple[Model, Mapping[str, Array] | Sequence[str]]:
+    """Return the model with tensors that are given in place of default values, and what is given beside them.
+
+    Args:
+        given: name -> tensor, or texts of ``--input``, which name tensors or follow the order of the inputs, those with
+            a default value last.
+
+    Raises:
+        UsageError: a tensor has another dtype or shape than the model's, or its file cannot be read.
+        ImportFailed, StageTimeout: the model cannot be rewritten.
+    """
+    defaults = default_specs(model)
+    if not given or not defaults or model.inputs is None:
+        return model, given
+    specs = (*model.inputs, *defaults)
+    chosen: dict[str, Array] = {}
+    if isinstance(given, Mapping):
+        chosen |= given
+    else:
+        for text in given:
+            chosen |= parse_input(text, [spec for spec in specs if spec.name not in chosen], strict=True)
+    names = {spec.name for spec in defaults}
+    tensors = {name: array for name, array in chosen.items() if name in names}
+    if not tensors:
+        return model, given
+    rest = {name: array for name, array in chosen.items() if name not in names}
+    return override_defaults(model, tensors, context), rest
+
+
+def override_defaults(model: Model, tensors: Mapping[str, Array], context: RunContext) -> Model:
+    """Return a copy of the model with other default values.
+
+    Raises:
+        UsageError: a tensor has another dtype or shape than the input.
+        ImportFailed, StageTimeout: it cannot be made.
+    """
+    for spec in default_specs(model):
+        if spec.name in tensors:
+            refuse_misfit(spec, tensors[spec.name])
+    key = Cache.key("defaults", model=model.digest, tensors=digest_of_samples([tensors]), version=_VERSION)
+
+    def make(folder: Path) -> None:
+        with temporary_folder("hil-defaults-") as scratch:
+            save_tensors(Path(scratch), tensors)
+            arguments = {"model": str(model.path.absolute()), "tensors": scratch, "folder": str(folder)}
+            failed = f"the default values of {model.path.name} cannot be replaced"
+            with naming_errors("import", "replacing default values", ImportFailed, failed):
+                log = Path(scratch) / "write.log"
+                context.isolated.call(write, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
+        for name, file in model.files.items():
+            if file != model.path:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, folder / name)
+
+    entry, _ = context.cache.get_or_make(key, {"model": model.name}, make)
+    made = import_model(
+        entry / model.path.name,
+        function=model.function,
+        dims=model.dims,
+        format=model.format,
+        isolated=context.isolated,
+        cache=context.cache,
+    )
+    return replace(made, name=model.name)
+
+
+def write(model: str, tensors: str, folder: str) -> None:
+    """Write the model with these tensors as its initializers into a folder; called in the isolated process."""
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.load(model, load_external_data=False)
+    given = load_tensors(Path(tensors))
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in given]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in given.items())
+    onnx.save(proto, Path(folder) / Path(model).name)
