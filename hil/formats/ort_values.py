@@ -56,6 +56,16 @@ def spec_of_node(node: Any) -> TensorSpec | None:
     return TensorSpec(node.name, dtype, shape)
 
 
+def plain_options() -> Any:
+    """Return SessionOptions that compute a model as it is: without the optimizer, which changes some meanings."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
 def to_ort(array: Array) -> Any:
     """An OrtValue (on the CPU) of a tensor; it may share the array's memory, and keeps it alive.
 

@@ -112,10 +112,9 @@ def run_plainly(model: str | bytes, folder: Path, given: Mapping[str, Array]) ->
     """
     import onnxruntime as ort
 
-    from hil.formats.ort_values import dtype_of_type, exact_options, from_ort, to_ort
+    from hil.formats.ort_values import dtype_of_type, from_ort, plain_options, to_ort
 
-    options = exact_options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options = plain_options()
     if isinstance(model, bytes):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.pipeline.options import CaseSettings
+from hil.core.results import Relation
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -139,6 +140,16 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
     raise UsageError(
         f"there is no backend {name!r}", hint=f"{did_you_mean(name, known)}one of {', '.join(known)}, board:NAME"
     )
+
+
+def relation_between(target: Backend, reference: Backend) -> Relation:
+    """Return what the reference backend shares with a target; one on a board counts as the reference of its runtime."""
+    from hil.controller.backends.references.independence import relation_of
+
+    name = reference.runtime
+    if reference.choice is not None:
+        name = {"iree": "iree-llvm-cpu", TFLITE: "tflite-builtin"}.get(name, name)
+    return relation_of(target.runtime, "tensorflow" if name == TF else name)
 
 
 def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, ...]:

@@ -35,7 +35,14 @@ from hil.core.tensors import NUMPY_DTYPES, Array, spec_of
 from hil.core.text import jsonable
 from hil.errors import NotRun, UsageError
 from hil.formats.iree_command import give
-from hil.testing.traces.backends import ALL, Backend, TraceOptions, parse_reference, parse_targets
+from hil.testing.traces.backends import (
+    ALL,
+    Backend,
+    TraceOptions,
+    parse_reference,
+    parse_targets,
+    relation_between,
+)
 from hil.testing.traces.folders import claim, module_name, owner_of
 from hil.testing.traces.model_files import FileSubject, ModelFile
 from hil.testing.traces.runners import Answer, Runner, content_name
@@ -217,7 +224,16 @@ class ModuleTraces:
         title = title_of(traced.trace, wanted.trace)
         TraceComparison(title, Outcome(found.outcome), found.message, comparisons).save(folder)
         with (folder / LOG).open("a") as log:
-            log.write("\n".join(["", f"Compared with {self.reference.name}", *result.lines(failed_only=False), ""]))
+            log.write(
+                "\n".join(
+                    [
+                        "",
+                        f"Compared with {relation_between(target, self.reference).named(self.reference.name)}",
+                        *result.lines(failed_only=False),
+                        "",
+                    ]
+                )
+            )
         return result
 
     def _noise(self, traced: Traced, number: int) -> dict[str, Array]:
@@ -241,6 +257,7 @@ class ModuleTraces:
         self, target: Backend, wanted: Traced, traced: Traced, comparisons: Sequence[CallComparison]
     ) -> CaseRecord:
         error, stage = traced.error, Stage.COMPARE.value
+        relation = relation_between(target, self.reference)
         outcome, reason = judged(comparisons, ended_early=error is not None)
         message = reason
         if error is not None:
@@ -268,6 +285,8 @@ class ModuleTraces:
             timings={"run_s": traced.seconds},
             outputs=tuple(jsonable(output.record()) for one in comparisons for output in one.outputs),
             against=wanted.trace.ran_by,
+            relation=relation.value,
+            decided_by=relation.named(wanted.trace.ran_by) if outcome is Outcome.PASS else "",
             folder=self._trace_folder(target, traced.trace.name).relative_to(self.folder).as_posix(),
         )
 

@@ -18,6 +18,7 @@ from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding, Laye
 from hil.controller.analysis.bisect.subject import Subject, expose, open_subject, with_flow
 from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
+from hil.controller.backends.references.independence import relation_of
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, quanta, quantum_atol
@@ -109,14 +110,15 @@ def bisect(
             subject, flow, pool, choice, chosen.runtime, faults, context, screen, folder, keep=out is not None
         )
         layers, models, notes = _look(bench, ways)
+    source, runtime = subject.activations.source, chosen.runtime or choice.config.runtime
     found = Bisection(
         model=str(model),
         artifact_model=str(artifact_model or model),
         board=used[0],
         hw_type=used[1],
-        runtime=chosen.runtime or choice.config.runtime,
+        runtime=runtime,
         flow=flow.name if flow else "",
-        against=subject.activations.source,
+        against=relation_of(runtime, source.partition(" ")[0]).named(source),
         layers=layers,
         whole=models.get(_WHOLE),
         exposed=models.get(_EXPOSED),

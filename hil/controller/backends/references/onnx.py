@@ -16,7 +16,7 @@ from hil.controller.storage.texts import first_line, foreign_errors
 from hil.core.installed import version
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, UsageError
-from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
+from hil.formats.ort_values import dtype_of_type, from_ort, plain_options, to_ort
 
 
 def runtime_source() -> str:
@@ -52,9 +52,7 @@ def exact_session(path: Path, model: Any = None) -> Any:
     """
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options = plain_options()
     providers = ["CPUExecutionProvider"]
     if model is None and not needs_rewriting(path):
         return ort.InferenceSession(path, options, providers=providers)

@@ -361,6 +361,19 @@ def test_attention_caps_products_and_zeroes_masked_queries() -> None:
     np.testing.assert_allclose(probabilities[0, 0, 0], capped / capped.sum(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_gather_elements_refuses_indices_out_of_range(axis: int) -> None:
+    x = random(0, 3, 4)
+    node = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=axis)
+    fine = np.array([[0, 1, -1], [2, -3, 1]], np.int64)
+    wrong = np.array([[0, 1, x.shape[axis]]], np.int64)
+    (y,) = defined_evaluator(model_of(node, {"x": x, "i": fine}, {})).run(None, {"x": x, "i": fine})
+    rows, columns = np.indices(fine.shape)
+    assert (y == (x[fine, columns] if axis == 0 else x[rows, fine])).all()
+    with pytest.raises(IndexError, match="out of range"):
+        defined_evaluator(model_of(node, {"x": x, "i": wrong}, {})).run(None, {"x": x, "i": wrong})
+
+
 def test_dtype_of_outputs_is_that_of_inputs() -> None:
     x = random(0, 3, K).astype(np.float16)
     node = helper.make_node("SimplifiedLayerNormalization", ["x", "g"], ["y"])

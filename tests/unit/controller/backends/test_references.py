@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from hil.controller.backends.references import (
     references,
     run_reference,
     run_reference_with_fallback,
+    table,
 )
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.storage.isolated import Isolated
 from hil.core.npy import save_npy
-from hil.core.results import Model
+from hil.core.results import Model, Relation
 from hil.core.tensors import TensorSpec, dtype_name, dtype_of
-from hil.errors import ReferenceFailed, StageTimeout, UsageError
+from hil.errors import ReferenceFailed, ReferenceTooSlow, StageTimeout, UsageError
 from hil.formats.ort_values import ONNX_TYPES
 
 Save = Callable[..., Path]
@@ -308,3 +310,44 @@ def test_a_name_is_no_use_where_only_the_board_knows_the_names() -> None:
     with pytest.raises(UsageError) as caught:
         expected_result(["q=2xf32=1 2"], None)
     assert "leave them out" in caught.value.hint and "output0" not in caught.value.hint
+
+
+def test_results_are_not_cached_beyond_a_change_of_hils_own_code(
+    linear: Model, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"x": np.ones((2, 4), np.float32)}
+    run_reference("onnxruntime", linear, given, **settings)
+    assert run_reference("onnxruntime", linear, given, **settings).provenance["cached"]
+    monkeypatch.setattr("hil.controller.backends.references._own_code", lambda: "another digest")
+    assert not run_reference("onnxruntime", linear, given, **settings).provenance["cached"]
+
+
+def test_slow_evaluator_is_not_asked_twice(
+    linear: Model, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def compute(*_: Any, **__: Any) -> None:
+        asked.append("once")
+        raise ReferenceTooSlow("it needs more than 2 s of CPU time")
+
+    slow = replace(table.QUICK_EVALUATOR, compute=compute)
+    monkeypatch.setattr("hil.controller.backends.references.QUICK_EVALUATOR", slow)
+    given = {"x": np.ones((2, 4), np.float32)}
+    for _ in range(2):
+        result, refused = run_reference_with_fallback(linear, given, runtime="onnxruntime", **settings)
+        assert result.provenance["reference"] == "onnxruntime" and result.relation is Relation.SAME_LIBRARY
+        assert refused["onnx-reference"].message == "it needs more than 2 s of CPU time"
+    assert asked == ["once"]
+    run_reference_with_fallback(linear, given, runtime="onnxruntime", **{**settings, "recompute": True})
+    assert asked == ["once", "once"]
+
+
+def test_self_check_is_never_the_default(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "m.mlir").write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
+    model = import_model(tmp_path / "m.mlir", isolated=settings["isolated"])
+    given = {"arg0": np.ones(4, np.float32)}
+    with pytest.raises(ReferenceFailed, match="iree-llvm-cpu and iree share importer, compiler") as caught:
+        run_reference_with_fallback(model, given, runtime="iree", **settings)
+    assert "--expected" in caught.value.hint and "--reference iree-llvm-cpu" in caught.value.hint
+    assert run_reference("iree-llvm-cpu", model, given, runtime="iree", **settings).relation is Relation.SELF_CHECK

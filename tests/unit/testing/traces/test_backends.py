@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hil.errors import UsageError
-from hil.testing.traces.backends import parse_backend, parse_reference, parse_targets, refuse_second, times_given
+from hil.testing.traces.backends import (
+    parse_backend,
+    parse_reference,
+    parse_targets,
+    refuse_second,
+    relation_between,
+    times_given,
+)
 
 
 def test_a_backend_that_is_named_twice_has_two_folders():
@@ -62,3 +69,20 @@ def test_an_option_of_one_value_is_refused_a_second_one():
     refuse_second("--target_backends", 1)
     with pytest.raises(UsageError, match="--target_backends is given 2 times, and has one value"):
         refuse_second("--target_backends", 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "reference", "relation"),
+    [
+        ("iree_llvmcpu", "tf", "independent"),
+        ("iree_llvmcpu", "iree_vmvx", "self-check"),
+        ("iree_vmvx", "iree-llvm-cpu", "self-check"),
+        ("iree_llvmcpu", "onnxruntime", "independent"),
+        ("iree_llvmcpu", "tflite", "independent"),
+        ("tflite", "tflite", "same library"),
+    ],
+)
+def test_relation_between_backends_follows_their_runtimes(target, reference, relation):
+    names = ("onnxruntime", "iree-llvm-cpu")
+    found = relation_between(parse_backend(target, names), parse_reference(reference, names))
+    assert found.value == relation

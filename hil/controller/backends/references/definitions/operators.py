@@ -252,6 +252,20 @@ class Attention(OpRun):
         return (join_heads(y) if is_flat else y).astype(dtype), keys, values, shown.astype(dtype)
 
 
+class GatherElements(OpRun):
+    """Onnx's evaluator takes indices out of range modulo the size, which the specification does not allow."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, indices: Array, axis: int = 0) -> tuple[Array, ...]:
+        size = x.shape[axis]
+        if indices.size and not -size <= indices.min() <= indices.max() < size:
+            raise IndexError(f"an index of GatherElements is out of range for axis {axis} of size {size}")
+        index: list[Array] = list(np.indices(indices.shape, sparse=True))
+        index[axis] = indices
+        return (x[tuple(index)],)
+
+
 def _additive(mask: Array, keys: int) -> Array:
     """Return a mask as a bias; one that is shorter than the keys leaves the rest out."""
     bias = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask.astype(np.float64)
@@ -262,6 +276,7 @@ def _additive(mask: Array, keys: int) -> Array:
 OPERATORS: tuple[type[OpRun], ...] = (
     Attention,
     DequantizeLinear,
+    GatherElements,
     GroupQueryAttention,
     MatMulNBits,
     RotaryEmbedding,
