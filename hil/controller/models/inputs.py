@@ -192,19 +192,33 @@ def _bind(spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None
             raise UsageError(f"input {spec.name!r} has {size} where dimension {dim!r} is {sizes[dim]}")
 
 
+class OpenDimensions(UsageError):
+    """Dimensions have no size, and no given tensor settles it."""
+
+    def __init__(self, message: str, needs: Sequence[str]) -> None:
+        super().__init__(message)
+        self._needs = needs  # symbols, or `--input NAME=x.npy` where a dimension has none
+        self.suggest({})
+
+    def suggest(self, sizes: Mapping[str, int]) -> None:
+        """Name sizes in the hint, 1 for those that are not known."""
+        options = (need if need.startswith("--") else f"--dim {need}={sizes.get(need, 1)}" for need in self._needs)
+        self.hint = " ".join(options)
+
+
 def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
-    """Say of every dimension at once that nobody knows its size. Raises UsageError: there is one."""
-    needs: list[str] = []
-    options: dict[str, None] = {}
+    """Refuse open dimensions, all at once. Raises OpenDimensions."""
+    texts: list[str] = []
+    needs: dict[str, None] = {}
     for spec in specs:
         open_dims = [dim for dim in spec.shape if not isinstance(dim, int) and not (dim and dim in sizes)]
         if open_dims:
-            needs.append(f"input {spec.name!r} is {type_text(spec.dtype, spec.shape)}")
-            options |= dict.fromkeys(f"--dim {dim}=1" if dim else f"--input {spec.name}=x.npy" for dim in open_dims)
+            texts.append(f"input {spec.name!r} is {type_text(spec.dtype, spec.shape)}")
+            needs |= dict.fromkeys(dim or f"--input {spec.name}=x.npy" for dim in open_dims)
     if needs:
-        names = [option.removeprefix("--dim ").removesuffix("=1") for option in options if option.startswith("--dim")]
+        names = [need for need in needs if not need.startswith("--")]
         what = f"dimension{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}" if names else "a dimension"
-        raise UsageError(f"{', '.join(needs)}: {what} {'are' if len(names) > 1 else 'is'} open", hint=" ".join(options))
+        raise OpenDimensions(f"{', '.join(texts)}: {what} {'are' if len(names) > 1 else 'is'} open", list(needs))
 
 
 def _signature(specs: Sequence[TensorSpec]) -> str:

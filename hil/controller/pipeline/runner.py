@@ -17,7 +17,8 @@ from hil import errors
 from hil.controller.backends.references import default_references
 from hil.controller.backends.targets import explain
 from hil.controller.devices.board_choice import BoardChoice, knows_target
-from hil.controller.models.inputs import with_sizes_of
+from hil.controller.models.inputs import OpenDimensions, with_sizes_of
+from hil.controller.models.size_hints import suggest_sizes
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Options
@@ -66,7 +67,11 @@ class Runner(Tools):
                 else "give what you expect: --expected out.npy",
             )
         if case.model.inputs is not None:
-            inputs = make_case_inputs(case, case.model.inputs)
+            try:
+                inputs = make_case_inputs(case, case.model.inputs)
+            except OpenDimensions as error:
+                error.suggest(suggest_sizes(case.model, self.context))
+                raise
             case = replace(case, model=with_sizes_of(case.model, inputs), inputs=inputs)
         return case
 

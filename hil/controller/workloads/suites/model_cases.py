@@ -20,7 +20,8 @@ from hil.controller.models.default_inputs import default_specs, override_default
 from hil.controller.models.dimensions import check_known, own_sizes, symbols_of
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
-from hil.controller.models.inputs import make_inputs
+from hil.controller.models.inputs import OpenDimensions, make_inputs
+from hil.controller.models.size_hints import suggest_sizes
 from hil.controller.models.sizes import sized_name, sweep
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, split_dims
 from hil.controller.storage.paths import exists
@@ -315,6 +316,8 @@ class _Whole:
             try:
                 return make_inputs(model.inputs, given, seed=self._seed, ranges=model.ranges, dims=model.dims)
             except UsageError as error:
+                if isinstance(error, OpenDimensions):
+                    error.suggest(suggest_sizes(model, self.context))
                 hint = error.hint or f"give all inputs in {self.source.path.stem}.inputs.npz beside the model"
                 raise ImportFailed(error.message, hint=hint) from error
 
