@@ -118,6 +118,12 @@ def name_outputs(texts: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def with_outputs(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts that name an output."""
+    heads = ((text, _HEAD.fullmatch(text.strip())) for text in texts)
+    return tuple(text for text, head in heads if head is not None and head["output"])
+
+
 def function_files(texts: Sequence[str]) -> list[str]:
     """Return the Python files that the texts name. Raises as :func:`parse_accept`."""
     files: list[str] = []

@@ -64,13 +64,13 @@ def asks_for(data: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str) -> None:
+def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str = "") -> None:
     """Refuse a file of a folder that nobody typed, unless it is trusted as it is now.
 
     Args:
         digest: of what it says, and of what that calls.
         asks: what of it needs trust; nothing is never refused.
-        instead: how the file itself is named, for the hint.
+        instead: how the file itself is named, for the hint; "" where that cannot be.
 
     Raises:
         UsageError: the user has not trusted it, or it was altered since.
@@ -82,7 +82,8 @@ def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str) -> N
     why = "has been altered since you trusted it" if state == "altered" else "lies where you have not trusted it"
     raise UsageError(
         f"{path} {why}, and it asks for more than hil does by itself: {', '.join(asks)}",
-        hint=f"read it, then: hil board trust {path.parent}; or name the file itself: {instead}",
+        hint=f"read it, then: hil board trust {path.parent}"
+        + (f"; or name the file itself: {instead}" if instead else ""),
     )
 
 

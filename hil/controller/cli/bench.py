@@ -22,6 +22,7 @@ from hil.controller.cli.options import (
     runs_option,
     seconds,
     tolerance_options,
+    with_project,
 )
 from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
@@ -95,7 +96,7 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     own["min_effect"] = settings.pop("min_effect") / 100
     own["fail_if_slower"] = None if allowed is None else allowed / 100
     own["check"] = not settings.pop("no_check")
-    job = Job(models=models, **settings)
+    job = with_project(Job(models=models, **settings))
     if job.flagfile:
         job = read_flagfile(job, later)
     with Screen(quiet=as_json) as screen:

@@ -22,6 +22,7 @@ from hil.controller.cli.options import (
     model_options,
     run_option,
     tolerance_options,
+    with_project,
     workshop,
 )
 from hil.controller.cli.screen import Screen, answer
@@ -82,7 +83,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     where = {option: settings[name] for option, name in named.items()}
     choice = chosen_board(settings)
     more = {key: settings.pop(key) for key in ("artifact_model", "group", "faults", "wait_s")}
-    options = Options(**settings)
+    options = with_project(Options(**settings))
     with Screen(quiet=as_json) as screen, workshop() as context:
         found = find(
             model, choice, context=context, screen=screen, options=options, flow=flow, ways=ways, out=out, **more

@@ -13,6 +13,7 @@ from hil.controller.cli.screen import answer
 from hil.errors import UsageError
 
 _FLOWS = "flows.toml"
+_PROJECT = "hil.toml"
 
 
 @command(epilog="Example: hil board trust board_configs")
@@ -23,10 +24,10 @@ _FLOWS = "flows.toml"
 def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     """Trust the board configs of a folder as they are now: their addresses, commands, flags and files are used.
 
-    DIR is a folder of configs, or one that has board_configs or flows.toml (whose flags are trusted, too). Without
-    trust a config of the working directory may only say what a board is: its type, runtime, devices, labels and
-    simulator. An altered file is asked for again. hil's own configs, those in the user's own folder and those that are
-    named as files need no trust.
+    DIR is a folder of configs, or one that has board_configs, flows.toml or hil.toml (whose flags and Python functions
+    are trusted, too). Without trust a config of the working directory may only say what a board is: its type, runtime,
+    devices, labels and simulator. An altered file is asked for again. hil's own configs, those in the user's own folder
+    and those that are named as files need no trust.
     """
     from hil.core.config_files import distrust, trusted_folders
 
@@ -58,7 +59,7 @@ def _trusted(folder: Path) -> dict[Path, list[str]]:
     from hil.core.config_files import trust as keep
 
     # In a project's folder other files end in .toml as well.
-    project = [*folder.glob("board_configs/*.toml"), *folder.glob(_FLOWS)]
+    project = [*folder.glob("board_configs/*.toml"), *folder.glob(_FLOWS), *folder.glob(_PROJECT)]
     files = {path: _look(path) for path in sorted(project or folder.glob("*.toml"))}
     if not files:
         raise UsageError(
@@ -71,7 +72,7 @@ def _trusted(folder: Path) -> dict[Path, list[str]]:
 
 
 def _look(path: Path) -> tuple[str, list[str]]:
-    """The digest by which a file, a board config or a file of flows, is trusted, and what it asks for."""
+    """The digest by which a board config, a file of flows or a project file is trusted, and what it asks for."""
     from hil.core.boards import read_board, trust_digest
     from hil.core.digest import digest_of
 
@@ -80,6 +81,12 @@ def _look(path: Path) -> tuple[str, list[str]]:
 
         flows = read_flows(path).values()
         return digest_of(path.read_bytes()), [f"compile_flags of {flow.name}" for flow in flows if flow.compile_flags]
+    if path.name == _PROJECT:
+        from hil.controller.pipeline.project import read_project
+
+        project = read_project(path)
+        # A file that asks for nothing has no digest of its own.
+        return project.digest if project.asks else digest_of(path.read_bytes()), list(project.asks)
     config = read_board(path)
     return trust_digest(config), list(config.asks)
 

@@ -27,6 +27,7 @@ from hil.controller.cli.options import (
     tolerance_options,
     verbose_option,
     wait_option,
+    with_project,
     workshop,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, say
@@ -94,7 +95,7 @@ def create(model: Path, output: Path | None, key: Path | None, as_json: bool, **
         raise UsageError("a bundle's cases expect one answer: give one --reference")
     target = _free(output or Path(f"{model.stem}.hilb"))
     choice = chosen_board(settings)
-    options = run_settings(settings)
+    options = with_project(run_settings(settings))
     request = Request(model, settings["functions"], options, settings["files"], settings["random"])
     with workshop() as context:
         with Screen(quiet=as_json) as screen:
@@ -237,7 +238,7 @@ def run(
     from hil.controller.workloads.bundles.show import print_run
 
     targets = split_targets(settings, "board", "hw_type")
-    job = Job(models=(bundle,), **settings)
+    job = with_project(Job(models=(bundle,), **settings))
     with Screen(quiet=as_json) as screen:
         if len(targets) > 1:
             from hil.controller.workloads.matrix.workloads import bundle_matrix

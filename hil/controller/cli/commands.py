@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from hil.controller.storage.origin import note_typed
 from hil.errors import UsageError
+
+# Where a command's context has the project file.
+PROJECT = "hil.project"
+
+
+class RunOption(click.Option):
+    """An option of a run, whose default the project file may set."""
 
 
 class Command(click.Command):
@@ -24,6 +32,8 @@ class Command(click.Command):
         if not ctx.resilient_parsing:
             words = [*ctx.command_path.split()[1:], *args]
             note_typed(shlex.join(["hil", *(word for word in words if word != "--json")]))
+            if not set(args) & {*ctx.help_option_names, "--resume"}:
+                _use_project(self, ctx)
         return super().parse_args(ctx, args)
 
 
@@ -46,6 +56,27 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
 def group(cls: type[Group] = Group, **settings: Any) -> Callable[[Callable[..., Any]], Group]:
     """Make a group of commands of a function."""
     return click.group(cls=cls, **settings)
+
+
+def _use_project(command: click.Command, ctx: click.Context) -> None:
+    """Take defaults from the project file, if there is one and the command has options of a run."""
+    options = {str(one.name): one for one in command.params if isinstance(one, RunOption)}
+    if not options:
+        return
+    from hil.controller.pipeline.project import find_project, load_project
+
+    if find_project(Path()) is None:
+        return
+    project = load_project(Path())
+    assert project is not None
+    ctx.meta[PROJECT] = project
+    used = {name: value for name, value in project.defaults.items() if name in options}
+    ctx.default_map = {
+        name: (value,) if options[name].multiple and not isinstance(value, tuple) else value
+        for name, value in used.items()
+    }
+    names = [*used, *(f'models."{pattern}"' for pattern in project.models)]
+    click.echo(f"hil: {project.path}: {', '.join(names)}", err=True)
 
 
 def _check_repeats(of: click.Command, ctx: click.Context, args: Sequence[str]) -> None:

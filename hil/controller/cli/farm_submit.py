@@ -26,6 +26,7 @@ from hil.controller.cli.options import (
     split_targets,
     target_program_options,
     tolerance_options,
+    with_project,
 )
 from hil.controller.cli.screen import answer, say
 from hil.controller.cli.suite import case_options
@@ -178,11 +179,12 @@ def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], se
 
     if kind is Kind.SUITE:
         own = {name: settings[name] for name in _OF_SUITES}
-        how_cases = Settings(**{name: settings[name] for name in _typed(CaseSettings, settings)})
+        how_cases = with_project(Settings(**{name: settings[name] for name in _typed(CaseSettings, settings)}))
         request = Request(words[0], **own, dims=settings["dims"], settings=how_cases)
         return load_suite(request, matching(farm, how["selector"], how["board"]))
     models = tuple(Path(word) for word in words)
-    job = Job(models=models, flagfile=settings["flagfile"], **{name: settings[name] for name in _typed(Job, settings)})
+    named = {name: settings[name] for name in _typed(Job, settings)}
+    job = with_project(Job(models=models, flagfile=settings["flagfile"], **named))
     if kind is Kind.BUNDLE:
         return load_bundles(job, settings["methods"], settings["key"])
     return load_models(job)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.pipeline.options import PROFILED_COUNTS, RunSettings, flag_of, parse_seconds, specs_of
+from hil.controller.cli.commands import PROJECT, RunOption
+from hil.controller.pipeline.options import PROFILED_COUNTS, CaseSettings, RunSettings, flag_of, parse_seconds, specs_of
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from hil.controller.workloads.matrix.targets import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=CaseSettings)
 
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -56,7 +59,7 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
         settings |= {"default": "" if default is None else default, "show_default": spec.shows_default}
     if of_text := spec.of_text:
         settings["callback"] = lambda _, option, value: of_text(value, option.opts[0])
-    return click.option(flag or flag_of(name, spec), name, **{**settings, **more})
+    return click.option(flag or flag_of(name, spec), name, cls=RunOption, **{**settings, **more})
 
 
 def run_options(*names: str) -> Callable[[F], F]:
@@ -304,6 +307,19 @@ def given_options() -> dict[str, str]:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             found.setdefault(name, option.opts[0])
     return found
+
+
+def with_project(settings: S) -> S:
+    """Return the settings with those of models from the project file, but for what the command line gives."""
+    project = click.get_current_context().meta.get(PROJECT)
+    if project is None:
+        return settings
+    given = given_options()
+    own = {
+        pattern: {name: value for name, value in values.items() if name not in given}
+        for pattern, values in project.models.items()
+    }
+    return replace(settings, per_model=own)
 
 
 def profiled_counts(settings: Mapping[str, Any]) -> dict[str, int]:

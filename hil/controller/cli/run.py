@@ -25,6 +25,7 @@ from hil.controller.cli.options import (
     target_options,
     target_program_options,
     tolerance_options,
+    with_project,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, print_cases
 
@@ -65,7 +66,7 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
         refuse_beside_resume("models", "resume", "out", "as_json")
     settings |= profiled_counts(settings)
     targets = split_targets(settings, "runtime", "board", "hw_type")
-    job = Job(models=models, **settings)
+    job = with_project(Job(models=models, **settings))
     stored = RunStore(job.out).folder_of(resume) if resume else None
     with Screen(quiet=as_json) as screen:
         if len(targets) > 1 or (stored and (stored / MATRIX).exists()):

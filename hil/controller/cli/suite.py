@@ -30,6 +30,7 @@ from hil.controller.cli.options import (
     tolerance_options,
     verbose_option,
     wait_option,
+    with_project,
     workshop,
 )
 from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say
@@ -166,7 +167,7 @@ def _targets(settings: dict[str, Any]) -> tuple[Target, ...]:
 
 
 def _request(source: str, settings: dict[str, Any]) -> Any:
-    from hil.controller.pipeline.options import CaseSettings
+    from hil.controller.pipeline.options import CaseSettings, specs_of
     from hil.controller.workloads.suites.request import Request, Settings
 
     ssh = {name: settings.pop(name) for name in SSH}
@@ -174,8 +175,8 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     profiles = {kind: str(folder.absolute()) for kind, folder in folders.items() if folder}
     if len(profiles) > len(set(profiles.values())):
         raise UsageError("--profile and --compile-time-profile each need a folder of their own")
-    names = CaseSettings.__dataclass_fields__
-    how = Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles)
+    names = specs_of(CaseSettings)
+    how = with_project(Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles))
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
     return Request(source, **settings, ssh=given, settings=how, profiles=profiles)
 

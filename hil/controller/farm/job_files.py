@@ -15,7 +15,7 @@ from typing import Any
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.pipeline.accepting import refuse_functions
 from hil.controller.pipeline.flagfiles import parse_flagfile
-from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.options import Job, checked_models, for_model
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import safe_name
@@ -30,7 +30,18 @@ from hil.errors import UsageError
 
 # Fields of a job that mean nothing on another machine, or that its host says itself.
 _IR: dict[str, Any] = {"debug_ir": None, "debug_ir_passes": False}
-_LOCAL = ("board", "hw_type", "identity", "known_hosts", "accept_new_host_key", *_IR, "flagfile", "out", "wait_s")
+_LOCAL = (
+    "board",
+    "hw_type",
+    "identity",
+    "known_hosts",
+    "accept_new_host_key",
+    *_IR,
+    "flagfile",
+    "out",
+    "wait_s",
+    "per_model",
+)
 _PROFILES = ("profile", "compile_time_profile")
 _KEYED = re.compile(r"(.*\.npz)(:[^/]*)", re.S)
 _AFTER = re.compile(r"(:[^/]*)?")
@@ -90,6 +101,7 @@ class JobFiles:
 def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
     """One model's job, as `hil run` has it, without a flag file."""
     parcel = JobFiles()
+    job = for_model(job, model.path)
     main = parcel.add_model(model, "model")
     options = {
         **_plain(job),
@@ -165,7 +177,8 @@ def request_of(options: Mapping[str, Any], folder: Path) -> Request:
     """The suite's part that a spec's options tell, on the host that has its files."""
     with _reading("suite"):
         request = typed_request(options)
-        refuse_functions(request.settings.accept)
+        own = checked_models(request.settings.per_model)
+        refuse_functions([*request.settings.accept, *(text for one in own.values() for text in one.get("accept", ()))])
     source = request.source if request.source in BUILT_IN else str(inside(folder, request.source))
     if not options.get("flow_is_file") and ".toml" in request.flow:
         raise UsageError(f"the flow {request.flow!r} did not come with the job")

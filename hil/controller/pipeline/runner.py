@@ -21,7 +21,7 @@ from hil.controller.models.inputs import OpenDimensions, with_sizes_of
 from hil.controller.models.size_hints import suggest_sizes
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.options import Options, for_model
 from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs, refuse_ranges
 from hil.core import clock
 from hil.core.board_config import BoardConfig
@@ -55,6 +55,7 @@ class Runner(Tools):
         Raises:
             UsageError: missing file, unknown function, inputs that the model does not take, a range of sizes.
         """
+        options = for_model(options, path)
         refuse_ranges(options)
         case = self._do(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT])
         if not want_inputs or case.model is None:

@@ -16,7 +16,7 @@ from hil.controller.models.sizes import (
     smallest_failing,
     sweep,
 )
-from hil.controller.pipeline.options import Job, Options
+from hil.controller.pipeline.options import Job, Options, for_model
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.core.results import BOARD_OUTCOMES, Outcome
@@ -54,13 +54,18 @@ def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCa
         UsageError: no model has a dimension that a size or a range is given for.
     """
     names = numbered([safe_name(path.stem) for path in job.models])
-    if len(job.models) == 1 and not options.dim_ranges:  # importing it checks the dimensions
-        return [SizedCase(names[0], names[0], job.models[0], options, {})]
+    if len(job.models) == 1 and not (only := for_model(options, job.models[0])).dim_ranges:
+        # Importing it checks the dimensions.
+        return [SizedCase(names[0], names[0], job.models[0], only, {})]
     given = sizes_of_models(job.models, {**options.dims, **options.dim_ranges}, context, options.function)
     found: list[SizedCase] = []
     for name, path, own in zip(names, job.models, given, strict=True):
-        ranges = own_sizes(options.dim_ranges, own)
-        chosen = replace(options, dims=own_sizes(options.dims, own), dim_ranges={})
+        mine = for_model(options, path)
+        dims, ranges = (
+            own_sizes(every, own) | {name: size for name, size in of_model.items() if name not in every}
+            for every, of_model in ((options.dims, mine.dims), (options.dim_ranges, mine.dim_ranges))
+        )
+        chosen = replace(mine, dims=dims, dim_ranges={})
         one = SizedCase(name, name, path, chosen, ranges)
         found += [one.resized(sizes) for sizes in sweep(ranges)]
     return found

@@ -22,6 +22,7 @@ from hil.controller.pipeline.options import (
     parse_seconds,
     specs_of,
 )
+from hil.controller.pipeline.project import load_project
 from hil.core.text import visible
 from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text, refuse_second, times_given
 
@@ -225,11 +226,23 @@ class LateOptions:
 
 
 def settings_of(config: pytest.Config) -> dict[str, Any]:
-    """What the options say of any case; UsageError: --hil-timeout is nothing that anybody waits."""
+    """What the options say of any case, and where they say nothing the project file.
+
+    Raises:
+        UsageError: --hil-timeout is nothing that anybody waits, or the project file is wrong or not trusted.
+    """
+    project = load_project(config.invocation_params.dir)
+    defaults = project.defaults if project is not None else {}
+    usual = {option.dest: option.default for option in OPTIONS}
+    given: set[str] = set()
 
     def setting(name: str, spec: Spec) -> Any:
         option = flag_of(name, spec).removeprefix("--").replace("-", "_")
         value = config.getoption(f"hil_{option}")
+        if value not in (None, False, usual[f"hil_{option}"]):
+            given.add(name)
+        elif name in defaults:
+            value = defaults[name]
         if name in PROFILED_COUNTS and value is None:
             return PROFILED_COUNTS[name] if config.getoption("hil_runtime_profile") else getattr(CaseSettings(), name)
         if spec.repeats:
@@ -238,7 +251,13 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
             return config.invocation_params.dir / value if value else None
         return spec.of_text(value, f"--hil-{option}") if spec.of_text else value
 
-    return {name: setting(name, spec) for name, spec in specs_of(CaseSettings).items()}
+    found = {name: setting(name, spec) for name, spec in specs_of(CaseSettings).items()}
+    models = project.models if project is not None else {}
+    per_model = {
+        pattern: {name: value for name, value in values.items() if name not in given}
+        for pattern, values in models.items()
+    }
+    return {**found, "per_model": per_model}
 
 
 def request_of(config: pytest.Config) -> Request:

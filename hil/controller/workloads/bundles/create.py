@@ -24,7 +24,7 @@ from hil.controller.models.inputs import make_inputs
 from hil.controller.models.sizes import sized_name, sweep
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
+from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options, for_model
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext
@@ -83,6 +83,7 @@ def create_bundle(
         StageError: importing, compiling or referring failed.
         BoardError: the board was needed and is not there.
     """
+    request = replace(request, options=for_model(request.options, request.model))
     check_options(request.options, choice, takes_ranges=True)
     models, left_out = import_methods(
         request.model, request.functions, context, only_main=request.is_of_main, dims=request.options.dims

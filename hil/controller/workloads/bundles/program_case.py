@@ -11,7 +11,7 @@ from hil.bundles.cases import BundledCase
 from hil.bundles.manifest import program_files
 from hil.bundles.signature import public_keys, verify
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.options import Options, for_model
 from hil.controller.storage.cache import Cache
 from hil.core.results import Artifact, Model, RunResult, Stage
 from hil.errors import ReferenceFailed
@@ -53,6 +53,7 @@ class ProgramCase:
             name: the case's; "" is the method's and the bundled case's.
         """
         given, method, signature = self.given, self.method, self.method.signature
+        options = for_model(options, self.path)
         options = replace(
             options,
             runtime=self.artifact.runtime,

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hil.compare.criteria import with_outputs
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.flows import Flow, quantum_atol
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options, for_model
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext
@@ -70,11 +71,11 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
     try:
         data = spec.make(folder)
         if data.program is not None:
-            return data.program.begin(options_for(data, flow, settings, spec.id), folder, name)
+            return data.program.begin(options_for(data, flow, settings, spec), folder, name)
         quantum = quantum_atol(flow, data.path, runner.context, folder / "logs" / "import.log")
         if quantum is not None:
             data = replace(data, atol=max(quantum, data.atol or 0.0))
-        return runner.begin(data.path, options_for(data, flow, settings, spec.id), folder, name=name)
+        return runner.begin(data.path, options_for(data, flow, settings, spec), folder, name=name)
     except StorageError:
         raise
     except HilError as error:
@@ -105,12 +106,21 @@ def references_of(settings: Settings, flow: Flow) -> tuple[str, ...]:
     return settings.references or flow.references
 
 
-def options_for(data: CaseData, flow: Flow, settings: Settings, case_id: str) -> Options:
-    """The pipeline's options for a case: its data, its flow, and how it is to be run."""
+def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) -> Options:
+    """The pipeline's options for a case: its data, its flow, and how it is to be run.
+
+    What the project file has for a model is for the whole model. So are criteria that name no output: what a layer
+    returns is judged within the tolerance.
+    """
+    if spec.layer:
+        settings = replace(settings, per_model={})
+    else:
+        settings = for_model(settings, Path(spec.file.path) if spec.file is not None else data.path)
+    accept = settings.accept or flow.accept
     chosen: dict[str, Any] = {
-        "debug_ir": settings.debug_ir / case_id if settings.debug_ir else None,
+        "debug_ir": settings.debug_ir / spec.id if settings.debug_ir else None,
         "references": references_of(settings, flow),
-        "accept": settings.accept or flow.accept,
+        "accept": with_outputs(accept) if spec.layer else accept,
     }
     for name in ("rtol", "atol"):
         # A tolerance that the user typed goes before the flow's, and that before the case's own.

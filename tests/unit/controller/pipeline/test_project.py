@@ -1,0 +1,201 @@
+"""The project file: where it is looked for, what it may say, and what wins."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hil.controller.cli.main import cli
+from hil.controller.pipeline.options import Job, Options, checked_models, for_model
+from hil.controller.pipeline.project import find_project, load_project, read_project
+from hil.core.text import jsonable
+from hil.errors import UsageError
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write the project file of the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def make(text: str) -> Path:
+        (tmp_path / "hil.toml").write_text(text)
+        return tmp_path / "hil.toml"
+
+    return make
+
+
+@pytest.mark.parametrize("end", [".git", "home"])
+def test_search_ends_at_repository_or_home(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "above" / "top" / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "above" / "hil.toml").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "above" / "top") if end == "home" else "/nowhere")
+    if end == ".git":
+        (tmp_path / "above" / "top" / ".git").mkdir()
+    assert find_project(inner) is None
+    (tmp_path / "above" / "top" / "hil.toml").touch()
+    assert find_project(inner) == tmp_path / "above" / "top" / "hil.toml"
+    (inner / "hil.toml").touch()
+    assert find_project(inner) == inner / "hil.toml"
+
+
+def test_parents_outside_repository_and_home_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/nowhere")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "hil.toml").touch()
+    assert find_project(tmp_path / "inner") is None
+    assert find_project(tmp_path) == tmp_path / "hil.toml"
+
+
+def test_read_project_reads_defaults_models_and_outputs(write: Write) -> None:
+    found = read_project(
+        write(
+            """
+            [defaults]
+            rtol = 1
+            references = ["onnxruntime"]
+            no_fallback = true
+            timeout = 5
+            [models."*.onnx"]
+            dims = ["N=4"]
+            accept = ["rmse<=1"]
+            [models."*.onnx".outputs."logits:0"]
+            accept = ["argmax", "kl<=1"]
+            """
+        )
+    )
+    assert found.defaults == {"rtol": 1, "references": ("onnxruntime",), "no_fallback": True, "timeout": 5}
+    accept = ("rmse<=1", "logits:0: argmax", "logits:0: kl<=1")
+    assert found.models == {"*.onnx": {"dims": {"N": 4}, "accept": accept}}
+    assert found.asks == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[defaults", "cannot be read", ""),
+        ("[default]\n", "unknown table [default]", "did you mean 'defaults'"),
+        ("defaults = 3\n", "[defaults] must be a table", ""),
+        ("[defaults]\nrtoll = 1", "[defaults] has no 'rtoll'", "did you mean 'rtol'"),
+        ('[defaults]\ninputs = ["x.npy"]', "[defaults] has no 'inputs'", ""),
+        ("[defaults]\nrtol = true", "[defaults] rtol must be a number, got True", ""),
+        ("[defaults]\niterations = 1.5", "iterations must be a whole number", ""),
+        ('[defaults]\naccept = "argmax"', "accept must be a list of texts", ""),
+        ("[defaults]\nno_fallback = 1", "no_fallback must be true or false", ""),
+        ('[defaults]\naccept = ["kll<=1"]', "[defaults] accept 'kll<=1' at character 1: unknown criterion", "'kl'"),
+        ('[defaults]\naccept = ["top1>=0"]', "cannot fail", ""),
+        ("[models]\nx = 3", '[models."x"] must be a table', ""),
+        ("[models.x]\nrtoll = 1", "[models.\"x\"] has no 'rtoll'", "did you mean 'rtol'"),
+        ('[models.x]\ndims = ["N"]', "dims 'N' is not NAME=SIZE", ""),
+        ('[models.x]\nlabels = ["a"]', "there is no setting 'labels' of a model", ""),
+        ("[models.x.outputs]\ny = 3", '[models."x".outputs."y"] must be a table', ""),
+        ("[models.x.outputs.y]\nrtol = 3", '[models."x".outputs."y"] takes accept', ""),
+        ('[models.x.outputs.y]\naccept = ["z: argmax"]', "'z: argmax' names another output", ""),
+    ],
+)
+def test_read_project_names_file_and_key(write: Write, text: str, message: str, hint: str) -> None:
+    path = write(text)
+    with pytest.raises(UsageError) as caught:
+        read_project(path)
+    assert str(path) in caught.value.message
+    assert message in caught.value.message and hint in caught.value.hint
+
+
+def test_project_files_are_read_with_bounded_size(write: Write) -> None:
+    path = write("")
+    os.truncate(path, 1 << 30)
+    with pytest.raises(UsageError, match="1073741824 bytes"):
+        read_project(path)
+
+
+def test_python_functions_and_flags_need_trust(write: Write, tmp_path: Path) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text("def same(a, b): return True\n")
+    path = write('[defaults]\ncompile_flags = ["--x"]\n[models.m.outputs.y]\naccept = ["python:judge.py:same"]\n')
+    assert read_project(path).models["m"]["accept"] == (f"y: python:{judge}:same",)
+    with pytest.raises(UsageError) as caught:
+        load_project(tmp_path)
+    assert "[defaults] compile_flags" in caught.value.message and "python" in caught.value.message
+    assert f"hil board trust {tmp_path}" in caught.value.hint
+    assert CliRunner().invoke(cli, ["board", "trust", str(tmp_path)], catch_exceptions=False).exit_code == 0
+    assert load_project(tmp_path) is not None
+    judge.write_text("def same(a, b): return 1 / 0\n")
+    with pytest.raises(UsageError, match="has been altered"):
+        load_project(tmp_path)
+
+
+def test_settings_that_describe_need_no_trust(write: Write, tmp_path: Path) -> None:
+    write('[defaults]\naccept = ["argmax"]\nrtol = 0.1\n')
+    assert load_project(tmp_path) is not None
+
+
+def test_for_model_takes_later_patterns_and_paths() -> None:
+    options = Options(rtol=0.5, per_model={"*.onnx": {"rtol": 0.1, "atol": 1.0}, "models/b.*": {"rtol": 0.2}})
+    assert for_model(options, Path("models/a.onnx")) == Options(rtol=0.1, atol=1.0)
+    assert for_model(options, Path("models/b.onnx")) == Options(rtol=0.2, atol=1.0)
+    assert for_model(options, Path("c.mlir")) == Options(rtol=0.5)
+
+
+def test_settings_of_models_come_back_from_a_record() -> None:
+    job = Job(per_model={"*.onnx": {"accept": ("argmax",), "dims": {"N": 4}}})
+    again = Job.of_record(json.loads(json.dumps(jsonable(vars(job)))))
+    assert for_model(again, Path("a.onnx")) == Job(accept=("argmax",), dims={"N": 4})
+
+
+@pytest.mark.parametrize("damaged", [3, {"x": 3}, {"x": {"nope": 1}}, {"x": {"rtol": "1"}}, {"x": {"debug_ir": "d"}}])
+def test_damaged_settings_of_models_are_usage_errors(damaged: Any) -> None:
+    with pytest.raises(UsageError):
+        checked_models(damaged)
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
+    """Return the job that `hil run MODEL` with these words asks for."""
+
+    def ask(*words: str) -> Job:
+        jobs: list[Job] = []
+
+        def run(job: Job, **_: Any) -> Any:
+            jobs.append(job)
+            raise UsageError("stop")
+
+        monkeypatch.setattr("hil.controller.workloads.run_job.run_job", run)
+        result: Result = CliRunner().invoke(cli, ["run", "m.onnx", *words])
+        assert jobs, result.output
+        return jobs[0]
+
+    return ask
+
+
+def test_command_line_wins_over_project_file(write: Write, asked: Callable[..., Job]) -> None:
+    write(
+        '[defaults]\nrtol = 0.1\nseed = 5\nruntime = "onnxruntime"\naccept = ["argmax"]\nno_fallback = true\n'
+        '[models."*.onnx"]\nrtol = 0.3\natol = 0.4\n'
+    )
+    job = asked()
+    assert (job.rtol, job.seed, job.runtime, job.accept, job.no_fallback) == (0.1, 5, "onnxruntime", ("argmax",), True)
+    assert for_model(job, Path("m.onnx")).rtol == 0.3
+    given = asked("--rtol", "0.2", "--accept", "kl<=1", "--seed", "6", "--runtime", "iree")
+    assert (given.rtol, given.seed, given.runtime, given.accept) == (0.2, 6, "iree", ("kl<=1",))
+    own = for_model(given, Path("m.onnx"))
+    assert (own.rtol, own.atol) == (0.2, 0.4)
+
+
+def test_broken_project_file_stops_the_command_but_not_its_help(write: Write) -> None:
+    path = write("[defaults]\nrtoll = 1\n")
+    done = CliRunner().invoke(cli, ["run", "m.onnx"])
+    assert isinstance(done.exception, UsageError) and str(path) in done.exception.message
+    assert CliRunner().invoke(cli, ["run", "--help"]).exit_code == 0
+    assert CliRunner().invoke(cli, ["cache", "--help"]).exit_code == 0
