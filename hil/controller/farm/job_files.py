@@ -15,7 +15,8 @@ from typing import Any
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.pipeline.accepting import refuse_functions
 from hil.controller.pipeline.flagfiles import parse_flagfile
-from hil.controller.pipeline.options import Job, checked_models, for_model
+from hil.controller.pipeline.model_settings import checked_models, for_model
+from hil.controller.pipeline.options import Job
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import safe_name

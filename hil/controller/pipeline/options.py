@@ -11,7 +11,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -208,7 +207,7 @@ def _option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
 class CaseSettings:
     """How any case is to be run, in a run, in a suite, under pytest."""
 
-    # pattern of model files -> field -> value, of the project file; see :func:`for_model`.
+    # pattern of model files -> field -> value, of the project file; see :mod:`.model_settings`.
     per_model: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, kw_only=True)
 
     seed: int = _option(0, _COUNT, "Of random inputs.", shows_default=True)
@@ -414,38 +413,6 @@ def _settings_of(kind: type[T], given: Mapping[str, Any], unknown: str, known: s
         if name not in specs:
             raise UsageError(f"{unknown} {name!r}", hint=f"{did_you_mean(name, specs)}{known} {', '.join(specs)}")
     return kind(**{name: checked(name, value, specs[name].kind, specs[name].hint) for name, value in given.items()})
-
-
-def checked_models(values: Any) -> dict[str, dict[str, Any]]:
-    """Return settings of models by pattern of their files. Raises UsageError: they are damaged or unknown."""
-    specs = {name: spec for name, spec in specs_of(RunSettings).items() if spec.help and spec.decides}
-    found: dict[str, dict[str, Any]] = {}
-    for pattern, table in checked("settings of models", values, ("a table", _an(Mapping))).items():
-        own: dict[str, Any] = {}
-        for name, value in checked(f"settings of {pattern}", table, ("a table", _an(Mapping))).items():
-            if name not in specs:
-                raise UsageError(
-                    f"there is no setting {name!r} of a model",
-                    hint=f"{did_you_mean(name, specs)}one of {', '.join(specs)}",
-                )
-            own[name] = checked(name, value, specs[name].kind, specs[name].hint)
-        found[pattern] = own
-    return found
-
-
-def for_model(settings: T, path: Path) -> T:
-    """Return the settings with those that the project file has for a model, by name or path; later patterns win.
-
-    Settings that the class lacks are left out: a suite's flow has the runtime and the flags.
-    """
-    if not settings.per_model:
-        return settings
-    found: dict[str, Any] = {}
-    for pattern, values in checked_models(settings.per_model).items():
-        if fnmatchcase(path.name, pattern) or fnmatchcase(path.as_posix(), pattern):
-            found |= values
-    own = {field.name for field in dataclasses.fields(settings)}
-    return dataclasses.replace(settings, per_model={}, **{name: found[name] for name in own & found.keys()})
 
 
 def stored_settings(values: Mapping[str, Any], kind: type[T]) -> dict[str, Any]:

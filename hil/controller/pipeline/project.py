@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hil.compare.criteria import function_files, parse_accept, resolve_files
-from hil.controller.pipeline.options import RunSettings, Spec, checked_models, specs_of
+from hil.controller.pipeline.model_settings import checked_models
+from hil.controller.pipeline.options import RunSettings, Spec, specs_of
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_file, digest_of
 from hil.core.files import read_text

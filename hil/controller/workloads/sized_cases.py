@@ -16,7 +16,8 @@ from hil.controller.models.sizes import (
     smallest_failing,
     sweep,
 )
-from hil.controller.pipeline.options import Job, Options, for_model
+from hil.controller.pipeline.model_settings import for_model
+from hil.controller.pipeline.options import Job, Options
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.core.results import BOARD_OUTCOMES, Outcome

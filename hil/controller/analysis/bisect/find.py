@@ -25,7 +25,8 @@ from hil.controller.models.flows import Flow, quanta, quantum_atol
 from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options, for_model
+from hil.controller.pipeline.model_settings import for_model
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.isolated import IsolatedError

@@ -24,7 +24,8 @@ from hil.controller.models.inputs import make_inputs
 from hil.controller.models.sizes import sized_name, sweep
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options, for_model
+from hil.controller.pipeline.model_settings import for_model
+from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext

@@ -16,7 +16,8 @@ from hil.controller.backends.compilers.iree_group import compile_together, has_c
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.flows import Flow, quantum_atol
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options, for_model
+from hil.controller.pipeline.model_settings import for_model
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hil.controller.cli.main import cli
-from hil.controller.pipeline.options import Job, Options, checked_models, for_model
+from hil.controller.pipeline.model_settings import checked_models, for_model
+from hil.controller.pipeline.options import Job, Options, RunSettings, specs_of
 from hil.controller.pipeline.project import find_project, load_project, read_project
 from hil.core.text import jsonable
 from hil.errors import UsageError
@@ -199,3 +200,34 @@ def test_broken_project_file_stops_the_command_but_not_its_help(write: Write) ->
     assert isinstance(done.exception, UsageError) and str(path) in done.exception.message
     assert CliRunner().invoke(cli, ["run", "--help"]).exit_code == 0
     assert CliRunner().invoke(cli, ["cache", "--help"]).exit_code == 0
+
+
+# --- the schema ------------------------------------------------------------------------------------------------------
+
+SCHEMA = json.loads((Path(__file__).parents[4] / "docs" / "project.schema.json").read_text())
+
+
+def test_schema_has_every_option_with_its_help() -> None:
+    specs = {name: spec for name, spec in specs_of(RunSettings).items() if spec.help}
+    defaults = SCHEMA["properties"]["defaults"]["properties"]
+    models = SCHEMA["properties"]["models"]["additionalProperties"]["properties"]
+    assert set(defaults) == set(specs) - {"inputs", "expected"}
+    assert set(models) == {name for name in defaults if specs[name].decides} | {"outputs"}
+    for name, property_ in defaults.items():
+        assert property_["description"] == specs[name].help, name
+        assert models.get(name, property_) == property_
+
+
+VALUES = {"array": "[]", "boolean": "true", "integer": "3", "number": "0.5", "string": '"5"'}
+
+
+@pytest.mark.parametrize("name", SCHEMA["properties"]["defaults"]["properties"])
+def test_schema_and_reader_take_the_same_types(name: str, write: Write) -> None:
+    wanted = SCHEMA["properties"]["defaults"]["properties"][name]["type"]
+    for kind, text in VALUES.items():
+        path = write(f"[defaults]\n{name} = {text}\n")
+        if kind == wanted or (kind, wanted) == ("integer", "number"):
+            assert name in read_project(path).defaults
+        else:
+            with pytest.raises(UsageError, match=f"{name} must be"):
+                read_project(path)

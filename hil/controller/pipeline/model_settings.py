@@ -1,0 +1,55 @@
+"""Settings of single models, by patterns of their files: what the project file has beside its defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hil.controller.pipeline.options import CaseSettings, Kind, RunSettings, checked, specs_of
+from hil.errors import UsageError, did_you_mean
+
+T = TypeVar("T", bound=CaseSettings)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return value
+
+
+_TABLE: Kind = ("a table", _mapping)
+
+
+def checked_models(values: Any) -> dict[str, dict[str, Any]]:
+    """Return settings of models by pattern of their files. Raises UsageError: they are damaged or unknown."""
+    specs = {name: spec for name, spec in specs_of(RunSettings).items() if spec.help and spec.decides}
+    found: dict[str, dict[str, Any]] = {}
+    for pattern, table in checked("settings of models", values, _TABLE).items():
+        own: dict[str, Any] = {}
+        for name, value in checked(f"settings of {pattern}", table, _TABLE).items():
+            if name not in specs:
+                raise UsageError(
+                    f"there is no setting {name!r} of a model",
+                    hint=f"{did_you_mean(name, specs)}one of {', '.join(specs)}",
+                )
+            own[name] = checked(name, value, specs[name].kind, specs[name].hint)
+        found[pattern] = own
+    return found
+
+
+def for_model(settings: T, path: Path) -> T:
+    """Return the settings with those that the project file has for a model, by name or path; later patterns win.
+
+    Settings that the class lacks are left out: a suite's flow has the runtime and the flags.
+    """
+    if not settings.per_model:
+        return settings
+    found: dict[str, Any] = {}
+    for pattern, values in checked_models(settings.per_model).items():
+        if fnmatchcase(path.name, pattern) or fnmatchcase(path.as_posix(), pattern):
+            found |= values
+    own = {field.name for field in dataclasses.fields(settings)}
+    return dataclasses.replace(settings, per_model={}, **{name: found[name] for name in own & found.keys()})
