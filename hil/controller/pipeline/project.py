@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hil.compare.criteria import function_files, parse_accept, resolve_files
 from hil.controller.pipeline.model_settings import checked_models
 from hil.controller.pipeline.options import RunSettings, Spec, specs_of
 from hil.core.config_files import check_trust, parse_toml
@@ -86,6 +85,8 @@ def load_project(start: Path) -> Project | None:
 
 def read_project(path: Path) -> Project:
     """Read a project file, trusted or not. Raises UsageError: it cannot be read, or a key or value is wrong."""
+    from hil.compare.criteria import function_files
+
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -150,6 +151,8 @@ def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -
 
 def _read_outputs(path: Path, where: str, outputs: Any) -> tuple[str, ...]:
     """Return the criteria of single outputs as texts of ``--accept``."""
+    from hil.compare.criteria import parse_accept
+
     found: list[str] = []
     for output, table in _table(path, f"{where} {_OUTPUTS}", outputs).items():
         here = f'{where[:-1]}.{_OUTPUTS}."{output}"]'
@@ -164,6 +167,8 @@ def _read_outputs(path: Path, where: str, outputs: Any) -> tuple[str, ...]:
 
 
 def _read_accept(path: Path, where: str, texts: list[str]) -> tuple[str, ...]:
+    from hil.compare.criteria import parse_accept, resolve_files
+
     resolved = tuple(resolve_files(text, path.parent) for text in texts)
     parse_accept(resolved, _unloaded, f"{path}: {where}")
     return resolved

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hil.controller.models.dimensions import own_sizes, sizes_of_models
 from hil.controller.models.sizes import (
@@ -22,6 +22,8 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import safe_name
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.core.text import numbered
+
+T = TypeVar("T")
 
 _NO_FAILURE = frozenset({Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES})
 
@@ -62,14 +64,17 @@ def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCa
     found: list[SizedCase] = []
     for name, path, own in zip(names, job.models, given, strict=True):
         mine = for_model(options, path)
-        dims, ranges = (
-            own_sizes(every, own) | {name: size for name, size in of_model.items() if name not in every}
-            for every, of_model in ((options.dims, mine.dims), (options.dim_ranges, mine.dim_ranges))
-        )
+        dims = _own_and_given(options.dims, own, mine.dims)
+        ranges = _own_and_given(options.dim_ranges, own, mine.dim_ranges)
         chosen = replace(mine, dims=dims, dim_ranges={})
         one = SizedCase(name, name, path, chosen, ranges)
         found += [one.resized(sizes) for sizes in sweep(ranges)]
     return found
+
+
+def _own_and_given(every: Mapping[str, T], own: Iterable[str], of_model: Mapping[str, T]) -> dict[str, T]:
+    """Return those of the sizes for all models that a model has, and what the project file has for the model."""
+    return {**own_sizes(every, own), **{name: size for name, size in of_model.items() if name not in every}}
 
 
 class FailureSearch:

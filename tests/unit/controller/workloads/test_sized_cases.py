@@ -54,6 +54,15 @@ def test_range_makes_case_of_each_edge(models, context):
     assert not any(one.options.dim_ranges for one in found)
 
 
+def test_project_file_gives_sizes_to_its_model_alone(models, context):
+    job = Job(models=models, dims={"S": 3}, per_model={"batch.*": {"dims": {"N": 2}, "rtol": 0.5}})
+    found = sized_cases(job, job.options(), context)
+    assert [(one.name, dict(one.options.dims)) for one in found] == [("seq", {"S": 3}), ("batch", {"N": 2})]
+    assert [one.options.rtol for one in found] == [None, 0.5]
+    job = Job(models=models[1:], per_model={"batch.*": {"dims": {"N": "1..2"}}})
+    assert [one.name for one in sized_cases(job, job.options(), context)] == ["batch_N-1", "batch_N-2"]
+
+
 @pytest.mark.parametrize("size", [3, "1..3"])
 def test_unknown_dimension_is_refused_with_models(models, context, size):
     with pytest.raises(UsageError, match=r"--dim Q: none of .*seq.onnx, .*batch.onnx has a dimension of that name"):
