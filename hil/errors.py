@@ -98,6 +98,13 @@ class StageError(HilError):
     outcome: ClassVar[str | None] = "RUN_ERROR"
 
 
+class AnswersDiffer(StageError):
+    """A program gave different answers to the same inputs."""
+
+    outcome = "UNSTABLE"
+    exit_code = EXIT_FAIL
+
+
 class ImportFailed(StageError):
     """The model cannot be read."""
 

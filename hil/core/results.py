@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil import errors
+from hil.core.repetition import Repetition
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RanElsewhere
 
@@ -32,6 +33,7 @@ class Outcome(str, Enum):
     PASS = "PASS"
     FAIL = "FAIL"
     BLIND = "BLIND"
+    UNSTABLE = "UNSTABLE"
     IMPORT_ERROR = "IMPORT_ERROR"
     COMPILE_ERROR = "COMPILE_ERROR"
     COMPILE_CRASH = "COMPILE_CRASH"
@@ -54,10 +56,13 @@ class Outcome(str, Enum):
         """The exit code that a command ends with when this is its gravest outcome."""
         if self in (Outcome.PASS, Outcome.SKIP, Outcome.XFAIL):
             return errors.EXIT_OK
-        if self in (Outcome.FAIL, Outcome.BLIND, Outcome.XPASS):
+        if self in (Outcome.FAIL, Outcome.BLIND, Outcome.UNSTABLE, Outcome.XPASS):
             return errors.EXIT_FAIL
         return errors.EXIT_BOARD if self in BOARD_OUTCOMES else errors.EXIT_STAGE
 
+
+WRONG = frozenset({Outcome.FAIL, Outcome.BLIND, Outcome.UNSTABLE})
+"""The outcomes of a program that ran, and whose answers are wrong or cannot be relied on."""
 
 BOARD_OUTCOMES = frozenset({Outcome.BOARD_LOST, Outcome.BLOB_DAMAGED, Outcome.BOARD_REFUSED, Outcome.BOARD_UNREACHABLE})
 """The outcomes that blame the board, or the way to it, and not the model."""
@@ -147,6 +152,8 @@ class RunResult:
     # output name -> a reference's own noise, of the output's shape and NOISE_DTYPE, where it was measured.
     noise: Mapping[str, Array] = field(default_factory=dict)
     relation: Relation = Relation.INDEPENDENT  # of a reference, to the program that it judges
+    # the answers of all its iterations; None where they were not compared with each other.
+    repetition: Repetition | None = None
 
     @property
     def device_ns(self) -> list[int]:

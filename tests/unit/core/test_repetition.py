@@ -1,0 +1,79 @@
+"""How the answers of iterations are counted, joined over calls and described."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hil.core.repetition import Answer, Repetition, differing_outputs, merge, merge_known
+
+ONE, TWO = {"y": np.float32([1])}, {"y": np.float32([2])}
+
+
+def stable(count: int = 3) -> Repetition:
+    return Repetition((Answer(count, 0, ONE),))
+
+
+def test_stable_iterations_are_described():
+    assert stable(200).text == "200 of 200 iterations gave the same answer" and stable().is_stable
+
+
+def test_sampling_is_described():
+    text = Repetition((Answer(2, 0, ONE),), is_sampled=True).text
+    assert text.endswith("gave the same answer (compared in samples: the outputs are larger than 1 MiB)")
+
+
+@pytest.mark.parametrize(
+    ("counts", "others", "text"),
+    [
+        ([140, 60], 0, "2 different answers in 200 iterations: 140 (70 %), 60 (30 %)"),
+        ([9999, 1], 0, "2 different answers in 10000 iterations: 9999 (99.9 %), 1 (0.01 %)"),
+        ([1] * 6, 0, "6 different answers in 6 iterations: 1 (16.7 %), 1 (16.7 %), 1 (16.7 %), 1 (16.7 %), ..."),
+        ([5], 5, "at least 2 different answers in 10 iterations: 5 (50 %), ..."),
+    ],
+)
+def test_different_answers_are_described(counts: list[int], others: int, text: str):
+    found = Repetition(tuple(Answer(count, number) for number, count in enumerate(counts)), others=others)
+    assert found.text == text and not found.is_stable
+
+
+def test_merge_joins_answers_that_are_equal():
+    other = Repetition((Answer(1, 0, {"y": np.float32([1])}), Answer(2, 1, TWO)), differing=("y",))
+    joined = merge([stable(3), other])
+    assert joined is not None
+    assert [(one.iterations, one.first) for one in joined.answers] == [(4, 0), (2, 4)]
+    assert (joined.iterations, joined.differing) == (6, ("y",))
+
+
+def test_merge_finds_the_outputs_that_differ_between_calls():
+    joined = merge([stable(), Repetition((Answer(3, 0, TWO),), is_sampled=True)])
+    assert joined is not None and joined.differing == ("y",) and joined.is_sampled and not joined.is_stable
+
+
+def test_merge_counts_answers_without_outputs_apart():
+    joined = merge([stable(), Repetition((Answer(1, 0, ONE), Answer(1, 1)), others=2)])
+    assert joined is not None and len(joined.answers) == 2 and joined.others == 2 and joined.iterations == 7
+
+
+def test_merge_of_nothing_is_nothing():
+    assert merge([]) is None and merge_known(None, None) is None
+    one = stable()
+    assert merge([one]) is one and merge_known(None, one) is one
+
+
+def test_differing_outputs_compare_bits_dtypes_and_shapes():
+    nan = np.array([0x7FC00001], np.uint32).view(np.float32)
+    first = {"a": np.float32([np.nan]), "b": np.zeros((1, 2)), "c": np.zeros(2)}
+    second = {"a": nan, "b": np.zeros((2, 1)), "c": np.zeros(2)}
+    assert differing_outputs([Answer(1, 0, first), Answer(1, 1), Answer(1, 2, second)]) == ["a", "b"]
+
+
+def test_record_has_shares_and_renamed_outputs():
+    found = Repetition((Answer(3, 0, ONE), Answer(1, 2, TWO)), differing=("y",)).renamed({"y": "z"})
+    record = found.record()
+    assert record["differing"] == ["z"] and found.answers[1].outputs == {"z": TWO["y"]}
+    assert record["answers"] == [
+        {"iterations": 3, "share": 0.75, "first": 0},
+        {"iterations": 1, "share": 0.25, "first": 2},
+    ]
+    assert (record["iterations"], record["distinct"], record["sampled"]) == (4, 2, False)
