@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hil.agent import ipc
+from hil.agent.iterations import MAX_ANSWERS, MAX_KEPT
 from hil.core.results import MOST_NAMES, Part, Placement
 from hil.core.tensors import DTYPES, TensorSpec, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
@@ -54,6 +55,25 @@ class Output:
 
 
 @dataclass(frozen=True)
+class RepeatedAnswer:
+    """One of a call's distinct answers."""
+
+    runs: int
+    first: int  # the number of the first run that gave it
+    outputs: tuple[Output, ...] | None = None  # None where the worker has not kept them
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """What a worker says of the answers of a call's runs."""
+
+    answers: tuple[RepeatedAnswer, ...]
+    sampled: bool
+    others: int  # runs with further answers
+    differing: tuple[int, ...]  # the outputs that differ, by number
+
+
+@dataclass(frozen=True)
 class Ran:
     """What a run, or a profiling pass, gave."""
 
@@ -65,6 +85,7 @@ class Ran:
     cpu_ns: int
     peak_bytes: int
     placement: Placement | None = None  # None where nothing new is known
+    repetition: Repeated | None = None  # None where one run has nothing to be compared with
 
     @property
     def size(self) -> int:
@@ -73,7 +94,7 @@ class Ran:
 
 
 Answer: TypeAlias = "Signature | Ran | None"
-_Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None]"
+_Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None, Repeated | None]"
 
 
 @dataclass
@@ -81,7 +102,7 @@ class Known:
     """What a worker said of a run's outputs the last time, and what that was read as."""
 
     text: bytes = b""
-    made: _Made = ((), None)
+    made: _Made = ((), None, None)
 
 
 def most_bytes(iterations: int) -> int:
@@ -112,10 +133,10 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
             if op == "load":
                 return _signature(found)
             if op == "profile":
-                return _ran((_profile(found), None), numbers, 0)
+                return _ran((_profile(found), None, _repeated(found)), numbers, 0)
             made = _made(found)
             if known is not None:
-                known.text, known.made = (text, made) if len(text) <= _KEPT_BYTES else (b"", ((), None))
+                known.text, known.made = (text, made) if len(text) <= _KEPT_BYTES else (b"", ((), None, None))
             return _ran(made, numbers, iterations)
         error = _error(answer["error"], op)
     except ipc.Garbled as why:
@@ -152,22 +173,52 @@ def _ran(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
     if warmup_ns < 0 or cpu_ns < 0 or peak < 0:
         raise ipc.Garbled("a number is below 0")
     middle = _NUMBERS + iterations
-    outputs, placement = made
-    return Ran(outputs, numbers[_NUMBERS:middle], numbers[middle:], warmup_ns, cpu_ns, peak, placement)
+    outputs, placement, repeated = made
+    return Ran(outputs, numbers[_NUMBERS:middle], numbers[middle:], warmup_ns, cpu_ns, peak, placement, repeated)
 
 
 def _made(found: dict[str, Any]) -> _Made:
-    outputs: list[Output] = []
-    for one in _take(found, outputs=list)[0]:
-        outputs.append(_output(one, outputs[-1].end if outputs else 0))
     placement = None
     if found.get("placement") is not None:
         placement = tuple(map(_part, *_take(found, placement=list)))
-    return tuple(outputs), placement
+    return _outputs(*_take(found, outputs=list)), placement, _repeated(found)
+
+
+def _outputs(found: list[Any]) -> tuple[Output, ...]:
+    outputs: list[Output] = []
+    for one in found:
+        outputs.append(_output(one, outputs[-1].end if outputs else 0))
+    return tuple(outputs)
+
+
+def _repeated(found: dict[str, Any]) -> Repeated | None:
+    """Return what is told of the answers of several runs, if anything is."""
+    if found.get("answers") is None:
+        return None
+    listed, sampled, others, differing = _take(found, answers=list, sampled=bool, others=int, differing=list)
+    answers: list[RepeatedAnswer] = []
+    kept = 0
+    for one in listed:
+        if not isinstance(one, list) or len(one) != 3:
+            raise ipc.Garbled("an answer is two numbers and its outputs")
+        runs, first, outputs = one
+        for number in (runs, first):
+            _check(number, int)
+        if outputs is not None:
+            _check(outputs, list)
+            kept += 1
+        answers.append(RepeatedAnswer(runs, first, None if outputs is None else _outputs(outputs)))
+    for number in differing:
+        _check(number, int)
+    if max([others, *differing, *(number for one in answers for number in (one.runs, one.first))], default=0) >> 32:
+        raise ipc.Garbled("no call has so many runs")
+    if kept > MAX_KEPT or len(answers) > MAX_ANSWERS:
+        raise ipc.Garbled("it has more answers than a worker keeps")
+    return Repeated(tuple(answers), sampled, others, tuple(differing))
 
 
 def _profile(found: dict[str, Any]) -> tuple[Output, ...]:
-    files, _ = _made(found)
+    files = _outputs(*_take(found, outputs=list))
     for file in files:
         # A controller keeps the files under these names.
         plain = file.name.isprintable() and not {"/", "\\"} & set(file.name) and file.name.strip(". ")

@@ -31,7 +31,9 @@ import numpy as np
 
 from hil.agent import ipc
 from hil.agent.confinement import confine, enter_sandbox, prepare, seclude
+from hil.agent.fresh_inputs import FreshInputs
 from hil.agent.ipc import Arena, lay_out
+from hil.agent.iterations import AnswerLog
 from hil.core import tensors
 from hil.core.clock import now_ns
 from hil.core.guarded import calls_text, error_text
@@ -119,27 +121,31 @@ class _Worker:
         }
 
     def do_invoke(self, order: dict[str, Any]) -> dict[str, Any]:
-        program = self.program
-        program.bind(self._given(order["inputs"], order["bytes"]))
+        """Run, and compare the answers of all runs. Only ``run`` is timed."""
+        program, warmup = self.program, order["warmup"]
+        runs = warmup + order["iterations"]
+        fresh = FreshInputs(self._in, order["inputs"], order["bytes"]) if runs > 1 else None
+        program.bind(self._given(order["inputs"], order["bytes"], fresh))
         renew = getattr(program, "renew", _nothing)
-        warm_start = now_ns()
-        for _ in range(order["warmup"]):
-            renew()
-            program.run()
-        warm_end = now_ns()
+        answers = AnswerLog(self._out, [spec.name for spec in program.outputs], runs)
         starts: list[int] = []
         ends: list[int] = []
-        cpu_start = time.process_time_ns()
-        for _ in range(order["iterations"]):
+        cpu_ns = 0
+        for number in range(runs):
+            if number and fresh is not None:
+                fresh.restore()
             renew()
+            cpu_start = time.process_time_ns()
             starts.append(now_ns())
             program.run()
             ends.append(now_ns())
-        cpu_ns = time.process_time_ns() - cpu_start
-        names = [spec.name for spec in program.outputs]
-        outputs, _ = lay_out(self._out, zip(names, program.fetch(), strict=True))
-        self.numbers = [warm_end - warm_start, cpu_ns, _peak_memory(), *starts, *ends]
-        return {"outputs": outputs, "placement": self._news_of_placement()}
+            if number >= warmup:
+                cpu_ns += time.process_time_ns() - cpu_start
+            answers.add(program.fetch())
+        warmup_ns = sum(ends[:warmup]) - sum(starts[:warmup])
+        self.numbers = [warmup_ns, cpu_ns, _peak_memory(), *starts[warmup:], *ends[warmup:]]
+        repetition = answers.record() if runs > 1 else {}
+        return {"outputs": answers.outputs, "placement": self._news_of_placement(), **repetition}
 
     def do_profile(self, order: dict[str, Any]) -> dict[str, Any]:
         """A pass under the runtime's profiler: what it wrote goes where outputs do."""
@@ -148,18 +154,20 @@ class _Worker:
             hint = "one that can has a method for it: see hil.agent.runtimes.Program"
             raise RunFailed("this runtime cannot profile", hint=hint)
         self.program.bind(self._given(order["inputs"], order["bytes"]))
+        runs = order["warmup"] + order["iterations"]
         # In the program's folder, or a sandbox's own: they go with the program, whatever becomes of this process.
         where = None if self._sandboxed else self._folder
         with tempfile.TemporaryDirectory(dir=where, prefix="profile-") as place:
             tool = Path(order["tool"]) if order["tool"] else None
-            files = profile(order["warmup"], order["iterations"], Path(place), tool)
+            answers = AnswerLog(self._out, [spec.name for spec in self.program.outputs], runs)
+            files = profile(order["warmup"], order["iterations"], Path(place), tool, answers.add)
             size = sum(file.stat().st_size for file in files)
             if size > order["limit"]:
                 what = f"the profile has {size} bytes and the board {order['limit']} of memory"
                 raise RunFailed(what, hint="fewer iterations")
-            outputs, _ = lay_out(self._out, ((file.name, _mapped(file)) for file in files))
+            outputs, _ = lay_out(self._out, ((file.name, _mapped(file)) for file in files), answers.size)
         self.numbers = [0, 0, _peak_memory()]
-        return {"outputs": outputs}
+        return {"outputs": outputs, **answers.record()}
 
     def _news_of_placement(self) -> list[dict[str, Any]] | None:
         """Where the program ran; None where that is not known, or has been told."""
@@ -174,23 +182,29 @@ class _Worker:
         self._placed = placed
         return [part.to_json() for part in placed]
 
-    def _given(self, entries: list[dict[str, Any]], size: int) -> list[Array]:
-        """The inputs as views of the shared arena, made and checked once for calls that differ in content only."""
-        if entries != self._entries or any(entry["dtype"] == "string" for entry in entries):
-            view = self._in.view(size, grow=False)
-            arrays = [
-                tensors.from_bytes(view[entry["at"] : entry["at"] + entry["bytes"]], entry["dtype"], entry["shape"])
-                for entry in entries
-            ]
-            specs = self.program.inputs
-            if len(specs) != len(arrays):
-                raise UsageError(f"the program takes {len(specs)} inputs, got {len(arrays)}")
-            for spec, entry in zip(specs, entries, strict=True):
-                if not spec.accepts(entry["dtype"], entry["shape"]):
-                    given = tensors.type_text(entry["dtype"], entry["shape"])
-                    raise UsageError(f"input {spec} does not take a {given} tensor")
+    def _given(self, entries: list[dict[str, Any]], size: int, fresh: FreshInputs | None = None) -> list[Array]:
+        """Return the inputs as views of the shared arena, made and checked once for calls that differ in content only.
+
+        Args:
+            fresh: where they are to be instead.
+        """
+        if fresh is None and entries == self._entries and not any(entry["dtype"] == "string" for entry in entries):
+            return self._arrays
+        view = self._in.view(size, grow=False) if fresh is None else fresh.view
+        arrays = [
+            tensors.from_bytes(view[entry["at"] : entry["at"] + entry["bytes"]], entry["dtype"], entry["shape"])
+            for entry in entries
+        ]
+        specs = self.program.inputs
+        if len(specs) != len(arrays):
+            raise UsageError(f"the program takes {len(specs)} inputs, got {len(arrays)}")
+        for spec, entry in zip(specs, entries, strict=True):
+            if not spec.accepts(entry["dtype"], entry["shape"]):
+                given = tensors.type_text(entry["dtype"], entry["shape"])
+                raise UsageError(f"input {spec} does not take a {given} tensor")
+        if fresh is None:
             self._entries, self._arrays = entries, arrays
-        return self._arrays
+        return arrays
 
 
 def _mapped(file: Path) -> Array:

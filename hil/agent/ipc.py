@@ -244,6 +244,19 @@ class Arena:
                 raise RunFailed(f"no memory for {size} bytes of tensors: {error}") from error
         return memoryview(self._map)[:size]
 
+    def private_view(self, size: int) -> memoryview:
+        """Return the first ``size`` bytes in a mapping of its own, where writing changes nothing but that mapping.
+
+        Raises:
+            RunFailed: the other side's file is shorter than it said, or there is no room for another mapping.
+        """
+        if size == 0:
+            return memoryview(bytearray())
+        try:
+            return memoryview(mmap.mmap(self.fd, size, access=mmap.ACCESS_COPY))
+        except (OSError, ValueError, OverflowError) as error:
+            raise RunFailed(f"no memory for {size} bytes of inputs: {error}") from error
+
     def close(self) -> None:
         """Give the descriptor back; the memory goes with the last view of it."""
         self._map = None
@@ -252,11 +265,14 @@ class Arena:
             self.fd = -1
 
 
-def lay_out(arena: Arena, tensors: Iterable[tuple[str, Array]]) -> tuple[list[dict[str, Any]], int]:
-    """Copy tensors into an arena; returns where each lies, as messages tell it, and how many bytes they take."""
+def lay_out(arena: Arena, tensors: Iterable[tuple[str, Array]], size: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Copy tensors into an arena, behind the ``size`` bytes that are in use.
+
+    Returns:
+        Where each tensor is, as messages describe it, and how many bytes are in use then.
+    """
     entries: list[dict[str, Any]] = []
     places: list[tuple[int, int, memoryview]] = []
-    size = 0
     for name, array in tensors:
         data = to_bytes(array)
         place, nbytes = size, data.nbytes

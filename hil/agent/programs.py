@@ -11,14 +11,14 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hil.agent import machine
-from hil.agent.answers import Ran
+from hil.agent.answers import Output, Ran, Repeated
 from hil.agent.ipc import Arena, aligned
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
@@ -57,7 +57,16 @@ class Loaded:
     folder: Path
     pinned: list[str]
     inputs_bytes: int = 0
+    # The outputs of each distinct answer of the last call, in the worker's arena; None where they were not kept.
+    kept: list[tuple[Output, ...] | None] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def recall(self, number: int) -> tuple[Output, ...]:
+        """Return the outputs of a distinct answer of the last call, from 1 on. Raises UsageError: it has none kept."""
+        outputs = self.kept[number - 1] if number <= len(self.kept) else None
+        if outputs is None:
+            raise UsageError(f"the outputs of answer {number} of the last call are not kept")
+        return outputs
 
 
 @dataclass(eq=False)
@@ -199,7 +208,7 @@ class Programs:
         loaded = self._loaded.get(start.program_id)
         if loaded is None or loaded.session is not session:
             raise self._absent(session)
-        if not 1 <= start.iterations <= MAX_ITERATIONS or start.warmup > MAX_ITERATIONS:
+        if not (start.recall or 1 <= start.iterations <= MAX_ITERATIONS) or start.warmup > MAX_ITERATIONS:
             raise UsageError(f"iterations must be 1 to {MAX_ITERATIONS}, warm-up 0 to {MAX_ITERATIONS}")
         # Before it waits: read, an input takes a hundred times the bytes that it may have in a message.
         if len(start.inputs) > MAX_INPUTS or any(len(tensor.shape) > _MAX_DIMS for tensor in start.inputs):
@@ -250,6 +259,10 @@ class Programs:
             RunFailed, RunCrashed, StageTimeout: as the worker ends; a worker that died is unloaded.
         """
         received = clock.now_ns()
+        if start.recall:
+            reply = pb.InvokeReply()
+            return reply, self._tensors(loaded.worker, loaded.recall(start.recall), reply.done), lambda: None
+        loaded.kept = []
         order = {
             "op": "invoke",
             "bytes": incoming.size,
@@ -269,6 +282,8 @@ class Programs:
             # That it begins is noted while the worker reads the order.
             ran = loaded.worker.run(order, timeout, meanwhile=partial(note, f"{order['op']} begins"))
             reply, streams = self._answer(loaded.worker, ran, received, start.state)
+            if ran.repetition is not None:
+                loaded.kept = [answer.outputs for answer in ran.repetition.answers]
         except BaseException as error:
             ended(error=type(error).__name__)
             if isinstance(error, (RunCrashed, StageTimeout)):
@@ -283,9 +298,6 @@ class Programs:
         self, worker: Worker, ran: Ran, received: int, with_state: bool
     ) -> tuple[pb.InvokeReply, list[memoryview]]:
         """What a run gave, as an answer, and the outputs to stream after it."""
-        if ran.size > self._limit:
-            raise RunFailed(f"the outputs take {ran.size} bytes and the board has {self._limit}")
-        view = worker.output_view(ran.size)
         reply = pb.InvokeReply()
         done = reply.done  # filled where it is: put in as a whole, it would be copied
         done.received_ns, done.peak_memory_bytes = received, ran.peak_bytes
@@ -295,9 +307,24 @@ class Programs:
         if ran.placement is not None:
             parts = [pb.Part(**part.to_json()) for part in ran.placement]
             done.placement.CopyFrom(pb.Placement(parts=parts))
+        if ran.repetition is not None:
+            done.repetition.CopyFrom(_repetition_message(ran.repetition))
+        streams = self._tensors(worker, ran.outputs, done)
+        if with_state:
+            state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
+            done.state.CopyFrom(state)
+        done.ready_ns = clock.now_ns()
+        return reply, streams
+
+    def _tensors(self, worker: Worker, outputs: Sequence[Output], done: pb.InvokeDone) -> list[memoryview]:
+        """Add outputs to an answer; return those to stream after it. Raises RunFailed: they are too large."""
+        size = max((output.end for output in outputs), default=0)
+        if sum(output.size for output in outputs) > self._limit:
+            raise RunFailed(f"the outputs take {size} bytes and the board has {self._limit}")
+        view = worker.output_view(size)
         streams: list[memoryview] = []
         left = wire.INLINE_TOTAL
-        for output in ran.outputs:
+        for output in outputs:
             data, most = view[output.at : output.end], min(left, wire.INLINE_SENT)
             message, streamed = wire.tensor_to_message(output.name, output.dtype, output.shape, data, most)
             done.outputs.append(message)
@@ -305,11 +332,7 @@ class Programs:
                 streams.append(data)
             else:
                 left -= data.nbytes
-        if with_state:
-            state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
-            done.state.CopyFrom(state)
-        done.ready_ns = clock.now_ns()
-        return reply, streams
+        return streams
 
     def worker_pids(self) -> list[int]:
         """The processes of the programs that are loaded."""
@@ -377,6 +400,11 @@ class Programs:
                 f"{what} takes {needed} bytes and the board has {self._limit}",
                 hint="a smaller model, or a board with more memory",
             )
+
+
+def _repetition_message(found: Repeated) -> pb.Repetition:
+    answers = [pb.RepeatedAnswer(runs=one.runs, first=one.first, kept=one.outputs is not None) for one in found.answers]
+    return pb.Repetition(answers=answers, sampled=found.sampled, others=found.others, differing=found.differing)
 
 
 def _known_size(spec: TensorSpec) -> int:

@@ -90,7 +90,7 @@ class Program:
 
 # One that can, but says nothing sensible of its clock.
 CONFUSED = f"""{PLAIN}
-    def profile(self, warmup, iterations, folder, tool):
+    def profile(self, warmup, iterations, folder, tool, check):
         (folder / "clock.json").write_text("[")
         return [folder / "clock.json"]
 """

@@ -13,7 +13,7 @@ import json
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from hil.core.clock import CLOCK_FILE, now_ns
 from hil.core.installed import points
@@ -23,6 +23,8 @@ from hil.core.tensors import Array, TensorSpec
 from hil.errors import RunFailed
 
 RUNTIME_GROUP = "hil.runtimes"
+# Called with the outputs of a run.
+Check: TypeAlias = Callable[[Sequence[Array]], None]
 
 
 class Program(Protocol):
@@ -30,15 +32,17 @@ class Program(Protocol):
 
     One that can be profiled has one more method::
 
-        def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]
+        def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]
 
     It runs what is bound ``warmup`` and then ``iterations`` times under the runtime's profiler, writes into ``folder``
-    and returns the files, among them one of :class:`hil.agent.runtimes.ClockPairs`; ``tool`` is the command
-    that its ``describe`` asked for. It raises :class:`hil.errors.RunFailed` where that fails, and the program itself
-    can be run on.
+    and returns the files, among them one of :class:`hil.agent.runtimes.ClockPairs`; ``tool`` is the command that its
+    ``describe`` asked for. It calls ``check`` with the outputs of every run, as ``fetch`` returns them. A program whose
+    profiler gives out no outputs never does: it has ``profile_has_outputs = False``, and hil reports that they were not
+    checked. It raises :class:`hil.errors.RunFailed` where that fails, and the program itself can be run on.
 
-    One that keeps state from run to run has one more, which puts the state back to what it was when the program was
-    loaded. It is called before each run, outside the timed part::
+    Every run starts from the state after loading and from the inputs that were bound. One that keeps state from run to
+    run, or copies of its inputs that a run may change, has one more method, which puts both back. It is called before
+    each run, outside the timed part. (What a program writes into the arrays of ``bind``, hil puts back itself.) ::
 
         def renew(self) -> None
 
@@ -65,7 +69,7 @@ class Program(Protocol):
         """Run once and wait until the device is done. The timed part: nothing else belongs in here."""
 
     def fetch(self) -> list[Array]:
-        """The outputs of the last run, in order."""
+        """The outputs of the last run, in order, valid until the next run. Called after every run."""
 
 
 class Runtime(Protocol):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.agent.runtimes import Runtime
+from hil.agent.runtimes import Check, Runtime
 from hil.core.clock import CLOCK_FILE, now_ns
 from hil.core.results import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of
@@ -152,7 +152,7 @@ class ExecuTorchProgram:
         except RuntimeError as error:
             raise RunFailed(f"ExecuTorch failed to run {self.function}: {_error_text(error)}") from error
 
-    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
+    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """Run a method of its own that traces its events: this one stays as quick as it was."""
         program = bytes(program_in(mapped(self._file)))
         weights = [self._tensors.read_bytes()] if self._tensors else []
@@ -163,7 +163,9 @@ class ExecuTorchProgram:
                 raise RunFailed("this build of ExecuTorch's runtime writes no ETDump")
             before = now_ns()
             for _ in range(warmup + iterations):
-                module.run_method(self.function, self._arguments, clone_outputs=False)
+                outputs = module.run_method(self.function, self._arguments, clone_outputs=False)
+                if not self._method.writers:  # here its state goes on from run to run
+                    check(self._arrays_of(outputs))
             after = now_ns()
             module.write_etdump_result_to_file(str(written))
             runs = [event for event in read_etdump(mapped(written)) if event.name == EXECUTE]
@@ -182,7 +184,9 @@ class ExecuTorchProgram:
 
     def fetch(self) -> list[Array]:
         """The outputs of the last run, copied: the next one writes into the same memory."""
-        found = self._loaded.get_outputs(clone_outputs=True)
+        return self._arrays_of(self._loaded.get_outputs(clone_outputs=True))
+
+    def _arrays_of(self, found: Any) -> list[Array]:
         return [
             np.asarray(found[place], dtype_of(spec.dtype))
             if isinstance(found[place], int | float)

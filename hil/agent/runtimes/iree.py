@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from typing import Any
 import iree.runtime as rt
 import numpy as np
 
-from hil.agent.runtimes import ClockPairs, run_command
+from hil.agent.runtimes import Check, ClockPairs, run_command
 from hil.core.installed import version
 from hil.core.results import Part, Placement
-from hil.core.tensors import Array, TensorSpec, dtype_of, settled
+from hil.core.tensors import Array, TensorSpec, dtype_of, settled, to_bytes
 from hil.errors import LoadFailed, RunFailed
 from hil.formats.iree_buffers import array_of, shared_view_of, view_of
 from hil.formats.iree_command import (
@@ -29,6 +29,7 @@ from hil.formats.iree_command import (
     own_tool,
     profile_command,
 )
+from hil.formats.iree_state import keeps_state
 from hil.formats.iree_values import choose_function, functions_of
 
 DEFAULT_DEVICE = "local-task"
@@ -71,7 +72,8 @@ class IreeRuntime:
         try:
             # VmModule.mmap opens the file to be written, which a sandbox does not allow.
             with path.open("rb") as file:
-                module = rt.VmModule.wrap_buffer(self._instance, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            module = rt.VmModule.wrap_buffer(self._instance, content)
             modules = [rt.create_hal_module(self._instance, hal_device)]
             # In a process that was just forked, `glob` takes 0.4 ms: each page of memory that it looks at is copied.
             parameters = sorted(path for path in folder.iterdir() if path.suffix == ".irpa")
@@ -81,12 +83,18 @@ class IreeRuntime:
                     index.load(str(parameter))
                 provider = index.create_provider(scope=PARAMETER_SCOPE)
                 modules.append(rt.create_io_parameters_module(self._instance, provider))
-            context = rt.VmContext(self._instance, [*modules, module])
+            modules.append(module)
+
+            def open_context() -> Any:
+                return rt.VmContext(self._instance, modules)
+
+            context = open_context()
         except Exception as error:
             raise LoadFailed(
                 f"IREE refused {main}: {_first_line(error)}", detail=str(error), hint=_hint(error)
             ) from error
-        return IreeProgram(hal_device, context, module, function, _Files(name, path, parameters), [*modules, module])
+        reopen = open_context if keeps_state(memoryview(content)) else None
+        return IreeProgram(hal_device, context, reopen, module, function, _Files(name, path, parameters))
 
 
 @dataclass(frozen=True)
@@ -99,14 +107,28 @@ class _Files:
 
 
 class IreeProgram:
-    """One function of a loaded module."""
+    """One function of a loaded module.
 
-    def __init__(self, device: Any, context: Any, module: Any, function: str, files: _Files, keep: list[Any]) -> None:
+    Args:
+        reopen: makes a context with the state as it was after loading; None of a module that keeps none.
+    """
+
+    profile_has_outputs = False
+
+    def __init__(
+        self,
+        device: Any,
+        context: Any,
+        reopen: Callable[[], Any] | None,
+        module: Any,
+        function: str,
+        files: _Files,
+    ) -> None:
         self._files = files
         self._device = device
         self._placed = _part(device, files.device.split("://")[0])
         self._context = context
-        self._keep = keep
+        self._reopen = reopen
         entry = choose_function(functions_of(module), function)
         self.function = entry.name
         self.inputs, self.outputs = entry.signature()
@@ -117,24 +139,54 @@ class IreeProgram:
         self._results: Any = None
         self._given: list[Array] = []
         self._is_all_shared = False
+        # The inputs whose copies on the device were changed by a run; None before the first run with them.
+        self._changed: list[int] | None = None
+        self._has_run = self._has_run_bound = False
 
     def bind(self, inputs: list[Array]) -> None:
         """Make device buffers of the inputs, without a copy where they are large and aligned."""
+        self._changed, self._has_run_bound = None, False
         if self._is_all_shared and inputs is self._given:
             return  # whatever the memory holds by now, the device sees it
         is_all_shared = self._files.device.startswith("local-")  # on a CPU: another device may have kept what was there
         arguments: list[Any] = []
-        for spec, array in zip(self.inputs, inputs, strict=True):
+        self._copied: list[int] = []
+        for place, (spec, array) in enumerate(zip(self.inputs, inputs, strict=True)):
             shared = None if is_number(spec) else shared_view_of(self._device, array)
             if shared is None:
                 is_all_shared = False
-                shared = array.item() if is_number(spec) else view_of(self._device, array)
+                if is_number(spec):
+                    shared = array.item()
+                else:
+                    shared = view_of(self._device, array)
+                    self._copied.append(place)
             arguments.append(shared)
         self._list = _pushed(self.inputs, arguments)
         self._arguments, self._given, self._is_all_shared = arguments, inputs, is_all_shared
 
+    def renew(self) -> None:
+        """Load the state again of a module that keeps any, and copy inputs again that the program changes.
+
+        IREE may compute a result in the memory of an input. Which inputs that concerns shows after the first run.
+        """
+        if self._has_run and self._reopen is not None:
+            self._context = self._reopen()
+        if not self._has_run_bound:
+            return
+        if self._changed is None:
+            self._changed = [place for place in self._copied if not self._is_as_given(place)]
+        for place in self._changed:
+            self._arguments[place] = view_of(self._device, self._given[place])
+        if self._changed:
+            self._list = _pushed(self.inputs, self._arguments)
+
+    def _is_as_given(self, place: int) -> bool:
+        array = array_of(self._device, self._arguments[place], self.inputs[place].dtype)
+        return bytearray(to_bytes(array)) == to_bytes(self._given[place])
+
     def run(self) -> None:
         """Invoke the function and wait until the results are there, which IREE's synchronous ABI does by itself."""
+        self._has_run = self._has_run_bound = True
         results = rt.VmVariantList(len(self.outputs))
         arguments, done = self._list, None
         if self._fences:
@@ -154,8 +206,11 @@ class IreeProgram:
         """All of it on the device that was opened, by the name that the device has itself."""
         return (self._placed,)
 
-    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
-        """Run IREE's own tool on the inputs, in a process of its own: the Python bindings cannot profile."""
+    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
+        """Run IREE's own tool on the inputs, in a process of its own: the Python bindings cannot profile.
+
+        The tool gives no outputs out, so there is nothing to check.
+        """
         found = own_tool(PROFILE_TOOL)
         if tool is not None:  # out of the store, where it may not be executable
             found = Path(shutil.copyfile(tool, folder / PROFILE_TOOL))

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from hil.agent.runtimes import ClockPairs, Runtime
+from hil.agent.runtimes import Check, ClockPairs, Runtime
 from hil.core.results import Part, Placement
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
@@ -148,7 +148,7 @@ class OnnxProgram:
         options.profile_file_prefix = str(folder / "pass")
         return self._make(options)
 
-    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
+    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """Run a session of its own that writes down what it does: this one stays as quick as it was."""
         try:
             session = self._profiling_session(folder)
@@ -157,7 +157,7 @@ class OnnxProgram:
             clocks = ClockPairs(lambda: time.time_ns() - start_ns)
             clocks.look()
             for _ in range(warmup + iterations):
-                self._run(session)
+                check(self._arrays_of(self._run(session)))
             clocks.look()
             written = Path(session.end_profiling())
             written.rename(folder / PROFILE_FILE)
@@ -179,8 +179,11 @@ class OnnxProgram:
 
     def fetch(self) -> list[Array]:
         """The outputs of the last run."""
+        return self._arrays_of(self._values)
+
+    def _arrays_of(self, values: Any) -> list[Array]:
         arrays = []
-        for spec, value in zip(self.outputs, self._values, strict=True):
+        for spec, value in zip(self.outputs, values, strict=True):
             wrapped = ort.OrtValue(value)
             if not wrapped.is_tensor():
                 raise RunFailed(f"output {spec.name} is no tensor")

@@ -60,9 +60,13 @@ class TfLiteProgram:
         self._signature.set_inputs(inputs)
 
     def renew(self) -> None:
-        """Open a model that keeps state anew: LiteRT puts variables back to zeros, not to their first values."""
-        if self._has_run and self._signature.keeping:
-            self._signature = self._open()
+        """Set the inputs again, which kernels may overwrite, and open a model that keeps state anew.
+
+        LiteRT puts variables back to zeros, not to their first values.
+        """
+        if self._has_run:
+            if self._signature.keeping:
+                self._signature = self._open()
             self._signature.set_inputs(self._given)
 
     def run(self) -> None:

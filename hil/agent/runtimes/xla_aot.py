@@ -116,10 +116,13 @@ class XlaAotProgram:
             self._arguments.append(raw)
             self._library.hil_xla_set(self._handle, number, raw.ctypes.data)
 
-    def run(self) -> None:
-        """Put the variables back to their first values and call the function."""
+    def renew(self) -> None:
+        """Put the variables back to their first values."""
         for buffer, source in self._restored:
             buffer[:] = source
+
+    def run(self) -> None:
+        """Call the function."""
         if not self._library.hil_xla_run(self._handle):
             raise RunFailed(f"{self.function} reported an error", hint="XLA does not say which")
 

@@ -389,7 +389,7 @@ class InvokeRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[InvokeStart, _Mapping]] = ..., data: _Optional[bytes] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ...) -> None: ...
 
 class InvokeStart(_message.Message):
-    __slots__ = ("program_id", "inputs", "warmup", "iterations", "timeout_s", "state", "profile")
+    __slots__ = ("program_id", "inputs", "warmup", "iterations", "timeout_s", "state", "profile", "recall")
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +397,7 @@ class InvokeStart(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     program_id: str
     inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     warmup: int
@@ -404,7 +405,8 @@ class InvokeStart(_message.Message):
     timeout_s: float
     state: bool
     profile: ProfilePass
-    def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ..., state: _Optional[bool] = ..., profile: _Optional[_Union[ProfilePass, _Mapping]] = ...) -> None: ...
+    recall: int
+    def __init__(self, program_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., warmup: _Optional[int] = ..., iterations: _Optional[int] = ..., timeout_s: _Optional[float] = ..., state: _Optional[bool] = ..., profile: _Optional[_Union[ProfilePass, _Mapping]] = ..., recall: _Optional[int] = ...) -> None: ...
 
 class ProfilePass(_message.Message):
     __slots__ = ("tool",)
@@ -429,7 +431,7 @@ class Digests(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InvokeDone(_message.Message):
-    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement")
+    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement", "repetition")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
@@ -440,6 +442,7 @@ class InvokeDone(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     CPU_NS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
     end_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -450,7 +453,30 @@ class InvokeDone(_message.Message):
     state: State
     cpu_ns: int
     placement: Placement
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ...) -> None: ...
+    repetition: Repetition
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., repetition: _Optional[_Union[Repetition, _Mapping]] = ...) -> None: ...
+
+class Repetition(_message.Message):
+    __slots__ = ("answers", "sampled", "others", "differing")
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[RepeatedAnswer]
+    sampled: bool
+    others: int
+    differing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, answers: _Optional[_Iterable[_Union[RepeatedAnswer, _Mapping]]] = ..., sampled: _Optional[bool] = ..., others: _Optional[int] = ..., differing: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RepeatedAnswer(_message.Message):
+    __slots__ = ("runs", "first", "kept")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    runs: int
+    first: int
+    kept: bool
+    def __init__(self, runs: _Optional[int] = ..., first: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("parts",)

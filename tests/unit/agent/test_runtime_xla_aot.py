@@ -72,6 +72,7 @@ def test_variables_lie_beside_the_library_and_every_run_begins_with_them(build):
     assert [spec.name for spec in program.outputs] == ["mean", "variable total"]
     program.bind([ONES])
     for _ in range(2):
+        program.renew()
         program.run()
         assert [float(value) for value in program.fetch()] == [6.5, 13.0]
 
@@ -92,6 +93,7 @@ def test_variables_are_arguments_and_results_where_no_values_lie_beside_the_libr
     total = np.float32(1).reshape(())
     program.bind([ONES, total, np.int32(2).reshape(())])
     for _ in range(2):
+        program.renew()
         program.run()
         assert [float(value) for value in program.fetch()] == [2.0, 4.0]
     assert total == 1

@@ -1,0 +1,169 @@
+"""Compare the answers of a call's runs with each other, outside their timed part.
+
+Outputs of at most :data:`FULL_BYTES` are compared byte by byte after every run. Of larger ones every run compares
+:data:`FULL_BYTES` in blocks that are spread over the outputs and move on from run to run, and the last run all bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hil.agent.ipc import Arena, lay_out
+from hil.core.digest import Hasher
+from hil.core.tensors import Array, to_bytes
+
+FULL_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 16
+# Distinct answers whose outputs are kept for the controller, and how many bytes those after the first may take.
+MAX_KEPT = 4
+MAX_KEPT_BYTES = 64 << 20
+# Distinct answers that are told apart. Runs with any further one are only counted.
+MAX_ANSWERS = 1000
+
+
+@dataclass
+class _Answer:
+    """A distinct answer: how many runs gave it, and the number of the first of them."""
+
+    first: int
+    runs: int = 1
+    entries: list[dict[str, Any]] | None = None  # where its outputs are in the arena; None where they are not kept
+
+
+@dataclass
+class _Kept:
+    """The outputs of a distinct answer, to compare others with."""
+
+    answer: _Answer
+    kinds: list[Any]  # dtype and shape of each output
+    parts: list[Any]  # the bytes of each output
+
+
+class AnswerLog:
+    """The distinct answers of a call's runs. The first one's outputs are at the arena's beginning.
+
+    Args:
+        names: of the outputs.
+        runs: how many there are going to be.
+    """
+
+    def __init__(self, arena: Arena, names: Sequence[str], runs: int) -> None:
+        self._arena = arena
+        self._names = names
+        self._runs = runs
+        self._number = 0
+        self._kept: list[_Kept] = []
+        self._answers: list[_Answer] = []
+        self._by_digest: dict[str, _Answer] = {}
+        self._differing: set[int] = set()
+        self.size = 0  # of the arena that is in use
+        self.is_sampled = False
+        self.others = 0  # runs whose answers were not told apart
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        """The outputs of the first run, as messages describe them."""
+        return self._answers[0].entries or [] if self._answers else []
+
+    def record(self) -> dict[str, Any]:
+        """Return what a message says of the runs: each distinct answer with its outputs, where they are kept."""
+        return {
+            "answers": [[one.runs, one.first, one.entries] for one in self._answers],
+            "sampled": self.is_sampled,
+            "others": self.others,
+            "differing": sorted(self._differing),
+        }
+
+    def add(self, arrays: Sequence[Array]) -> None:
+        """Compare a run's outputs with those of the runs before."""
+        number, self._number = self._number, self._number + 1
+        if not number:
+            self._keep(_Answer(number), arrays)
+            return
+        kinds, parts = _kinds(arrays), [to_bytes(array) for array in arrays]
+        for place, kept in enumerate(self._kept):
+            if kept.kinds == kinds and self._is_same(kept.parts, parts, number):
+                kept.answer.runs += 1
+                if place:  # mostly the next run gives the same one
+                    self._kept.insert(0, self._kept.pop(place))
+                return
+        self._add_other(number, arrays, kinds, parts)
+
+    def _add_other(self, number: int, arrays: Sequence[Array], kinds: list[Any], parts: list[Any]) -> None:
+        first = next(kept for kept in self._kept if not kept.answer.first)
+        pairs = zip(first.kinds, kinds, first.parts, parts, strict=True)
+        self._differing |= {
+            place for place, (own, kind, kept, data) in enumerate(pairs) if own != kind or not _equal(kept, data)
+        }
+        size = sum(part.nbytes for part in parts)
+        if len(self._kept) < MAX_KEPT and self.size + size <= len_of(self.outputs) + MAX_KEPT_BYTES:
+            self._keep(_Answer(number), arrays)
+            return
+        hasher = Hasher()
+        hasher.update(repr(kinds).encode())
+        for part in parts:
+            hasher.update(part)
+        if (known := self._by_digest.get(digest := hasher.digest())) is not None:
+            known.runs += 1
+        elif len(self._answers) < MAX_ANSWERS:
+            self._by_digest[digest] = answer = _Answer(number)
+            self._answers.append(answer)
+        else:
+            self.others += 1
+
+    def _keep(self, answer: _Answer, arrays: Sequence[Array]) -> None:
+        answer.entries, self.size = lay_out(self._arena, zip(self._names, arrays, strict=True), self.size)
+        self._answers.append(answer)
+        if self._runs == 1:
+            return
+        view = self._arena.view(self.size, grow=True)
+        parts: list[Any] = [view[entry["at"] : entry["at"] + entry["bytes"]] for entry in answer.entries]
+        if sum(part.nbytes for part in parts) <= FULL_BYTES:
+            # Compared with anything that has bytes, a bytearray is quick: a memoryview compares element by element.
+            parts = [bytearray(part) for part in parts]
+        else:
+            self.is_sampled = True
+        self._kept.insert(0, _Kept(answer, _kinds(arrays), parts))
+
+    def _is_same(self, kept: list[Any], parts: list[Any], number: int) -> bool:
+        if isinstance(kept[0] if kept else None, memoryview) and number < self._runs - 1:
+            total = sum(part.nbytes for part in kept)
+            return all(
+                bytearray(kept[place][begin:end]) == parts[place][begin:end]
+                for place, begin, end in _sampled([part.nbytes for part in kept], total, number)
+            )
+        return all(map(_equal, kept, parts))
+
+
+def len_of(entries: Sequence[dict[str, Any]]) -> int:
+    """Return how much of the arena entries take."""
+    return max((entry["at"] + entry["bytes"] for entry in entries), default=0)
+
+
+def _kinds(arrays: Sequence[Array]) -> list[Any]:
+    return [(array.dtype, array.shape) for array in arrays]
+
+
+def _equal(kept: Any, data: memoryview) -> bool:
+    """Return whether two outputs have the same bytes; what is kept is a bytearray, or lies in the arena."""
+    if isinstance(kept, bytearray):
+        return kept == data
+    blocks = range(0, kept.nbytes, BLOCK_BYTES)
+    same = (bytearray(kept[at : at + BLOCK_BYTES]) == data[at : at + BLOCK_BYTES] for at in blocks)
+    return kept.nbytes == data.nbytes and all(same)
+
+
+def _sampled(sizes: Sequence[int], total: int, number: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (output, begin, end) of the blocks that a run compares: spread evenly, one further on in every run."""
+    count = -(-total // BLOCK_BYTES)
+    wanted = FULL_BYTES // BLOCK_BYTES
+    for step in range(wanted):
+        begin = (step * count // wanted + number) % count * BLOCK_BYTES
+        end, base = min(begin + BLOCK_BYTES, total), 0
+        for place, size in enumerate(sizes):
+            low, high = max(begin - base, 0), min(end - base, size)
+            if low < high:
+                yield place, low, high
+            base += size
