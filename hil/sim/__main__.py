@@ -142,8 +142,8 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     if sandbox == OFF:
         return {}, []
     store.joinpath("faults").mkdir(parents=True, exist_ok=True)
-    # A fault with a number of times is counted there.
-    counted = any(fault.keys.get("times") for fault in found)
+    # Faults with a number of times and loads are counted there.
+    counted = any(fault.keys.get("times") or fault.keys.get("when") == "reload" for fault in found)
     writable = [store.absolute() / "faults"] if counted else []
     # What these faults do reaches out of the worker: to a clock that is shared, and to the agent.
     reaching = [fault.name for fault in found if fault.name in ("clock", "kill-agent")]

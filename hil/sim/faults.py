@@ -7,7 +7,10 @@ name           what happens                                                     
 =============  =========================================================================================  ==========
 ``crash``      the worker dies of ``signal`` (SIGSEGV) ``at`` run or load                                 always
 ``hang``       the worker never comes back ``at`` run or load                                             always
-``corrupt``    ``elements`` (1) of output ``output`` (0, or a name) come back with flipped bits           always
+``corrupt``    ``elements`` (1) of output ``output`` (0, or a name) come back with flipped bits: in every  always
+               run, in a ``share`` (1) of the runs, chosen by ``seed`` (0), or only in run ``iteration``
+               since the program was loaded, from 0; and ``when``: always, on reload (every load of a
+               program but its first) or in a profile pass
 ``drop``       every connection is cut when ``at`` (0.6) of what an upload has to bring has come          once
 ``slow``       the link carries ``rate`` (1 MB/s) bytes a second, ``delay`` (0) seconds late each way     always
 ``kill-agent`` the agent is killed with SIGKILL ``at`` run or load                                        always
@@ -45,7 +48,16 @@ from hil.errors import UsageError
 _KEYS: dict[str, dict[str, Any]] = {
     "crash": {"signal": "SIGSEGV", "at": "run", "times": 0},
     "hang": {"at": "run", "times": 0},
-    "corrupt": {"elements": 1, "output": 0, "others": "refuse", "times": 0},
+    "corrupt": {
+        "elements": 1,
+        "output": 0,
+        "others": "refuse",
+        "iteration": -1,
+        "share": 1.0,
+        "seed": 0,
+        "when": "always",
+        "times": 0,
+    },
     "drop": {"at": 0.6, "times": 1},
     "slow": {"rate": 1e6, "delay": 0.0},
     "kill-agent": {"at": "run", "times": 0},
@@ -56,6 +68,7 @@ _KEYS: dict[str, dict[str, Any]] = {
     "pace": {"seconds": 0.1},
 }
 PROFILES = ("missing", "crash", "truncate", "hang")
+WHEN = ("always", "reload", "profile")
 # A century: what nanoseconds in 64 bits hold thrice.
 _FAR_S = 3.2e9
 _DAY_S = 86400.0
@@ -73,6 +86,9 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "elements": (lambda count: count >= 1, "1 or more"),
     "output": (lambda which: which != "" if isinstance(which, str) else which >= 0, "an output's number or name"),
     "others": (lambda word: word in ("refuse", "spare"), "refuse or spare"),
+    "iteration": (lambda number: number >= -1, "a run's number from 0, or -1 for any"),
+    "seed": (lambda seed: True, "a whole number"),
+    "when": (lambda when: when in WHEN, f"one of {', '.join(WHEN)}"),
     "rate": (lambda rate: rate > 0, "above 0 bytes a second"),
     "delay": (lambda delay: 0 <= delay < math.inf, "0 seconds or more"),
     "offset": (lambda offset: abs(offset) <= _FAR_S, "seconds, at most a century"),
@@ -157,6 +173,14 @@ class Charges:
                 (self._folder / f"{fault.name}.{number}").unlink()
                 return True
         return False
+
+    def is_first(self, what: str) -> bool:
+        """Whether this is asked for the first time since the faults were armed."""
+        try:
+            (self._folder / f"first.{what}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
 
 def watch_for_end(store: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import random
 import shlex
 import signal
 import sys
@@ -15,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from hil.agent.runtimes import known, run_command
+from hil.agent.runtimes import Check, known, run_command
 from hil.core.clock import CLOCK_FILE
+from hil.core.digest import digest_file
 from hil.core.named import resolve
 from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES
@@ -92,11 +94,16 @@ class SimRuntime:
         self.trigger_at("load")
         if self._half:
             main = self.to_half(folder, main)
+        reloaded = any(fault.keys.get("when") == "reload" for fault in self._faults) and not self._charges.is_first(
+            f"load.{digest_file(folder / main).replace(':', '-')}"
+        )
         program = self._inner.load(folder, main, device, function)
         for fault in self._faults:
             if fault.name == "corrupt":
                 _check_output(fault, program.outputs)
-        return SimProgram(self, program)
+                if fault.keys["when"] == "profile" and not getattr(program, "profile_has_outputs", True):
+                    raise UsageError("fault corrupt: when=profile needs a runtime whose profiler gives out outputs")
+        return SimProgram(self, program, reloaded=reloaded)
 
     def to_half(self, folder: Path, main: str) -> str:
         """Make the program one that computes in half precision; returns its main file, as seen from the folder."""
@@ -123,15 +130,25 @@ class SimRuntime:
                 return _displaced(placement or (), fault.keys["share"])
         return placement
 
-    def corrupt(self, arrays: list[Array], outputs: Sequence[TensorSpec]) -> list[Array]:
-        """Flip bits in outputs if that fault is on."""
+    def corrupt(
+        self, arrays: Sequence[Array], outputs: Sequence[TensorSpec], number: int, *, reloaded: bool, profiled: bool
+    ) -> list[Array]:
+        """Flip bits in outputs if that fault is on.
+
+        Args:
+            number: of the run, from 0 since the program was loaded.
+            reloaded: whether the program had been loaded before.
+            profiled: whether it is a run of a profile pass.
+        """
+        damaged = list(arrays)
         for fault in self._faults:
             if fault.name != "corrupt":
                 continue
             position = _position(fault, outputs)
-            if position is not None and self._charges.should_fire(fault):
-                arrays[position] = _flipped(arrays[position], fault.keys["elements"])
-        return arrays
+            met = {"always": True, "reload": reloaded, "profile": profiled}[fault.keys["when"]]
+            if position is not None and met and _strikes(fault, number) and self._charges.should_fire(fault):
+                damaged[position] = _flipped(damaged[position], fault.keys["elements"])
+        return damaged
 
     def _trigger(self, fault: Fault) -> None:
         if fault.name == "kill-agent":
@@ -172,9 +189,11 @@ class SimOnnxRuntime(SimRuntime):
 class SimProgram:
     """The real program, with faults."""
 
-    def __init__(self, runtime: SimRuntime, inner: Any) -> None:
+    def __init__(self, runtime: SimRuntime, inner: Any, *, reloaded: bool = False) -> None:
         self._runtime = runtime
         self._inner = inner
+        self._reloaded = reloaded
+        self._runs = 0  # since it was loaded
         if hasattr(inner, "profile"):  # one that cannot be profiled lacks the method: see hil.agent.runtimes.Program
             self.profile = self._profile
         self._real: Placement | None = None
@@ -186,6 +205,7 @@ class SimProgram:
     def run(self) -> None:
         """As the real program, unless a fault happens."""
         self._runtime.trigger_at("run")
+        self._runs += 1
         start = time.perf_counter_ns()
         self._inner.run()
         if self._runtime.slowdown > 1:
@@ -195,7 +215,7 @@ class SimProgram:
         if self._runtime.pace_s:
             time.sleep(max(start / 1e9 + self._runtime.pace_s - time.perf_counter_ns() / 1e9, 0.0))
 
-    def _profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None) -> list[Path]:
+    def _profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """As the real program, unless its tool has a fault."""
         how = self._runtime.profile_fault()
         if how in ("missing", "crash", "hang"):
@@ -204,7 +224,12 @@ class SimProgram:
                 script.write_text(_CRASHES if how == "crash" else _HANGS)
                 script.chmod(0o700)
             run_command([str(script)], folder, folder / "profile")
-        files: list[Path] = self._inner.profile(warmup, iterations, folder, tool)
+
+        def check_corrupted(arrays: Sequence[Array]) -> None:
+            self._runs += 1
+            check(self._corrupted(arrays, profiled=True))
+
+        files: list[Path] = self._inner.profile(warmup, iterations, folder, tool, check_corrupted)
         if how == "truncate":
             for file in files:
                 if file.name != CLOCK_FILE:
@@ -220,7 +245,18 @@ class SimProgram:
 
     def fetch(self) -> list[Array]:
         """As the real program, perhaps corrupted."""
-        return self._runtime.corrupt(self._inner.fetch(), self.outputs)
+        return self._corrupted(self._inner.fetch(), profiled=False)
+
+    def _corrupted(self, arrays: Sequence[Array], *, profiled: bool) -> list[Array]:
+        return self._runtime.corrupt(arrays, self.outputs, self._runs - 1, reloaded=self._reloaded, profiled=profiled)
+
+
+def _strikes(fault: Fault, number: int) -> bool:
+    """Whether a fault of some runs is one of this run."""
+    if fault.keys["iteration"] not in (-1, number):
+        return False
+    share = fault.keys["share"]
+    return bool(share == 1 or random.Random(f"{fault.keys['seed']}:{number}").random() < share)
 
 
 def _displaced(real: Placement, share: float) -> Placement:

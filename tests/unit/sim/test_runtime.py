@@ -16,7 +16,7 @@ def test_a_program_can_be_profiled_where_the_real_one_can():
     runtime: Any = SimpleNamespace(profile_fault=lambda: "")
     assert not hasattr(SimProgram(runtime, SimpleNamespace(**plain)), "profile")
     profiled = SimProgram(runtime, SimpleNamespace(**plain, profile=lambda *order: ["out"]))
-    assert profiled.profile(1, 2, None, None) == ["out"]  # the fake takes anything
+    assert profiled.profile(1, 2, None, None, None) == ["out"]  # the fake takes anything
 
 
 @pytest.mark.parametrize(("pace_s", "works_s"), [(0.05, 0.0), (0.05, 0.03), (0.01, 0.03)])
