@@ -11,12 +11,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from hil.core import tensors
+from hil.core.repetition import Answer, Repetition
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import BoardLost, HilError, ProtocolBroken
 from hil.protocol import wire
@@ -42,6 +43,7 @@ LOG_CHARACTERS, LOG_LINES = 16 * MIB, 100_000
 READINGS_MOST = 1000
 _RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST = 100, 1000, 10_000
 _RANK_MOST = 32
+_ANSWERS_MOST = 1000
 _ELEMENTS_MOST = 1 << 48
 _NAME_MOST = 4096
 _TTL_MOST_S = 3600.0
@@ -211,6 +213,33 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
     if done.HasField("state"):
         _readings(done.state.readings)
     return done
+
+
+def repetition_of(done: pb.InvokeDone, start: pb.InvokeStart, outputs: Mapping[str, Array]) -> Repetition | None:
+    """Return what a call says of its runs; None where it says nothing of several."""
+    is_profile = start.HasField("profile")
+    if not done.HasField("repetition"):
+        return None
+    told = done.repetition
+    _few(told.answers, _ANSWERS_MOST, "different answers")
+    if not told.answers and is_profile:
+        return None  # its profiler gives out no outputs
+    firsts = [answer.first for answer in told.answers]
+    counted = sum(answer.runs for answer in told.answers) + told.others
+    is_whole = counted == start.warmup + start.iterations and firsts[:1] == [0] and told.answers[0].kept
+    is_sane = is_whole and firsts == sorted(set(firsts))
+    _expect(is_sane, "its answers are not those of the runs")
+    names = list(outputs)
+    _expect(is_profile or max(told.differing, default=-1) < len(names), "an output differs that there is not")
+    return Repetition(
+        tuple(
+            Answer(answer.runs, answer.first, None if number or is_profile else outputs, answer.kept)
+            for number, answer in enumerate(told.answers)
+        ),
+        told.sampled,
+        told.others,
+        () if is_profile else tuple(names[number] for number in told.differing),
+    )
 
 
 def output_of(message: pb.Tensor, streamed: Any = None) -> Array:

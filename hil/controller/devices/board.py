@@ -24,6 +24,7 @@ from hil.controller.storage import live
 from hil.controller.storage.cache import Cache
 from hil.core import clock
 from hil.core.digest import algorithm_of, digest_file
+from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Placement, RequestedDevice, RunResult
 from hil.core.tensors import Array
 from hil.formats.iree_command import PROFILE_TOOL
@@ -399,8 +400,16 @@ class LoadedProgram:
             most_bytes=expected_bytes(self._artifact.outputs or self.loaded.outputs),
         )
         outputs = invocation.outputs
+        repetition, unchecked = invocation.repetition, ""
+        if repetition is None and warmup + iterations == 1:
+            repetition = Repetition((Answer(1, 0, outputs),))
+        elif repetition is None:
+            why = "the agent is older than this hil" if invocation.command is None else "the board has no agent"
+            unchecked = f"the answers of the iterations were not compared with each other: {why}"
         if len(names) == len(outputs):
+            renamed = dict(zip(outputs, names, strict=True))
             outputs = dict(zip(names, outputs.values(), strict=True))
+            repetition = repetition and repetition.renamed(renamed)
         # A command loads the program anew each time.
         cold = not warmup and (invocation.command is not None or not self._ran)
         self._ran = True
@@ -408,10 +417,13 @@ class LoadedProgram:
         name, device = self._artifact.runtime, self.loaded.device
         version = self.loaded.version or self._board.runtime_version(name)
         provenance = self._provenance(invocation, version)
+        provenance["notes"] += filter(None, [unchecked])
         how = "by command" if invocation.command is not None else ""
         source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, how)))}"
         peak_bytes = invocation.peak_memory_bytes or None
-        result = RunResult(source, outputs, invocation.iterations_ns, peak_bytes, provenance, cold)
+        result = RunResult(
+            source, outputs, invocation.iterations_ns, peak_bytes, provenance, cold, repetition=repetition
+        )
         asked = RequestedDevice.of(name, self._artifact.flags, device)
         return self._placed(result, asked), invocation
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hil.core import clock
+from hil.core.repetition import Repetition
 from hil.core.results import Artifact, Placement
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import Span
@@ -31,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True)
 class ProfilePass:
-    """What a profiling pass brought. Its outputs are nobody's: the run that is compared is another one."""
+    """What a profiling pass brought."""
 
     # name -> content, as the runtime wrote it: ``profile.ireeprof`` of IREE, ``onnxruntime.json`` of ONNX Runtime.
     files: Mapping[str, memoryview]
@@ -44,6 +45,7 @@ class ProfilePass:
     board: Span | None
     warmup: int
     iterations: int
+    repetition: Repetition | None = None  # of its runs; None where the profiler gives out no outputs
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Invocation:
     fetch_s: float = 0.0  # for the outputs
     state: dict[str, Any] = field(default_factory=dict)  # what Describe says of what changes, where it was asked for
     placement: Placement | None = None  # where the program ran; None where the board does not tell, or has told before
+    repetition: Repetition | None = None  # of all runs of the call; None where the board did not compare them
     notes: tuple[str, ...] = ()  # what the board could not do, or did otherwise, a sentence each
     # of a board without an agent: the command ``line``, ``wall_s`` of each one on the host's clock, ``why`` there is no
     # agent, and what is ``not_measured``; None of one with an agent.

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hil.controller.devices.call import Call, CallFailed, Replies
 from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive
 from hil.core import clock, digest, tensors
 from hil.core.digest import StreamHasher
+from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact
 from hil.core.tensors import Array
 from hil.core.timeline import Span
@@ -158,7 +160,23 @@ class AgentClient(AgentConnection, BoardClient):
         start = pb.InvokeStart(
             program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout, state=state
         )
-        return self._call(start, inputs, into or {}, self._outputs.get(program_id), most_bytes)
+        names = self._outputs.get(program_id)
+        call = self._call(start, inputs, into or {}, names, most_bytes)
+        if call.repetition is None or call.repetition.is_stable:
+            return call
+        return replace(call, repetition=self._recalled(program_id, call.repetition, names))
+
+    def _recalled(self, program_id: str, repetition: Repetition, names: Sequence[str] | None) -> Repetition:
+        """Fetch the outputs of the distinct answers that the board has kept and that are not here yet."""
+
+        def fetched(number: int, answer: Answer) -> Answer:
+            if answer.outputs is not None or not answer.is_kept:
+                return answer
+            start = pb.InvokeStart(program_id=program_id, recall=number, timeout_s=_CALL_S)
+            return replace(answer, outputs=self._call(start, {}, {}, names, None).outputs)
+
+        answers = tuple(fetched(number, answer) for number, answer in enumerate(repetition.answers, 1))
+        return replace(repetition, answers=answers)
 
     def profile(
         self,
@@ -183,6 +201,8 @@ class AgentClient(AgentConnection, BoardClient):
         with self._seam("run"):
             answers.check_files(call.outputs)
         files = {name: memoryview(array.data) for name, array in call.outputs.items()}
+        names = self._outputs.get(program_id)
+        repetition = call.repetition and self._recalled(program_id, call.repetition, names)
         return ProfilePass(
             files=files,
             clock_pairs=_clock_pairs(bytes(files.pop(clock.CLOCK_FILE, b'{"pairs": []}'))),
@@ -190,6 +210,7 @@ class AgentClient(AgentConnection, BoardClient):
             board=Span("profile", *call.board_ns),
             warmup=warmup,
             iterations=iterations,
+            repetition=repetition,
         )
 
     def _call(

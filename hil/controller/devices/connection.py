@@ -192,7 +192,7 @@ class InvokeStream:
             if streams:
                 self._send(streams)
                 self._guard.within(limit_s)
-            iterations = 0 if start.HasField("profile") else start.iterations
+            iterations = 0 if start.HasField("profile") or start.recall else start.iterations
             done = answers.call_of(self._answer(), iterations, names, most)
             answered = clock.now_ns()
             outputs = self._outputs(done, into)
@@ -217,6 +217,7 @@ class InvokeStream:
             tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in done.placement.parts)
             if done.HasField("placement")
             else None,
+            answers.repetition_of(done, start, outputs),
         )
 
     def close(self) -> None:
