@@ -19,6 +19,7 @@ from hil.controller.cli.options import (
     limit_options,
     model_options,
     reference_options,
+    repetition_options,
     runs_option,
     seconds,
     tolerance_options,
@@ -69,6 +70,7 @@ from hil.errors import UsageError
 @input_options
 @reference_options
 @tolerance_options
+@repetition_options
 @limit_options
 @click.option("--benchmark-out", type=FILE, metavar="FILE", help="Google Benchmark's JSON goes here.")
 @label_option

@@ -208,7 +208,8 @@ group_option = click.option(
 input_options = run_options("inputs", "seed", "input_range")
 tolerance_options = run_options("rtol", "atol", "accept", "allow_blind", "allow_flush")
 reference_options = run_options("references", "expected", "require_independent")
-iteration_options = run_options("iterations", "warmup")
+repetition_options = run_options("repeat", "fresh_load", "recompile", "allow_unstable")
+iteration_options = options(run_options("iterations", "warmup"), repetition_options)
 cache_options = run_options("debug_ir", "debug_ir_passes", "recompute")
 compile_profile_option = click.option(
     "--compile-time-profile",

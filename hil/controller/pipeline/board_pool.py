@@ -68,6 +68,10 @@ class BoardSession:
             self._failed = None
         elif self._most_loaded:
             return
+        self.unload(artifact)
+
+    def unload(self, artifact: Artifact) -> None:
+        """Unload a program, if it is loaded."""
         if (program := self._loaded.pop(_key(artifact), None)) is not None:
             program.unload()
 

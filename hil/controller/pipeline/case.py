@@ -12,6 +12,7 @@ from hil.bundles.cases import Signature
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.options import Options
+from hil.controller.pipeline.repeated import Compilations
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import Span
@@ -37,6 +38,9 @@ class Case:
     # the references that could not answer beside those that did, by name, each with its error.
     unanswered: Mapping[str, errors.StageError] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()  # one for each reference
+    compilations: Compilations | None = None  # where the model was compiled several times
+    # of answers that differ between iterations, by their number: a verdict beside the first reference.
+    answer_verdicts: Mapping[int, Verdict] = field(default_factory=dict)
     disagreement: str = ""  # which references disagree on what; "" where none do
     plain_reference: RunResult | None = None
     plain_verdict: Verdict | None = None

@@ -265,6 +265,23 @@ class CaseSettings:
     # iterations, warmup: timed and untimed runs.
     iterations: int = _option(1, _COUNT, "Timed runs.", shows_default=True)
     warmup: int = _option(0, _COUNT, "Untimed runs before.", shows_default=True)
+    # how often all of them are run.
+    repeat: int = _option(1, _COUNT, "Run all of that so many times and compare the answers.", shows_default=True)
+    # load the program again before each repetition.
+    fresh_load: bool = _option(False, _FLAG, "With --repeat: load the program again each time.")
+    # programs are made so often, without the cache.
+    recompile: int = _option(
+        1, _COUNT, "Compile so many times without the cache; compare the programs and answers.", shows_default=True
+    )
+    # patterns of names of outputs that may differ between iterations.
+    allow_unstable: tuple[str, ...] = _option(
+        (),
+        TEXTS,
+        "Pass this output though its values differ between iterations, if all are within tolerance. * as in file "
+        "names; repeats.",
+        metavar="OUTPUT",
+        repeats=True,
+    )
     # seconds for loading, for the runs together, and for each reference.
     timeout: float = _option(
         DEFAULT_TIMEOUT_S,

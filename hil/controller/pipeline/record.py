@@ -15,6 +15,7 @@ from hil.compare.random_outputs import random_text
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict, deciding
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.repeated import worst_answer
 from hil.controller.storage.runs import Run
 from hil.controller.storage.texts import aligned, say, seconds, together
 from hil.core.results import NEVER_IN, Outcome, Relation, RunResult, exit_code_of, placement_text
@@ -84,6 +85,8 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         "cached": cached_stages(case),
         "pushed_bytes": case.pushed_bytes,
         "device": result and device_statistics(result),
+        "repetition": _repetition_record(case),
+        "compilations": case.compilations and case.compilations.record(),
         "peak_memory_bytes": result and result.peak_memory_bytes,
         "provenance": dict(result.provenance) if result else {},
         "inputs": tensors.get("inputs", []),
@@ -108,6 +111,18 @@ def case_record(case: Case, tensors: dict[str, Any]) -> dict[str, Any]:
         "worker_log": case.worker_log[-200:],
         "profiles": case.profiles,
     }
+
+
+def _repetition_record(case: Case) -> dict[str, Any] | None:
+    """The iterations that were compared with each other, with the verdicts of answers that differ."""
+    repetition = case.result.repetition if case.result is not None else None
+    if repetition is None:
+        return None
+    record = repetition.record()
+    for number, verdict in case.answer_verdicts.items():
+        record["answers"][number]["verdict"] = verdict_record(verdict)
+    record["worst"] = worst_answer(case.answer_verdicts) if case.answer_verdicts else None
+    return record
 
 
 def cached_stages(case: Case) -> list[str]:
@@ -145,7 +160,7 @@ def _specs(specs: Sequence[TensorSpec] | None) -> list[dict[str, Any]] | None:
 def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> None:
     """A case's final screen: outcome, statistics of each output, device time, stages, and the run's folder."""
     outcome = case["outcome"] or "UNFINISHED"
-    colour = {"PASS": "green", "FAIL": "red"}.get(outcome, "magenta")
+    colour = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red"}.get(outcome, "magenta")
     console.print(f"[bold {colour}]{outcome}[/]  [bold]{_escape(case['name'])}[/]  {_escape(_how(case))}")
     # What one verdict that is the case's has to say stands below its table, and so do the references that could not
     # answer.
@@ -170,6 +185,10 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
     if command := provenance.get("command"):
         parts = [command.get("why", ""), f"not measured: {', '.join(command['not_measured'])}"]
         say(console, "no agent", "; ".join(filter(None, parts)))
+    if (repetition := case.get("repetition")) and repetition["iterations"] > 1:
+        say(console, "answers", repetition["text"])
+    if compilations := case.get("compilations"):
+        say(console, "programs", compilations["text"])
     if case["device"] and case["device"]["iterations"]:
         say(console, "device time", _device_time(case["device"]))
     spent = {key[:-2]: seconds(value) for key, value in case["timings"].items() if value is not None}

@@ -42,12 +42,20 @@ from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
 from hil.controller.pipeline.independence import hint_for_independence, not_asked, only_dependent, refusals, runtime_of
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Job, Options
+from hil.controller.pipeline.repeated import (
+    compile_repeatedly,
+    instability,
+    judge_answers,
+    run_repeatedly,
+    with_profile,
+)
+from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import pick
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import COMPILE_FAILURE, storing
 from hil.core import clock
 from hil.core.board_config import BoardConfig
-from hil.core.results import Outcome, RunResult, Stage
+from hil.core.results import Artifact, Outcome, RunResult, Stage
 from hil.core.runtimes import compiler_for, runtime_for
 from hil.core.tensors import Array, TensorSpec, read_as
 
@@ -79,6 +87,10 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
     load_rules(options.accept)
     if options.iterations < 1 or options.warmup < 0:
         raise errors.UsageError("--iterations must be at least 1 and --warmup at least 0")
+    if options.repeat < 1 or options.recompile < 1:
+        raise errors.UsageError("--repeat and --recompile must be at least 1")
+    if options.fresh_load and options.repeat == 1:
+        raise errors.UsageError("--fresh-load needs --repeat", hint="for example --repeat 5 --fresh-load")
     if options.debug_ir_passes and options.debug_ir is None:
         raise errors.UsageError("--debug-ir-passes needs a folder for the IR", hint="--debug-ir DIR --debug-ir-passes")
     if not options.timeout > 0:
@@ -134,20 +146,27 @@ def _compile(case: Case, tools: Tools) -> Iterator[Case]:
     log = case.folder / "logs" / "compile.log"
     compiler = case.options.compiler or compiler_for(model.format, runtime)
     start = time.monotonic()
-    artifact = compile_model(
-        model,
-        compiler=compiler,
-        runtime=runtime,
-        flags=(*config.compile_flags.get(compiler, ()), *case.options.compile_flags),
-        cache=context.cache,
-        isolated=context.isolated,
-        recompute=case.options.recompute,
-        debug_ir=case.options.debug_ir,
-        debug_ir_passes=case.options.debug_ir_passes,
-        failure=case.folder / "logs" / COMPILE_FAILURE if tools.lasting else None,
-        timeout=COMPILE_TIMEOUT_S,
-        log=log,
-    )
+    order: dict[str, Any] = {
+        "compiler": compiler,
+        "runtime": runtime,
+        "flags": (*config.compile_flags.get(compiler, ()), *case.options.compile_flags),
+        "isolated": context.isolated,
+        "recompute": case.options.recompute,
+        "debug_ir": case.options.debug_ir,
+        "debug_ir_passes": case.options.debug_ir_passes,
+        "failure": case.folder / "logs" / COMPILE_FAILURE if tools.lasting else None,
+        "timeout": COMPILE_TIMEOUT_S,
+        "log": log,
+    }
+    artifact = compile_model(model, cache=context.cache, **order)
+    if (count := case.options.recompile) > 1:
+
+        def again(folder: Path) -> Artifact:
+            tools.sink.stage(case, Stage.COMPILE, f"{folder.name} of {count}")
+            return compile_model(model, cache=Cache(folder), **{**order, "debug_ir": None, "debug_ir_passes": False})
+
+        compilations = compile_repeatedly(artifact, count, again, case.folder / "recompiled")
+        case = replace(case, compilations=compilations)
     yield (case := replace(case, artifact=artifact).timed(compile_s=time.monotonic() - start))
     note = "from the cache" if artifact.cached else "done"
     with storing(log.parent), log.open("a") as file:
@@ -204,7 +223,8 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
                 yield (case := replace(case, capture=capture))
             counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
             start = time.monotonic()
-            result, call = program.run(inputs, names=tuple(spec.name for spec in artifact.outputs or ()), **counts)
+            others = case.compilations.programs if case.compilations is not None else ()
+            program, result, call = run_repeatedly(session, artifact, others, inputs, options)
             spent = time.monotonic() - start
             if case.signature is not None:
                 result = _as_signed(result, program.loaded.outputs, case.signature.outputs)
@@ -220,6 +240,7 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
                 capture.timed(call, inputs, result.outputs)
                 tools.sink.stage(case, Stage.RUN, "once more, under the profiler")
                 capture.profile(program, inputs, **counts)
+                yield (case := replace(case, result=with_profile(result, capture.taken)))
         if tools.logs:
             yield replace(case, worker_log=tuple(program.log()))
     except (errors.RunCrashed, errors.StageTimeout):
@@ -233,8 +254,13 @@ def _as_signed(result: RunResult, own: Sequence[TensorSpec], signed: Sequence[Te
     """The result with integers of which the program does not say whether they have a sign as the signature says."""
     if not len(result.outputs) == len(own) == len(signed):
         return result
-    triples = zip(result.outputs.items(), own, signed, strict=True)
-    return replace(result, outputs={name: read_as(array, spec.dtype, one) for (name, array), one, spec in triples})
+
+    def converted(outputs: Mapping[str, Array]) -> dict[str, Array]:
+        triples = zip(outputs.items(), own, signed, strict=True)
+        return {name: read_as(array, spec.dtype, one) for (name, array), one, spec in triples}
+
+    repetition = result.repetition and result.repetition.converted(converted)
+    return replace(result, outputs=converted(result.outputs), repetition=repetition)
 
 
 def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
@@ -322,8 +348,7 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
     assert result is not None
     start = time.monotonic()
     tools.sink.stage(case, Stage.COMPARE, "")
-    tolerance = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind", "allow_flush")}
-    tolerance["accept"] = load_rules(options.accept)
+    tolerance = _tolerance(options)
     case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
     if options.atol is None and any(map(depends_on_noise, case.verdicts)):
         tools.sink.stage(case, Stage.COMPARE, "measuring the reference's own noise")
@@ -353,14 +378,39 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
         reason = "; ".join(filter(None, (reason, not_asked(case, runtime))))
     evidence, rest = refusals(case, runtime)
     case = replace(case, outcome=outcome, reason="; ".join(filter(None, (*evidence, reason, *rest))))
+    case = judge_repetition(case)
+    passed = case.outcome is Outcome.PASS
     yield case
-    if outcome is Outcome.REFERENCE_ERROR:
+    if case.outcome is Outcome.REFERENCE_ERROR:
         raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint_for_independence(case, runtime))
     if passed and options.min_sqnr_db is not None and _PLAIN in case.unanswered:
         why = case.unanswered[_PLAIN]
         what = f"how near the answer is to the plain model's cannot be told: {why.message}"
         raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
     yield case.timed(compare_s=time.monotonic() - start)
+
+
+def _tolerance(options: Options) -> dict[str, Any]:
+    within = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind", "allow_flush")}
+    return {**within, "accept": load_rules(options.accept)}
+
+
+def judge_repetition(case: Case) -> Case:
+    """The case with the answers judged that differ between its iterations: UNSTABLE, unless they may differ."""
+    result, tolerance = case.result, _tolerance(case.options)
+    repetition = result.repetition if result is not None else None
+    if result is None or repetition is None or repetition.is_stable or case.error is not None:
+        return case
+
+    def judged(outputs: Mapping[str, Array]) -> Verdict:
+        return _verdicts(case, replace(result, outputs=outputs), case.references, tolerance)[0]
+
+    verdicts = judge_answers(repetition, judged) if case.references else {}
+    is_unstable, text = instability(repetition, verdicts, case.model, case.options.allow_unstable)
+    case = replace(case, answer_verdicts=verdicts)
+    if is_unstable:
+        return replace(case, outcome=Outcome.UNSTABLE, reason=text)
+    return replace(case, reason="; ".join(filter(None, (case.reason, text))))
 
 
 def _verdicts(

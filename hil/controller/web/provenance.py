@@ -57,6 +57,7 @@ def facts_of_line(record: Mapping[str, Any], head: Mapping[str, Any]) -> Facts:
         "Flow": text(record.get("flow")),
         "Ran on": placement(record.get("placement")),
         "Elsewhere": text(record.get("elsewhere")),
+        "Answers": text(record.get("answers")),
         "Without an agent": text(record.get("agentless")),
         "Compiler's notes": text(mapping(record.get("notes")).get("text")),
         "Program": " ".join(filter(None, (text(record.get("program")), "from the cache" if cached is True else ""))),

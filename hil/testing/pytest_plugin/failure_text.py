@@ -97,6 +97,7 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "disagreement": record.disagreement,
         "device_cold": record.cold or None,
         "iterations": record.iterations or None,
+        "answers": record.answers,
         "agentless": record.agentless,
     }
     if record.outcome not in ("PASS", "XFAIL"):

@@ -11,6 +11,7 @@ from hil.controller.devices.board import Board
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, CaseSettings, Options
+from hil.controller.pipeline.repeated import instability
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import storing, write_file
@@ -18,7 +19,7 @@ from hil.controller.workloads.traces.trace import MOST_LOADED, CallProgram, same
 from hil.core.results import Artifact, Model, Stage, placement_text
 from hil.core.runtimes import compiler_for
 from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
-from hil.errors import BoardError, HilError, NotRun, RunFailed, StageError, StorageError, UsageError
+from hil.errors import AnswersDiffer, BoardError, HilError, NotRun, RunFailed, StageError, StorageError, UsageError
 from hil.formats.iree_command import shows_sign
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import Answer
@@ -129,6 +130,9 @@ class Target:
             raise case.error
         result = case.result
         assert result is not None
+        is_unstable, why = instability(result.repetition, {}, None, self._options.allow_unstable)
+        if is_unstable:
+            raise AnswersDiffer(why, stage=Stage.RUN.value, board=self.backend.board)
         returned = list(result.outputs.values())
         if not outputs:  # a program in a file may keep that to itself
             outputs = [spec_of(name, array) for name, array in result.outputs.items()]

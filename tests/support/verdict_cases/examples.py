@@ -149,7 +149,7 @@ CASES = [
         "example_flaky",
         copied("flaky.mlir"),
         ("UNSTABLE", "PASS"),
-        {"x": np.ones(4, np.float32)},
+        {"arg0": np.ones(4, np.float32)},
         {"output0": np.ones(4, np.float32)},
         (*IREE, "--iterations", "5"),
         (),

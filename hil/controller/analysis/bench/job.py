@@ -30,7 +30,7 @@ from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.stages import STAGES, choice_of
+from hil.controller.pipeline.stages import STAGES, choice_of, judge_repetition
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.origin import typed_command
@@ -262,8 +262,9 @@ class _Bench:
                     iterations_ns=stamps if side.clock == "board" else (),
                     peak_memory_bytes=side.peak_memory_bytes,
                     cold=False,
+                    repetition=side.repetition,
                 )
-                side.case = replace(side.case, result=result)
+                side.case = judge_repetition(replace(side.case, result=result))
         measured = {side.case.name: side.case for side in self.sides}
         self.cases = [measured.get(case.name, case) for case in self.cases]
         for case in self.cases:

@@ -24,6 +24,7 @@ from hil.controller.analysis.bench.stats import (
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.pipeline.case import Case
 from hil.core import clock
+from hil.core.repetition import Repetition, merge_known
 from hil.core.results import RunResult, Stage
 from hil.errors import HilError, RunFailed, UsageError
 
@@ -69,10 +70,14 @@ class Side:
     peak_memory_bytes: int | None = None
     cpu_ns: int = 0  # what the worker's threads computed in all its iterations, where the board tells it
     ran_ns: int = 0  # how long those iterations took; 0 where the board does not tell the other
+    # the answers of all iterations, those of warm-ups and of the case's first run too; None where none were compared.
+    repetition: Repetition | None = None
 
     def __post_init__(self) -> None:
         """Take over what the case's first run, if it had one, told."""
         self.result = self.case.result
+        if self.result is not None:
+            self.repetition = self.result.repetition
         if self.result is not None and self.result.device_ns:
             self.first_run_ns = self.result.device_ns[0]
             self.peak_memory_bytes = self.result.peak_memory_bytes
@@ -201,6 +206,7 @@ class _Meter:
         self._round = round
         self._copy = copy
         self._program: LoadedProgram | None = None
+        self._repetition: Repetition | None = None  # of this meter alone: others may run at the same time
 
     def __enter__(self) -> _Meter:
         artifact = self._side.case.artifact
@@ -213,6 +219,7 @@ class _Meter:
 
     def __exit__(self, *_: object) -> None:
         assert self._program is not None
+        self._side.repetition = merge_known(self._side.repetition, self._repetition)
         self._program.unload()
 
     def calibrate(self, bench: BenchJob) -> float:
@@ -250,13 +257,14 @@ class _Meter:
             )
         side.warmup_s += call.warmup_ns / 1e9
         side.result = result
+        self._repetition = merge_known(self._repetition, result.repetition)
         if result.peak_memory_bytes is not None:
             side.peak_memory_bytes = max(side.peak_memory_bytes or 0, result.peak_memory_bytes)
         if result.iterations_ns:
             stamps = np.array(result.iterations_ns, np.int64)
             if call.cpu_ns:
                 side.cpu_ns += call.cpu_ns
-                side.ran_ns += int(stamps[-1, 1] - stamps[0, 0])
+                side.ran_ns += int((stamps[:, 1] - stamps[:, 0]).sum())
             # By command it is not known when each ran, only that they did one after the other.
             base = 0 if call.board_ns else begun
             return base + stamps[:, 0], stamps[:, 1] - stamps[:, 0]

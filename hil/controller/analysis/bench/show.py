@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BARS = "▁▂▃▄▅▆▇█"
-_COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
+_COLOURS = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red", "SKIP": "yellow"}
 _VERDICTS = {"no difference": "green", "faster": "green", "slower": "red"}
 _Cell = Callable[[Mapping[str, Any]], str]
 
@@ -117,6 +117,7 @@ _ROWS: tuple[tuple[str, bool, _Cell], ...] = (
     ("outliers", True, _outliers),
     ("ran on", False, lambda side: placement_text(side["placement"] or ())),
     ("iterations", True, lambda side: f"{side['iterations_per_s']:.4g} a second"),
+    ("answers", True, lambda side: side["repetition"]["text"] if side["repetition"] else "not compared"),
     ("peak memory", True, _known("peak_memory_bytes", lambda peak: f"{peak / 1e6:.1f} MB")),
     ("parallelism", True, _known("parallelism", lambda cores: f"{cores:.2f} cores")),
     ("on the board", False, _stages("first_run", "warmup", "steady")),

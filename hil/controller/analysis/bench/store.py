@@ -233,6 +233,7 @@ def _side(
         "histogram": _histogram(durations) if durations.size else None,
         "course_ns": [float(np.median(part)) for part in np.array_split(durations, _COURSE) if part.size],
         "iterations_per_s": rate,
+        "repetition": side.repetition.record() if side and side.repetition else None,
         "peak_memory_bytes": side.peak_memory_bytes if side else None,
         "parallelism": side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
         "program": programs.get(case.name),

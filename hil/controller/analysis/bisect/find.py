@@ -33,7 +33,7 @@ from hil.controller.storage.isolated import IsolatedError
 from hil.controller.storage.origin import origin_of, typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, storing
-from hil.core.results import BOARD_OUTCOMES, Outcome, Stage
+from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.core.scratch import temporary_folder
 from hil.errors import BoardRefused, BoardUnreachable, ImportFailed, StageError, UsageError
 
@@ -376,7 +376,7 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
     if case.result is None or not case.references:
         return Finding(outcome, case.reason)
     (verdict,) = case.verdicts
-    if not verdict.outputs or (rtol is None and atol is None and not by_chance):
+    if outcome is Outcome.UNSTABLE or not verdict.outputs or (rtol is None and atol is None and not by_chance):
         return Finding(outcome, case.reason, outputs=verdict.outputs)
     judged: list[OutputComparison] = []
     unjudged: dict[str, str] = {}
@@ -413,7 +413,7 @@ def within(layer: Layer, whole: Finding) -> Finding:
 
 def failed_by_itself(finding: Finding) -> bool:
     """Whether it ended in an error of the model's own: not in a wrong answer, and not for the board."""
-    return finding.outcome not in {Outcome.PASS, Outcome.FAIL, Outcome.BLIND, Outcome.SKIP, *BOARD_OUTCOMES}
+    return finding.outcome not in {*WRONG, Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES}
 
 
 def without_failed(layers: Sequence[Layer], failed: Collection[str]) -> list[Layer]:

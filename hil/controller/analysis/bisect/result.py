@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hil.compare.verdict import OutputComparison
 from hil.controller.storage.pictures import check_picture, new_figure, save_figure
 from hil.controller.storage.texts import line, table
-from hil.core.results import Outcome, exit_code_of
+from hil.core.results import WRONG, Outcome, exit_code_of
 from hil.core.text import jsonable
 
 if TYPE_CHECKING:
@@ -219,10 +219,16 @@ def _ran(finding: Finding | None) -> bool:
 
 
 def _is_error(finding: Finding) -> bool:
-    return finding.outcome not in (Outcome.PASS, Outcome.SKIP, Outcome.FAIL, Outcome.BLIND)
+    return finding.outcome not in {*WRONG, Outcome.PASS, Outcome.SKIP}
 
 
-_STYLES = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.BLIND: "yellow", Outcome.SKIP: "dim"}
+_STYLES = {
+    Outcome.PASS: "green",
+    Outcome.FAIL: "red",
+    Outcome.UNSTABLE: "red",
+    Outcome.BLIND: "yellow",
+    Outcome.SKIP: "dim",
+}
 _REASONS_SHOWN = 10
 # A terminal below this many columns has no room for operators and nodes: a layer's name tells both, if shortened.
 _ROOMY = 110
@@ -293,7 +299,7 @@ def _reasons(found: Bisection) -> list[str]:
     for way in WAYS:
         if (layer := found.first_wrong(way)) and (wrong := layer.by(way)):
             reasons.append(f"{layer.name}, {way}: {wrong.reason}")
-    if found.whole and found.whole.outcome in (Outcome.FAIL, Outcome.BLIND):
+    if found.whole and found.whole.outcome in WRONG:
         reasons.append(f"the model as it is: {found.whole.reason}")
     alike: dict[str, list[str]] = {}
     for what, way, finding in found.failed():

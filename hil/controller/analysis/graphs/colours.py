@@ -11,7 +11,14 @@ from hil.controller.storage.texts import seconds
 
 # From what is right, or quick, to what is not: also apart where red and green are not.
 STOPS = ("#eef3c7", "#f6b352", "#d1495b", "#6a1b4d")
-_OUTCOMES = {"PASS": "#b7e4c7", "FAIL": "#d1495b", "SKIP": "#c9ced6", "XFAIL": "#c9ced6", "BLIND": "#f6e58d"}
+_OUTCOMES = {
+    "PASS": "#b7e4c7",
+    "FAIL": "#d1495b",
+    "UNSTABLE": "#d1495b",
+    "SKIP": "#c9ced6",
+    "XFAIL": "#c9ced6",
+    "BLIND": "#f6e58d",
+}
 _ERROR = "#6a1b4d"
 # Okabe and Ito's, which all readers can tell apart.
 _DEVICES = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#d55e00")

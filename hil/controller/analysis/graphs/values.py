@@ -11,7 +11,7 @@ from hil.controller.analysis.profile.totals import Total
 
 METRICS = ("max_abs", "sqnr_db", "outcome", "time_ns", "placement")
 # Any other word is an error.
-_GRAVITY = {"": 0, "SKIP": 1, "PASS": 1, "XFAIL": 1, "BLIND": 2, "FAIL": 4}
+_GRAVITY = {"": 0, "SKIP": 1, "PASS": 1, "XFAIL": 1, "BLIND": 2, "FAIL": 4, "UNSTABLE": 4}
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def print_run(record: Mapping[str, Any]) -> None:
     from hil.controller.storage.console import Console
 
     console = Console()
-    colours = {"PASS": "green", "FAIL": "red"}
+    colours = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red"}
     rows = [
         (case["name"], Text(case["outcome"], colours.get(case["outcome"], "magenta")), *_statistics(case))
         for case in record["cases"]

@@ -47,7 +47,10 @@ from hil.errors import UsageError, did_you_mean
 # board says nothing about a case, so it cannot be expected.
 TABLES: Mapping[str, tuple[str, ...]] = {
     "compile": ("IMPORT_ERROR", "COMPILE_ERROR", "COMPILE_CRASH", "TIMEOUT"),
-    "run": ("FAIL", "BLIND", "LOAD_ERROR", "RUN_ERROR", "RUN_CRASH", "TIMEOUT", "FALLBACK", "REFERENCE_ERROR"),
+    "run": (
+        *("FAIL", "BLIND", "UNSTABLE"),
+        *("LOAD_ERROR", "RUN_ERROR", "RUN_CRASH", "TIMEOUT", "FALLBACK", "REFERENCE_ERROR"),
+    ),
 }
 _EARLY = (Stage.IMPORT.value, Stage.COMPILE.value)
 _PASS = Outcome.PASS.value

@@ -54,6 +54,8 @@ class CaseRecord:
     device_p90_ns: float | None = None
     iterations: int = 0  # how many were timed
     cold: bool = False  # whether that was one alone, the program's first run since it was loaded
+    # how many iterations were compared with each other, and what they gave; "" where fewer than two were.
+    answers: str = ""
     agentless: str = ""  # why the board has no agent, where programs are run by command; "" where it has one
     artifact_bytes: int | None = None  # size of the program's files, or None
     # digest of the file that the runtime opens; "" where there is none. What was compiled together has the same.
@@ -114,7 +116,7 @@ def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
     Where the case is, who it was run for and how it is run again is for the caller to say.
     """
     artifact, error, device = case["artifact"] or {}, case["error"] or {}, case["device"] or {}
-    provenance, timings = case["provenance"], dict(case["timings"])
+    provenance, timings, repetition = case["provenance"], dict(case["timings"]), case.get("repetition") or {}
     parts = provenance.get("placement")
     # Some models are programs, and some cases come with one.
     compiled = artifact.get("compiler", "none") != "none" and timings.get("compile_s") is not None
@@ -127,6 +129,7 @@ def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
         **{f"device_{name}": device.get(name) for name in ("p50_ns", "p90_ns")},
         "iterations": int(device.get("iterations", 0)),
         "cold": device.get("iterations") == 1 and device.get("cold_ns") is not None,
+        "answers": repetition["text"] if repetition.get("iterations", 0) > 1 else "",
         "agentless": str(provenance.get("command", {}).get("why", "")),
         "artifact_bytes": artifact.get("bytes"),
         "cached": artifact["cached"] if compiled else None,

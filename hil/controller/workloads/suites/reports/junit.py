@@ -88,7 +88,7 @@ def _add(suite: ElementTree.Element, record: CaseRecord, target: str, links: Seq
         message = line(record.message) or record.outcome
         problem = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
         problem.text = _problem_text(record)
-    out = [f"board: {record.board}" if record.board else "", _device_time(record), _dispute(record)]
+    out = [f"board: {record.board}" if record.board else "", _device_time(record), _answers(record), _dispute(record)]
     for one in record.attempts:
         tried = f"also tried ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')}"
         out.append(f"{tried} {line(one.get('message') or '')}".strip())
@@ -103,6 +103,10 @@ def _device_time(record: CaseRecord) -> str:
     if not record.device_p50_ns:
         return ""
     return f"device time: {seconds(record.device_p50_ns / 1e9)}, median of {timed_text(record)}"
+
+
+def _answers(record: CaseRecord) -> str:
+    return f"answers: {record.answers}" if record.answers else ""
 
 
 def _dispute(record: CaseRecord) -> str:

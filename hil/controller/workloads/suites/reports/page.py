@@ -42,7 +42,19 @@ _SHOWN = (
 # Fields of a record that the page has under their own names, in this order.
 _COPIED = (
     *("id", "model", "layer", "op", "board", "hw_type", "outcome", "stage", "message", "hint", "against", "confirmed"),
-    *("repeat", "diff", "folder", "iterations", "cold", "agentless", "expectation", "attempts", "cached", "started"),
+    *(
+        "repeat",
+        "diff",
+        "folder",
+        "iterations",
+        "cold",
+        "answers",
+        "agentless",
+        "expectation",
+        "attempts",
+        "cached",
+        "started",
+    ),
     *("params", "disagreement"),
 )
 

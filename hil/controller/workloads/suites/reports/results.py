@@ -105,7 +105,7 @@ def kind_of(outcome: str) -> str:
     """Return an outcome's kind: ``pass``, ``fail`` (a wrong answer), ``error``, ``board`` or ``quiet`` (no action)."""
     if outcome == Outcome.PASS.value:
         return "pass"
-    if outcome in (Outcome.FAIL.value, Outcome.BLIND.value, Outcome.XPASS.value):
+    if outcome in (Outcome.FAIL.value, Outcome.BLIND.value, Outcome.UNSTABLE.value, Outcome.XPASS.value):
         return "fail"
     if outcome in BOARD_OUTCOMES:
         return "board"

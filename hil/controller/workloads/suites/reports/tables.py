@@ -65,7 +65,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("device_p90_ms", lambda record: _ms(record.device_p90_ns)),
     Column("iterations", lambda record: record.iterations or None, title="Iterations", unit="number"),
     Column("cold", lambda record: record.cold if record.iterations else None),
-    *_fields("agentless"),
+    *_fields("answers", "agentless"),
     Column("artifact_bytes", lambda record: record.artifact_bytes, title="Size", unit="bytes"),
     *_fields("cached"),
     _of_worst_output("worst_output", "name"),

@@ -1,0 +1,178 @@
+"""Run a case's program repeatedly, and programs of repeated compilations, and judge answers that differ."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from hil.compare.verdict import Verdict
+from hil.controller.devices.board import LoadedProgram
+from hil.controller.devices.board_client import Invocation, ProfilePass
+from hil.controller.pipeline.board_pool import BoardSession
+from hil.controller.pipeline.options import Options
+from hil.core.repetition import Repetition, merge
+from hil.core.results import Artifact, Model, Outcome, RunResult
+from hil.core.tensors import Array
+
+_GRAVITY = (Outcome.PASS, Outcome.BLIND, Outcome.FAIL)
+
+
+@dataclass(frozen=True)
+class Compilations:
+    """What repeated compilations of a model gave."""
+
+    count: int
+    programs: tuple[Artifact, ...]  # that differ from the first, each once
+
+    @property
+    def text(self) -> str:
+        """Describe them in a line."""
+        if not self.programs:
+            return f"{self.count} compilations gave the same program"
+        return f"{self.count} compilations gave {1 + len(self.programs)} different programs"
+
+    def record(self) -> dict[str, Any]:
+        """Return what run.json has of them."""
+        return {
+            "count": self.count,
+            "programs": 1 + len(self.programs),
+            "digests": [dict(one.digests) for one in self.programs],
+            "text": self.text,
+        }
+
+
+def compile_repeatedly(first: Artifact, count: int, again: Callable[[Path], Artifact], folder: Path) -> Compilations:
+    """Compile until there are ``count`` programs of a model, and keep those that differ.
+
+    Args:
+        again: compiles with a cache in the folder that it is given.
+        folder: for the programs that differ, a folder each.
+    """
+    known = {frozenset(first.digests.items())}
+    programs: list[Artifact] = []
+    for number in range(2, count + 1):
+        place = folder / str(number)
+        artifact = again(place)
+        if (digests := frozenset(artifact.digests.items())) in known:
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            known.add(digests)
+            programs.append(artifact)
+    return Compilations(count, tuple(programs))
+
+
+def run_repeatedly(
+    session: BoardSession,
+    artifact: Artifact,
+    others: Sequence[Artifact],
+    inputs: Mapping[str, Array],
+    options: Options,
+    *,
+    check: Callable[[LoadedProgram], None] = lambda program: None,
+) -> tuple[LoadedProgram, RunResult, Invocation]:
+    """Run a program as often as ``repeat`` says, then once each of the programs of other compilations.
+
+    Returns:
+        The program, and its result and call: those of the first run, with the times of all of the first program's runs
+        and the repetition of all runs.
+    """
+    names = tuple(spec.name for spec in artifact.outputs or ())
+    counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
+
+    def load(one: Artifact) -> LoadedProgram:
+        return session.load(one, timeout=options.timeout, no_fallback=options.no_fallback, check=check)[0]
+
+    runs = []
+    for number in range(options.repeat):
+        if number and options.fresh_load:
+            session.unload(artifact)
+        program = load(artifact)
+        runs.append(program.run(inputs, names=names, **counts))
+    if len(runs) == 1 and not others:
+        return program, *runs[0]
+    results, calls = zip(*runs, strict=True)
+    parts = [result.repetition for result in results]
+    for one in others:
+        session.board.push(one)
+        parts.append(load(one).run(inputs, names=names, **counts)[0].repetition)
+        session.unload(one)
+    if others:
+        program = load(artifact)
+    result: RunResult = replace(
+        results[0],
+        iterations_ns=tuple(pair for one in results for pair in one.iterations_ns),
+        repetition=None if None in parts else merge(part for part in parts if part is not None),
+    )
+    call: Invocation = replace(
+        calls[0],
+        warmup_ns=sum(one.warmup_ns for one in calls),
+        fetch_s=sum(one.fetch_s for one in calls),
+    )
+    return program, result, call
+
+
+def with_profile(result: RunResult, taken: ProfilePass | None) -> RunResult:
+    """Return a result with the answers of the profile pass among those of its iterations."""
+    if taken is None:
+        return result
+    repetition = taken.repetition
+    if repetition is None:
+        note = "the answers of the profile pass were not checked: the profiler does not give them out"
+        return replace(result, provenance={**result.provenance, "notes": [*result.provenance.get("notes", ()), note]})
+    given = list(repetition.answers[0].outputs or {})
+    if len(given) == len(result.outputs):
+        repetition = repetition.renamed(dict(zip(given, result.outputs, strict=True)))
+    return replace(result, repetition=result.repetition and merge([result.repetition, repetition]))
+
+
+def judge_answers(repetition: Repetition, compare: Callable[[Mapping[str, Array]], Verdict]) -> dict[int, Verdict]:
+    """Compare every distinct answer whose outputs are known; returns the verdicts by the answers' numbers."""
+    if repetition.is_stable:
+        return {}
+    known = enumerate(repetition.answers)
+    return {number: compare(answer.outputs) for number, answer in known if answer.outputs is not None}
+
+
+def worst_answer(verdicts: Mapping[int, Verdict]) -> int:
+    """Return the number of the answer that is furthest from the reference."""
+
+    def severity(number: int) -> tuple[int, float, float]:
+        verdict = verdicts[number]
+        shares = [output.mismatch_share for output in verdict.outputs if output.mismatch_share is not None]
+        errors = [output.max_abs for output in verdict.outputs if output.max_abs is not None]
+        return _GRAVITY.index(verdict.outcome), max(shares, default=0.0), max(errors, default=0.0)
+
+    return max(verdicts, key=severity)
+
+
+def instability(
+    repetition: Repetition | None, verdicts: Mapping[int, Verdict], model: Model | None, allowed: Sequence[str]
+) -> tuple[bool, str]:
+    """Decide whether answers that differ make a case UNSTABLE.
+
+    Outputs that a pattern allows may differ as long as every answer that is known passes.
+
+    Returns:
+        Whether it is unstable, and the reason or a note; "" where the answers do not differ.
+    """
+    if repetition is None or repetition.is_stable:
+        return False, ""
+    differing = repetition.differing
+    is_allowed = bool(differing) and all(any(fnmatchcase(name, one) for one in allowed) for name in differing)
+    if is_allowed and all(verdicts.values()):
+        return False, f"{repetition.text} in {', '.join(differing)}, as --allow-unstable says"
+    text = f"{repetition.text} to the same inputs"
+    if random := [name for name in differing if model is not None and name in model.random_outputs]:
+        text += f" ({', '.join(random)} {'depends' if len(random) == 1 else 'depend'} on random numbers)"
+    if not verdicts:
+        return True, text
+    worst = worst_answer(verdicts)
+    first = "the first passes" if verdicts[0] else f"the first is wrong ({verdicts[0].reason})"
+    if not worst:
+        return True, f"{text}; {first}, and no other is worse"
+    how = "passes" if verdicts[worst] else f"is wrong ({verdicts[worst].reason})"
+    return True, f"{text}; {first}, the worst {how}"

@@ -1,0 +1,178 @@
+"""Programs of repeated compilations are told apart, and answers that differ are judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hil.compare.verdict import Verdict, compare
+from hil.controller.pipeline.repeated import (
+    compile_repeatedly,
+    instability,
+    judge_answers,
+    run_repeatedly,
+    worst_answer,
+)
+from hil.core.repetition import Answer, Repetition
+from hil.core.results import Artifact, Model, Outcome, RunResult
+
+RIGHT = {"y": np.float32([1, 2, 3, 4])}
+WRONG = {"y": np.float32([1, 2, 3, 9])}
+WORSE = {"y": np.float32([9, 9, 3, 9])}
+
+
+def artifact(content: str) -> Artifact:
+    return Artifact("iree", "m.vmfb", {}, {"m.vmfb": content}, "main", "iree-compile")
+
+
+def answers(*outputs: Any) -> Repetition:
+    found = tuple(Answer(number + 1, number, one) for number, one in enumerate(outputs))
+    return Repetition(found, differing=("y",) if len(found) > 1 else ())
+
+
+def judged(repetition: Repetition) -> dict[int, Verdict]:
+    reference = RunResult("reference", RIGHT)
+    return judge_answers(repetition, lambda outputs: compare(RunResult("board", outputs), reference))
+
+
+def test_compile_repeatedly_keeps_programs_that_differ(tmp_path: Path):
+    contents = iter(["one", "two", "two", "one"])
+
+    def again(folder: Path) -> Artifact:
+        folder.mkdir()
+        return artifact(next(contents))
+
+    found = compile_repeatedly(artifact("one"), 5, again, tmp_path)
+    assert [one.digests["m.vmfb"] for one in found.programs] == ["two"]
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+    assert found.text == "5 compilations gave 2 different programs" and found.record()["programs"] == 2
+
+
+def test_compile_repeatedly_reports_equal_programs(tmp_path: Path):
+    found = compile_repeatedly(artifact("one"), 3, lambda folder: artifact("one"), tmp_path)
+    assert found.text == "3 compilations gave the same program" and not found.programs
+
+
+def test_stable_answers_are_not_judged():
+    one = answers(WRONG)
+    assert judged(one) == {} and instability(one, {}, None, ()) == (False, "")
+    assert instability(None, {}, None, ()) == (False, "")
+
+
+def test_instability_names_the_shares_the_first_and_the_worst():
+    found = answers(RIGHT, WRONG, WORSE)
+    is_unstable, text = instability(found, judged(found), None, ())
+    assert is_unstable and worst_answer(judged(found)) == 2
+    assert text.startswith("3 different answers in 6 iterations: 3 (50 %), 2 (33.3 %), 1 (16.7 %) to the same inputs; ")
+    assert "; the first passes, the worst is wrong (output y: 3 of 4 values" in text
+
+
+def test_instability_of_wrong_answers_reports_the_first():
+    found = answers(WORSE, RIGHT)
+    assert "; the first is wrong (output y: 3 of 4 values" in instability(found, judged(found), None, ())[1]
+
+
+def test_instability_without_references_has_its_shares():
+    assert instability(answers(RIGHT, WRONG), {}, None, ()) == (
+        True,
+        "2 different answers in 3 iterations: 1 (33.3 %), 2 (66.7 %) to the same inputs".replace(
+            "1 (33.3 %), 2 (66.7 %)", "2 (66.7 %), 1 (33.3 %)"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "allowed", "is_unstable"),
+    [
+        ({"y": np.float32([1, 2, 3, 4.000001])}, ("y",), False),
+        ({"y": np.float32([1, 2, 3, 4.000001])}, ("z", "[xy]"), False),
+        ({"y": np.float32([1, 2, 3, 4.000001])}, ("z",), True),
+        ({"y": np.float32([1, 2, 3, 4.000001])}, (), True),
+        (WRONG, ("y",), True),
+    ],
+)
+def test_allow_unstable_passes_answers_within_tolerance(second: Any, allowed: tuple[str, ...], is_unstable: bool):
+    found = answers(RIGHT, second)
+    assert instability(found, judged(found), None, allowed)[0] is is_unstable
+
+
+def test_random_outputs_are_named():
+    model = Model("m", "onnx", Path(), {}, "", producer={"random": {"nodes": ["r"], "outputs": ["y"]}})
+    found = answers(RIGHT, WRONG)
+    is_unstable, text = instability(found, judged(found), model, ())
+    assert is_unstable and "(y depends on random numbers)" in text
+
+
+def test_worst_answer_counts_errors_of_equal_shares():
+    found = answers(RIGHT, WRONG, {"y": np.float32([1, 2, 3, 99])})
+    assert worst_answer(judged(found)) == 2
+    assert judged(found)[0].outcome is Outcome.PASS
+
+
+class FakeSession:
+    """A board whose programs give what is listed for them, call by call."""
+
+    def __init__(self, gives: dict[str, list[dict[str, Any]]]) -> None:
+        self.gives = gives
+        self.log: list[str] = []
+        self.loaded: set[str] = set()
+        self.board = self
+
+    def push(self, one: Artifact) -> None:
+        self.log.append(f"push {one.digests['m.vmfb']}")
+
+    def load(self, one: Artifact, **settings: Any) -> tuple[Any, bool]:
+        name = one.digests["m.vmfb"]
+        if name not in self.loaded:
+            self.log.append(f"load {name}")
+        self.loaded.add(name)
+        session = self
+
+        class Program:
+            def run(self, inputs: Any, **counts: Any) -> Any:
+                outputs = session.gives[name].pop(0)
+                session.log.append(f"run {name}")
+                result = RunResult("board", outputs, ((0, 5),), repetition=Repetition((Answer(2, 0, outputs),)))
+                from hil.controller.devices.board_client import Invocation
+
+                return result, Invocation(outputs, ((0, 5),), 7, (0, 1))
+
+        return Program(), True
+
+    def unload(self, one: Artifact) -> None:
+        self.log.append(f"unload {one.digests['m.vmfb']}")
+        self.loaded.discard(one.digests["m.vmfb"])
+
+
+def options(**settings: Any) -> Any:
+    from hil.controller.pipeline.options import Options
+
+    return replace(Options(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "log"),
+    [
+        (False, ["load a", "run a", "run a", "run a"]),
+        (True, ["load a", "run a", "unload a", "load a", "run a", "unload a", "load a", "run a"]),
+    ],
+)
+def test_run_repeatedly_compares_all_runs(fresh: bool, log: list[str]):
+    session: Any = FakeSession({"a": [RIGHT, RIGHT, WRONG]})
+    _, result, call = run_repeatedly(session, artifact("a"), (), {}, options(repeat=3, fresh_load=fresh))
+    assert session.log == log
+    assert result.outputs is RIGHT and result.repetition is not None
+    assert [one.iterations for one in result.repetition.answers] == [4, 2]
+    assert result.iterations_ns == ((0, 5),) * 3 and call.warmup_ns == 21
+
+
+def test_run_repeatedly_runs_the_programs_of_other_compilations():
+    session: Any = FakeSession({"a": [RIGHT], "b": [WRONG]})
+    _, result, _ = run_repeatedly(session, artifact("a"), [artifact("b")], {}, options())
+    assert session.log == ["load a", "run a", "push b", "load b", "run b", "unload b"]
+    assert result.repetition is not None and not result.repetition.is_stable
+    assert result.iterations_ns == ((0, 5),)
