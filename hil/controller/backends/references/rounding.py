@@ -26,6 +26,8 @@ _MIN_OPSET = 9
 # Larger magnitudes are masks; nothing may become infinite.
 _LARGEST = 1e30
 _AXES_ARE_INPUT = 18
+# How many standard deviations noise allows for: ``NOISE_FACTOR`` of hil.controller.backends.references.noise.
+_DEVIATIONS = 8
 _SOFTMAX_OF_AXIS = 13
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
@@ -183,11 +185,14 @@ class _Graph:
         return self._op("Sqrt", summed)
 
     def _lost_terms(self, node: NodeProto, exact: str) -> str:
-        """Return what a softmax's sum lacks where terms under half a step of the sum are lost, times the result."""
+        """Return what a softmax's sum lacks where terms under half a step of the sum are lost, times the result.
+
+        It is a bound and no standard deviation: an eighth of it is given.
+        """
         step = self._number(self.units * float(np.finfo(self.dtype).eps) / 2)
         small = self._op("Mul", exact, self._op("Sign", self._op("Relu", self._op("Sub", step, exact))))
         axis = _attribute(node, "axis", -1)
-        lost = self._op("Mul", self._mean(small, [axis]), self._number(self._terms(node)))
+        lost = self._op("Mul", self._mean(small, [axis]), self._number(self._terms(node) / _DEVIATIONS))
         return self._op("Mul", lost, exact)
 
     def _off_center(self, node: NodeProto) -> str:

@@ -1,0 +1,223 @@
+"""Whole numbers, values that jump, small values beside large ones, long sums, subnormal and constant outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from hil.core.tensors import Array
+from support.models import save_model
+from support.verdict_cases import VerdictCase
+
+ALL = ("run", "suite", "pytest", "bundle")
+ONNXRUNTIME = ("--runtime", "onnxruntime")
+IREE = ("--runtime", "iree")
+WRONG = ("FAIL", "BLIND")
+RNG = np.random.default_rng(33)
+
+
+def floats(*shape: int) -> Array:
+    """Return normal float32 values."""
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def model(name: str, nodes: Sequence[Any], x: Array, y: Array, **weights: Array) -> Callable[[Path], Path]:
+    """Return a function that writes a model from x to y."""
+
+    def build(folder: Path) -> Path:
+        tensors = [numpy_helper.from_array(value, key) for key, value in weights.items()]
+        kinds = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.int8): TensorProto.INT8}
+        values = ([(key, kinds[value.dtype], list(value.shape))] for key, value in (("x", x), ("y", y)))
+        return save_model(folder / f"{name}.onnx", nodes, *values, tensors)
+
+    return build
+
+
+def case(
+    name: str,
+    nodes: Sequence[Any],
+    outcome: str | tuple[str, ...],
+    x: Array,
+    y: Array,
+    options: tuple[str, ...] = ONNXRUNTIME,
+    *,
+    says: tuple[str, ...] = (),
+    workloads: tuple[str, ...] = ("run",),
+    given: bool = True,
+    **weights: Array,
+) -> VerdictCase:
+    """Return a case of a model from x to y; ``given``: y is what is expected, else only its shape and dtype count."""
+    expected = {"y": y} if given else {}
+    build = model(f"noise_{name}", nodes, x, y, **weights)
+    return VerdictCase(f"noise_{name}", build, outcome, {"x": x}, expected, options, says, workloads)
+
+
+node = helper.make_node
+PIXELS = RNG.integers(0, 256, (2, 50)).astype(np.float32)
+BOXES = np.abs(floats(80, 6)) + np.float32(0.5)
+SIZES = np.array([640, 640, 640, 640, 1e-6, 1e-6], np.float32)
+CHANNELS = np.abs(floats(1, 5, 40)) + np.float32(0.5)
+STRETCH = np.array([500, 500, 500, 500, 2e-6], np.float32).reshape(1, 5, 1)
+TAILS = (np.linspace(0, 60, 200, dtype=np.float32)[None] + floats(1, 200)).astype(np.float32)
+SOFTMAX = np.exp(TAILS - TAILS.max()) / np.exp(TAILS - TAILS.max()).sum()
+STEPS = np.array([[100, *RNG.choice((-1, 1), 63)]], np.int8)
+LONG, WIDE = floats(2, 16384), floats(16384, 24)
+PRODUCT = (LONG.astype(np.float64) @ WIDE.astype(np.float64)).astype(np.float32)
+TINY = (np.abs(floats(100)) * np.float32(1e-2) + np.float32(1e-2)).astype(np.float32)
+
+
+def swapped(values: Array, column: int, by: Any) -> Array:
+    """Return a copy in which one column is another."""
+    found = values.copy()
+    found[..., column] = by(values[..., column])
+    return found
+
+
+def off_by(values: Array, place: tuple[int, ...], share: float) -> Array:
+    """Return a copy in which one value is off by a share of itself."""
+    found = values.copy()
+    found[place] *= np.float32(1 + share)
+    return found
+
+
+SCALE = [node("Mul", ["x", "s"], ["y"])]
+PRODUCTS = [node("MatMul", ["x", "w"], ["y"])]
+CASES = [
+    # Whole numbers do not move, so a step does not count as noise.
+    case("round_off_by_3", [node("Round", ["x"], ["y"])], "FAIL", PIXELS, PIXELS + 3, workloads=ALL),
+    case(
+        "floor_of_halves_off_by_2",
+        [node("Mul", ["x", "s"], ["z"]), node("Floor", ["z"], ["y"])],
+        "FAIL",
+        PIXELS,
+        np.floor(PIXELS / 2) + 2,
+        s=np.array(0.5, np.float32),
+        says=("100 of 100",),
+    ),
+    case(
+        "sign_of_pixels_flipped",
+        [node("Sub", ["x", "s"], ["z"]), node("Sign", ["z"], ["y"])],
+        "FAIL",
+        PIXELS,
+        -np.sign(PIXELS - np.float32(127.5)),
+        s=np.array(127.5, np.float32),
+    ),
+    # Small values beside large ones.
+    case("scores_zeroed", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 4, np.zeros_like), says=("column 4",), s=SIZES),
+    case("scores_reversed", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 5, np.flip), s=SIZES, workloads=ALL),
+    case("scores_off_by_1_percent", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 5, lambda v: v * 1.01), s=SIZES),
+    case(
+        "channel_negated",
+        SCALE,
+        WRONG,
+        CHANNELS,
+        CHANNELS * STRETCH * np.array([1, 1, 1, 1, -1], np.float32).reshape(1, 5, 1),
+        says=("row 4 of the second axis",),
+        s=STRETCH,
+    ),
+    case("boxes_right", SCALE, "PASS", BOXES, BOXES * SIZES, IREE, s=SIZES),
+    case(
+        "softmax_tail_doubled",
+        [node("Softmax", ["x"], ["y"], axis=-1)],
+        WRONG,
+        TAILS,
+        np.where(SOFTMAX < 1e-6, 2 * SOFTMAX, SOFTMAX),
+    ),
+    case("softmax_tail_right", [node("Softmax", ["x"], ["y"], axis=-1)], "PASS", TAILS, SOFTMAX, IREE, given=False),
+    case(
+        "int8_steps_zeroed",
+        [node("Neg", ["x"], ["y"])],
+        WRONG,
+        STEPS,
+        swapped(-STEPS, slice(1, None), np.zeros_like),
+        (*ONNXRUNTIME, "--atol", "1"),
+    ),
+    case(
+        "int8_one_step_right",
+        [node("Neg", ["x"], ["y"])],
+        "PASS",
+        STEPS,
+        swapped(-STEPS, slice(1, 6), lambda values: values + 1),
+        (*ONNXRUNTIME, "--atol", "1"),
+    ),
+    # Long sums.
+    case("long_product_right", PRODUCTS, "PASS", LONG, PRODUCT, IREE, w=WIDE, given=False),
+    case("long_product_off", PRODUCTS, "FAIL", LONG, off_by(PRODUCT, (1, 7), 0.01), w=WIDE),
+    case("long_product_without_its_last_terms", PRODUCTS, "FAIL", LONG, LONG[:, :-4] @ WIDE[:-4], w=WIDE),
+    case(
+        "long_softmax_right",
+        [node("Softmax", ["x"], ["y"], axis=-1)],
+        "PASS",
+        floats(1, 70_000) * 3,
+        np.zeros((1, 70_000), np.float32),
+        IREE,
+        given=False,
+    ),
+    case(
+        "instance_norm_of_mean_300_right",
+        [node("InstanceNormalization", ["x", "s", "b"], ["y"])],
+        "PASS",
+        floats(1, 2, 96, 96) + 300,
+        np.zeros((1, 2, 96, 96), np.float32),
+        IREE,
+        given=False,
+        s=np.ones(2, np.float32),
+        b=np.zeros(2, np.float32),
+    ),
+    case(
+        "long_mean_right",
+        [node("ReduceMean", ["x"], ["y"], axes=[1], keepdims=1)],
+        "PASS",
+        floats(3, 150_000) + 1,
+        np.zeros((3, 1), np.float32),
+        IREE,
+        given=False,
+    ),
+    case(
+        "long_bias_of_zero_inputs_right",
+        [node("Add", ["x", "b"], ["z"]), node("MatMul", ["z", "w"], ["y"])],
+        "PASS",
+        np.zeros((1, 16384), np.float32),
+        np.zeros((1, 24), np.float32),
+        IREE,
+        given=False,
+        w=WIDE,
+        b=LONG[:1],
+    ),
+    # Subnormal and constant outputs.
+    case(
+        "subnormal_flushed",
+        SCALE,
+        "FAIL",
+        TINY,
+        TINY,
+        IREE,
+        s=np.array(1e-38, np.float32),
+        given=False,
+        says=("allow-flush",),
+    ),
+    case(
+        "subnormal_allowed",
+        SCALE,
+        "PASS",
+        TINY,
+        TINY,
+        (*IREE, "--allow-flush", "y"),
+        s=np.array(1e-38, np.float32),
+        given=False,
+        says=("flushed to 0, as allowed",),
+    ),
+    case(
+        "constant",
+        [node("Relu", ["x"], ["y"])],
+        "PASS",
+        -PIXELS,
+        np.zeros((2, 50), np.float32),
+        says=("a dead board cannot be detected",),
+        workloads=ALL,
+    ),
+]

@@ -1,0 +1,128 @@
+"""Small values beside large ones, flushed subnormal numbers, constant outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hil.compare.verdict import OutputComparison, compare, compare_output
+from hil.core.results import NOISE_DTYPE, RunResult
+from hil.core.tensors import Array, dtype_of
+
+RNG = np.random.default_rng(5)
+BOXES = np.abs(RNG.standard_normal((50, 6))).astype(np.float32) + np.float32(0.5)
+BOXES *= np.array([640, 640, 640, 640, 1e-6, 1e-6], np.float32)
+
+
+def noise(size: float, shape: tuple[int, ...]) -> Array:
+    return np.full(shape, size).astype(dtype_of(NOISE_DTYPE))
+
+
+def of(actual: Any, reference: Array, **how: Any) -> OutputComparison:
+    return compare_output("y", np.asarray(actual, reference.dtype), reference, **how)
+
+
+def with_column(values: Array, column: Any, by: Any) -> Array:
+    found = values.copy()
+    found[..., column] = by(values[..., column])
+    return found
+
+
+FAULTS = {
+    "negated": lambda v: -v,
+    "zeroed": lambda v: 0 * v,
+    "doubled": lambda v: 2 * v,
+    "halved": lambda v: v / 2,
+    "reversed": lambda v: v[::-1],
+    "one off by 1 %": lambda v: v * np.where(np.arange(len(v)) == 7, np.float32(1.01), np.float32(1)),
+    "replaced": lambda v: np.full_like(v, v.mean()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_small_column_beside_large_ones_is_judged(fault: str) -> None:
+    wrong = with_column(BOXES, 5, FAULTS[fault])
+    found = of(wrong, BOXES)
+    assert (found.passed, found.blind) == (False, True) and ", in column 5: " in found.reason
+    found = of(wrong, BOXES, noise=noise(2.0**-45, BOXES.shape))
+    assert (found.passed, found.blind) == (False, False) and found.mismatches
+    assert of(wrong, BOXES, allow_blind=["y"]).passed
+
+
+def test_small_column_passes_where_it_agrees() -> None:
+    near = BOXES * (1 + np.float32(2e-7) * RNG.standard_normal(BOXES.shape).astype(np.float32))
+    assert of(near, BOXES).passed
+    assert of(with_column(BOXES, 4, lambda v: v * np.float32(1.0003)), BOXES).passed, "half of its digits agree"
+
+
+def test_small_column_within_its_own_noise_is_blind() -> None:
+    wrong = with_column(BOXES, 5, lambda v: -v)
+    found = of(wrong, BOXES, noise=noise(2.0**-15, BOXES.shape))
+    assert (found.passed, found.blind) == (False, True) and "than the reference's own noise" in found.reason
+
+
+def test_small_rows_of_the_second_axis_are_named() -> None:
+    reference = np.ascontiguousarray(BOXES.T)[None]
+    wrong = reference.copy()
+    wrong[:, 4:] *= -1
+    found = of(wrong, reference)
+    assert found.blind and "rows 4, 5 of the second axis" in found.reason
+    assert of(wrong[0], reference[0]).blind and "in rows 4, 5" in of(wrong[0], reference[0]).reason
+
+
+def test_tail_of_a_vector_is_judged_as_a_whole() -> None:
+    tail = np.exp(-np.linspace(0, 60, 100)).astype(np.float32)
+    wrong = np.where(tail < 1e-7, 0, tail)
+    found = of(wrong, tail)
+    assert found.blind and found.reason.startswith("77 of its values are smaller than the tolerance")
+    assert of(tail * np.float32(1 + 1e-6), tail).passed
+
+
+def test_few_small_values_and_zeros_are_no_blindness() -> None:
+    relu = np.maximum(RNG.standard_normal((64, 64)), 0).astype(np.float32)
+    relu[3, 5] = 1e-9
+    wrong = relu.copy()
+    wrong[3, 5] = -1e-9
+    assert of(wrong, relu).passed, "one value of 4096 says nothing of the others"
+    assert of(relu + np.float32(1e-7), relu).passed
+
+
+def test_given_tolerance_may_not_lose_most_small_values() -> None:
+    reference = np.array([[100, *RNG.choice((-1, 1), 63)]], np.int8)
+    zeroed = with_column(reference, slice(1, None), lambda v: 0 * v)
+    found = of(zeroed, reference, atol=1)
+    assert (found.passed, found.blind) == (False, True) and "63 of them differ by more than 0.5" in found.reason
+    stepped = with_column(reference, slice(1, 9), lambda v: v - np.sign(v))
+    assert of(stepped, reference, atol=1).passed, "a step is a step"
+    assert of(zeroed, reference, atol=1, allow_blind=["y"]).passed
+
+
+def test_flushed_subnormals_are_counted_and_allowed_by_name() -> None:
+    reference = np.array([1e-39, -2e-40, 1, 2], np.float32) * np.float32(1)
+    flushed = np.where(np.abs(reference) < 1e-38, 0, reference)
+    dead = reference[:2] * 0
+    found = of(dead, reference[:2])
+    assert not found.passed and found.flushed == 2 and "--allow-flush y" in found.reason
+    allowed = of(dead, reference[:2], allow_flush=["y"])
+    assert allowed.passed and "2 subnormal values flushed to 0, as allowed" in allowed.notes
+    assert not of(dead, reference[:2], allow_flush=["z"]).passed
+    wrong = flushed.copy()
+    wrong[3] = 0
+    found = of(wrong, reference, allow_flush=["y"])
+    assert not found.passed and found.flushed == 2 and found.mismatches == 1, "only what is subnormal may be 0"
+
+
+def test_constant_output_is_noted() -> None:
+    def notes(values: Any) -> tuple[str, ...]:
+        return of(values, np.asarray(values)).notes
+
+    assert notes(np.zeros(3, np.float32)) == ("every value is 0: a dead board cannot be detected",)
+    assert notes(np.full(70_000, 7)) == ("every value is 7: a dead board cannot be detected",)
+    assert notes(np.zeros(1)) and not notes(np.ones(1)) and not notes(np.arange(3)) and not notes(np.zeros(0))
+    last = np.zeros(70_000)
+    last[-1] = 1
+    assert not notes(last)
+    verdict = compare(RunResult("", {"y": np.zeros(3)}), RunResult("r", {"y": np.zeros(3)}))
+    assert verdict and verdict.reason == "output y: every value is 0: a dead board cannot be detected"
