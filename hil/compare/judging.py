@@ -48,8 +48,6 @@ def judge_values(
     stats = measure(actual, reference, tolerance, kind, allowed=allowed.within if allowed else None)
     if tolerance is None:
         return Judged(stats, None, reason_of_values(actual, reference, None, stats))
-    if allowed and not stats.mismatches:
-        stats = replace(stats, zeroed=False)  # what is nothing but noise may be exactly 0 elsewhere
     found = Judged(stats, widened(tolerance, allowed))
     if reason := reason_of_values(actual, reference, found.tolerance, stats):
         return _out_of_tolerance(actual, reference, tolerance, replace(found, reason=reason), kind, allowed)
@@ -67,7 +65,8 @@ def judge_values(
         if not allowed or _mismatches(near) or _doubt(near, scale, False, allowed):
             return found
         return near
-    if stats.max_rel is not None and stats.max_rel > relative_limit(reference, tolerance, given=given):
+    limit = relative_limit(reference, tolerance, given=given)
+    if stats.max_rel is not None and (stats.max_rel > limit or stats.beside_zero):
         return _small_values(actual, reference, tolerance, found, given, allowed)
     return found
 
@@ -92,6 +91,7 @@ def _out_of_tolerance(
         f"{_mismatches(found)} of {count(stats.elements, 'value')} out of tolerance, but within what rounding does to "
         f"the reference itself (its own noise is {allowed.largest:.2g}): nothing finer can be judged"
     )
+    # What is nothing but noise may be exactly 0 elsewhere.
     return Judged(replace(stats, zeroed=False), replace(tolerance, atol=tolerance.atol + allowed.largest), doubt=doubt)
 
 

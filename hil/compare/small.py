@@ -52,14 +52,13 @@ def check_small(
     """
     share = relative_limit(reference, tolerance, given=given)
     pieces = list(_lost_pieces(actual, reference, tolerance, share, allowed))
-    lost = np.concatenate([piece.lost for piece in pieces]) if pieces else np.zeros(0, np.int64)
-    unjudged = np.concatenate([piece.unjudged for piece in pieces]) if pieces else lost
-    if not lost.size and not unjudged.size:
+    if not any(piece.lost.size or piece.unjudged.size for piece in pieces):
         return None
-    small = np.concatenate([piece.small for piece in pieces])
+    parts = ((one.small, one.absent, one.lost, one.unjudged) for one in pieces)
+    found = _Piece(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     least = _LOST_SHARE if given or not _has_eps(reference) else 0.0
     for axis in (*_axes(reference.shape), None):
-        groups = _groups(reference, axis, small, lost, unjudged, least)
+        groups = _groups(reference, axis, found, least)
         if groups is None:
             continue
         names, chosen, counted = groups
@@ -70,7 +69,7 @@ def check_small(
             text = f"{hidden}: {len(chosen)} of them differ by more than {share:.2g} of their value"
             beyond = " and the reference's own noise" if allowed else ""
             return SmallValues(f"{text}{beyond}", len(chosen), int(chosen[0]))
-        return SmallValues(f"{hidden}, and than the reference's own noise", 0, int(counted[0]))
+        return SmallValues(f"{hidden}: in the reference they are 0, or no larger than its noise", 0, int(counted[0]))
     return None
 
 
@@ -88,6 +87,7 @@ def _has_eps(reference: Tensor) -> bool:
 @dataclass(frozen=True)
 class _Piece:
     small: Array
+    absent: Array
     lost: Array
     unjudged: Array
 
@@ -95,21 +95,25 @@ class _Piece:
 def _lost_pieces(
     actual: Tensor, reference: Tensor, tolerance: Tolerance, share: float, allowed: Allowance | None
 ) -> Iterator[_Piece]:
-    """Yield the flat indices of small values, of those that are lost, and of those that noise hides."""
+    """Yield the flat indices of small values, of those that are 0 in the reference, are lost, or cannot be judged."""
     read_a, read_b = reader(actual), reader(reference)
     tiny = float(float_limits(part_of(reference.dtype)).smallest_normal) if _has_eps(reference) else 0.0
     for start in range(0, reference.size, CHUNK):
-        b = _wide(read_b(start, start + CHUNK))
+        a, b = (_wide(read(start, start + CHUNK)) for read in (read_a, read_b))
         sizes = np.abs(b)
-        places = np.flatnonzero((sizes <= tolerance.atol / (1 - tolerance.rtol)) & (sizes > 0))
+        limit = tolerance.atol / (1 - tolerance.rtol)
+        places = np.flatnonzero((sizes <= limit) & ((sizes > 0) | (np.abs(a) > tiny)))
         if not places.size:
             continue
         sizes = sizes[places]
-        distances = np.abs(_wide(read_a(start, start + CHUNK))[places] - b[places])
+        distances = np.abs(a[places] - b[places])
         noise = allowed.all_of(start, start + CHUNK)[places] if allowed else np.zeros(places.size)
         off = distances > np.maximum(share * sizes, tiny)
-        lost = off & (distances > noise)
-        yield _Piece(*(start + places[chosen] for chosen in (slice(None), lost, off & ~lost & (noise > sizes / 2))))
+        beyond = off & (distances > noise)
+        # Beside an exact 0 nothing is relative: that may be rounding, or a value that should not be there.
+        lost = beyond & (sizes > 0)
+        unjudged = np.where(sizes > 0, off & ~beyond & (noise > sizes / 2), beyond)
+        yield _Piece(*(start + places[chosen] for chosen in (slice(None), sizes == 0, lost, unjudged)))
 
 
 def _wide(values: Array) -> Array:
@@ -126,9 +130,7 @@ def _axes(shape: tuple[int, ...]) -> Iterator[int]:
         yield 1
 
 
-def _groups(
-    reference: Tensor, axis: int | None, small: Array, lost: Array, unjudged: Array, least: float
-) -> tuple[str, Array, Array] | None:
+def _groups(reference: Tensor, axis: int | None, found: _Piece, least: float) -> tuple[str, Array, Array] | None:
     """Return the names of the groups along an axis in which too many small values are lost, the lost ones, and all."""
     size = reference.shape[axis] if axis is not None else 1
     stride = math.prod(reference.shape[axis % reference.ndim + 1 :]) if axis is not None else max(reference.size, 1)
@@ -139,19 +141,19 @@ def _groups(
     def counts(places: Array) -> Array:
         return np.bincount(of(places), minlength=size)
 
-    smalls, losts, hidden = counts(small), counts(lost), counts(unjudged)
+    smalls, losts, hidden = counts(found.small), counts(found.lost), counts(found.unjudged)
     # Whether there may be such a group is known without the zeros: most outputs end here.
     if not ((losts > least * smalls) | (hidden > 0)).any():
         return None
-    nonzero = sum(counts(places) for places in _nonzero(reference))
+    nonzero = sum((counts(places) for places in _nonzero(reference)), counts(found.absent))
     many = smalls >= (_SHARE if axis is None else _GROUP_SHARE) * nonzero
     many &= (nonzero >= _GROUP_LEAST) & (smalls > 0)
-    bad = many & (losts > least * smalls)
+    bad, lost = many & (losts > least * smalls), found.lost
     if not bad.any():
         bad, lost = many & (hidden >= _GROUP_SHARE * nonzero) & (hidden > 0), lost[:0]
     if not bad.any():
         return None
-    return _names(np.flatnonzero(bad), axis), lost[bad[of(lost)]], small[bad[of(small)]]
+    return _names(np.flatnonzero(bad), axis), lost[bad[of(lost)]], found.small[bad[of(found.small)]]
 
 
 def _nonzero(reference: Tensor) -> Iterator[Array]:

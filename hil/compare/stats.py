@@ -160,6 +160,7 @@ class Stats(Statistics):
     nonfinite: int = 0  # how many of the mismatches are such NaN and infinities
     masked: int = 0
     zeroed: bool = False  # whether every value is 0 and the reference's are not
+    beside_zero: bool = False  # whether a value differs where the reference's is 0
     # first, worst: indices into the flattened tensor (C order) of the first and the worst mismatch.
     first: int | None = None
     worst: int | None = None
@@ -259,6 +260,7 @@ class Sums:
         self.sum_abs: Any = 0.0
         self.max_abs: float = 0.0
         self.max_rel: float = 0.0
+        self.beside_zero: bool = False
         self.mismatches: int = 0
         self.nonfinite: int = 0
         self.infinite: int = 0
@@ -370,6 +372,7 @@ class Sums:
         quotient = np.divide(d, y, out=self.x[: d.size])
         relative = above = float(np.fmax.reduce(quotient, initial=0.0))  # fmax leaves out 0/0
         if relative == math.inf:
+            self.beside_zero = True
             quotient[y == 0] = 0.0
             relative = float(np.fmax.reduce(quotient, initial=0.0))
         self.max_rel = max(self.max_rel, relative)
@@ -457,6 +460,7 @@ class Sums:
             nonfinite=self.nonfinite,
             masked=self.masked,
             zeroed=bool(self.aa == 0 and self.bb > 0 and not self.masked),
+            beside_zero=self.beside_zero,
             first=self.first,
             worst=self.worst,
             **values,

@@ -16,7 +16,7 @@ from support import mutants
 
 pytestmark = pytest.mark.slow
 
-TESTS = [str(Path(__file__).with_name(name)) for name in ("test_compare.py", "test_tolerance.py")]
+TESTS = [str(Path(__file__).with_name(name)) for name in ("test_compare.py", "test_tolerance.py", "test_small.py")]
 
 
 class Mutant(NamedTuple):
@@ -45,13 +45,13 @@ MUTANTS = [
     mutant(
         "shapes may differ",
         "test_another_shape_fails",
-        "verdict",
+        "reasons",
         ("if actual.shape != reference.shape:", "if False:"),
     ),
     mutant(
         "dtypes may differ",
         "test_another_dtype_fails",
-        "verdict",
+        "reasons",
         ("    if dtype == reference_dtype:", "    if True:"),
     ),
     mutant(
@@ -113,7 +113,7 @@ MUTANTS = [
         ("plain.flat\n", 'plain.ravel(order="K")\n'),
     ),
     # Zeros, NaN, infinities.
-    mutant("zeros are as good as anything", "test_zeros_fail", "verdict", ("if stats.zeroed:", "if False:")),
+    mutant("zeros are as good as anything", "test_zeros_fail", "reasons", ("if stats.zeroed:", "if False:")),
     stats(
         "NaN agrees with everything",
         "test_nan_and_infinities",
@@ -259,12 +259,63 @@ MUTANTS = [
     tolerance(
         "a mask makes small values large", "test_a_mask_does_not", "magnitudes < limit\n", "magnitudes < np.inf\n"
     ),
-    tolerance(
-        "noise is not allowed for", "test_measured_noise", "NOISE_FACTOR * noise.beyond_rtol", "0.0 * noise.beyond_rtol"
+    mutant(
+        "noise is not allowed for",
+        "test_measured_noise",
+        "stats",
+        ("limit += self.allowed(start, start + d.size)", "limit += 0"),
+    ),
+    mutant(
+        "noise widens without a ceiling",
+        "test_where_too_many_elements_jump",
+        "allowance",
+        ("return sizes if self.is_rare else", "return sizes if True else"),
+    ),
+    mutant(
+        "a jump counts as noise of all",
+        "test_noise_above_its_ceiling",
+        "allowance",
+        ("where=~above", "where=above | ~above"),
+    ),
+    mutant(
+        "what only noise explains passes",
+        "test_an_answer_within_the_references_own_noise",
+        "judging",
+        ("if stats.mismatches:\n        return found", "if True:\n        return found"),
+    ),
+    mutant(
+        "small values are not looked at",
+        "test_small_column_beside_large_ones",
+        "judging",
+        ("(stats.max_rel > limit or stats.beside_zero)", "False"),
+    ),
+    mutant(
+        "columns of small values are not looked at",
+        "test_small_rows_of_the_second_axis",
+        "small",
+        ("for axis in (*_axes(reference.shape), None):", "for axis in (None,):"),
+    ),
+    mutant(
+        "few small values make an output blind",
+        "test_few_small_values_and_zeros",
+        "small",
+        ("many = smalls >= (_SHARE if axis is None else _GROUP_SHARE) * nonzero", "many = smalls > 0"),
+    ),
+    mutant(
+        "noise hides small values",
+        "test_small_column_within_its_own_noise",
+        "small",
+        ("many & (hidden >= _GROUP_SHARE * nonzero) & (hidden > 0)", "many & False"),
+    ),
+    mutant(
+        "any zero counts as flushed",
+        "test_flushed_subnormals",
+        "caveats",
+        ("(sizes > 0) & (sizes < smallest)", "(sizes > 0)"),
     ),
     tolerance(
         "a default tolerance may be as wide as the values",
-        "test_a_default_tolerance_leaves_room",
+        "test_values_of_a_few_steps",
         "if largest <= steps * atol:",
         "if False:",
     ),
@@ -272,7 +323,7 @@ MUTANTS = [
         "an answer within noise passes",
         "test_an_answer_within_the_references_own_noise",
         "verdict",
-        ("not reason and (allowed or not doubt)", "not reason"),
+        ("not reason and (may_be_blind or not doubt)", "not reason"),
     ),
     mutant(
         "noise makes worse what agrees without it",
@@ -283,19 +334,19 @@ MUTANTS = [
     mutant(
         "zeros are wrong where the reference is noise",
         "test_zeros_are_no_wrong_answer",
-        "verdict",
-        ("zeroed=False", "zeroed=stats.zeroed"),
+        "judging",
+        ("if not allowed or (found.stats and found.stats.nonfinite):", "if not allowed or found.stats.zeroed:"),
     ),
     mutant(
         "who may be blind may be wrong",
         "test_an_output_may_be_blind_by_name",
         "verdict",
-        ("not reason and (allowed or not doubt)", "allowed or not (reason or doubt)"),
+        ("not reason and (may_be_blind or not doubt)", "may_be_blind or not (reason or doubt)"),
     ),
     mutant(
         "more error than signal passes",
         "test_more_error_than_signal",
-        "verdict",
+        "judging",
         ("stats.sqnr_db is not None and stats.sqnr_db < 0", "False"),
     ),
     mutant(
@@ -308,15 +359,15 @@ MUTANTS = [
         "a reference that cannot judge says PASS",
         "test_a_reference_that_cannot_judge",
         "verdict",
-        ("if not failed and not agreeing:", "if False:"),
+        ("if not failed and blind and (decider is None", "if not failed and blind and (False and decider is None"),
     ),
     # What is told of the difference.
     stats("cosines rise above 1", "test_cosine_is_never_above_one", "min(1.0, max(-1.0, cosine))", "cosine"),
-    stats(
+    mutant(
         "sums are of float32",
         "test_no_element_is_left_out",
-        "total = np.dot(x[whole:], y[whole:])",
-        "total = np.float32(np.dot(x[whole:], y[whole:]))",
+        "values",
+        ("total = np.dot(x[whole:], y[whole:])", "total = np.float32(np.dot(x[whole:], y[whole:]))"),
     ),
     mutant(
         "ULP does not know of signs",

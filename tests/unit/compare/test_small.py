@@ -60,7 +60,24 @@ def test_small_column_passes_where_it_agrees() -> None:
 def test_small_column_within_its_own_noise_is_blind() -> None:
     wrong = with_column(BOXES, 5, lambda v: -v)
     found = of(wrong, BOXES, noise=noise(2.0**-15, BOXES.shape))
-    assert (found.passed, found.blind) == (False, True) and "than the reference's own noise" in found.reason
+    assert (found.passed, found.blind) == (False, True) and "no larger than its noise" in found.reason
+
+
+def test_small_values_where_zeros_are_expected_are_blind() -> None:
+    reference = with_column(BOXES, 5, lambda v: 0 * v)
+    for how in ({}, {"noise": noise(2.0**-45, BOXES.shape)}):
+        found = of(BOXES, reference, **how)
+        assert (found.passed, found.blind) == (
+            False,
+            True,
+        ) and ", in column 5: in the reference they are 0" in found.reason
+    one = reference.copy()
+    one[3, 5] = 1e-6
+    assert of(one, reference).passed, "one value says nothing of the others"
+    assert of(with_column(reference, 5, lambda v: v + np.float32(1e-39)), reference).passed
+    steps = np.zeros((1, 64), np.int8)
+    steps[0, 0] = 100
+    assert of(steps + np.int8(1), steps, atol=1).blind
 
 
 def test_small_rows_of_the_second_axis_are_named() -> None:
@@ -86,7 +103,7 @@ def test_few_small_values_and_zeros_are_no_blindness() -> None:
     wrong = relu.copy()
     wrong[3, 5] = -1e-9
     assert of(wrong, relu).passed, "one value of 4096 says nothing of the others"
-    assert of(relu + np.float32(1e-7), relu).passed
+    assert of(relu + np.float32(1e-7), relu, noise=noise(2.0**-22, relu.shape)).passed, "zeros that rounding moves"
 
 
 def test_given_tolerance_may_not_lose_most_small_values() -> None:

@@ -166,6 +166,13 @@ def test_a_default_tolerance_leaves_room_between_right_and_wrong() -> None:
         assert (found.passed, found.blind) == (judged, not judged), size
 
 
+def test_values_of_a_few_steps_of_their_dtype_cannot_be_judged() -> None:
+    reference = np.array([2, -2, 1], np.float16) * np.float16(2.0**-24)
+    near = np.array([3, -2, 1], np.float16) * np.float16(2.0**-24)
+    found = compare_output("y", near, reference)
+    assert found.blind and "a right answer and a wrong one look alike" in found.reason
+
+
 def test_an_output_may_be_blind_by_name_but_never_wrong() -> None:
     reference = np.array([3e-10, -1e-10], np.float32)
     noise = noise_of([2e-9, 2e-9])

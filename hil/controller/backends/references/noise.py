@@ -62,8 +62,8 @@ def noise_between(
     """Return how far each element of every float output may differ for rounding alone, rounded up to a power of two.
 
     An element that jumps may differ by its own jump. Any other may differ by :data:`NOISE_FACTOR` times its noise, or
-    that of most elements like it: of all, of its row, of its column and, where noise follows the values, relative to
-    its value; the least of them counts.
+    that of most elements like it: of all, its row and its column (the least of them counts) or, where noise follows the
+    values, relative to its value.
 
     Args:
         near: what the reference computed on inputs moved by one unit.
@@ -134,22 +134,26 @@ def _allowed(base: Any, one: Floats, more: Floats, rms: float, eps: float) -> Fl
     # Jumps of a few elements are their own; where most jump, as behind a quantisation, they are the noise.
     typical = steady if np.count_nonzero(steady & (allowed > 0)) >= np.count_nonzero(~steady) else ~steady
     typical = typical & (allowed > 0)
-    pools = [_quantiles(allowed[None], typical[None]).reshape(-1)[0]]
-    for axis in {0, 1, -1} if base.ndim > 1 else ():
-        if axis < base.ndim and base.size >= _MIN_GROUP * base.shape[axis]:
-            rows, kinds = (np.moveaxis(values, axis, 0).reshape(base.shape[axis], -1) for values in (allowed, typical))
-            shape = [1] * base.ndim
-            shape[axis] = -1
-            pools.append(_quantiles(rows, kinds).reshape(shape))
+    return np.asarray(np.maximum(allowed, _pooled(allowed, typical, magnitudes)))
+
+
+def _pooled(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
+    """Return what most elements like each one may differ by."""
     known = typical & (magnitudes > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(known, allowed / magnitudes, 0.0)
     if known.any() and _spread(relative[known]) < _spread(allowed[known]):
-        pools.append(_quantiles(relative[None], known[None]).reshape(-1)[0] * magnitudes)
-    pooled = pools[0]
-    for pool in pools[1:]:
-        pooled = np.minimum(pooled, pool)
-    return np.asarray(np.maximum(allowed, pooled))
+        return _quantiles(relative[None], known[None])[0] * magnitudes
+    pooled: Any = _quantiles(allowed[None], typical[None])[0]
+    for axis in {0, 1, -1} if allowed.ndim > 1 else ():
+        if axis < allowed.ndim and allowed.size >= _MIN_GROUP * allowed.shape[axis]:
+            rows, kinds = (
+                np.moveaxis(values, axis, 0).reshape(allowed.shape[axis], -1) for values in (allowed, typical)
+            )
+            shape = [1] * allowed.ndim
+            shape[axis] = -1
+            pooled = np.minimum(pooled, _quantiles(rows, kinds).reshape(shape))
+    return pooled
 
 
 def _quantiles(rows: Any, counted: Any) -> Floats:

@@ -72,8 +72,6 @@ static unsigned kind_at(const struct tensor *actual, const struct tensor *expect
                         const struct allowance *allowance, uint64_t index)
 {
     double a[2] = {0, 0}, b[2] = {0, 0}, size = magnitude_at(expected, index), noise = noise_at(allowance, index);
-    if (size == 0)
-        return 0;
     if (!(size <= atol / (1 - rtol)))
         return IS_NONZERO;
     element(actual->dtype, actual->data, index, a);
@@ -81,9 +79,13 @@ static unsigned kind_at(const struct tensor *actual, const struct tensor *expect
     bool is_complex = actual->dtype->kind == 'c' || expected->dtype->kind == 'c';
     double distance = is_complex ? hypot(a[0] - b[0], a[1] - b[1]) : fabs(a[0] - b[0]);
     double tiny = has_eps(expected->dtype) ? expected->dtype->smallest / expected->dtype->eps : 0;
+    if (size == 0 && !(distance > tiny))
+        return 0;
     unsigned found = IS_NONZERO | IS_SMALL;
     if (!(distance > fmax(share * size, tiny)))
         return found;
+    if (size == 0) /* nothing is relative: that may be rounding, or a value that should not be there */
+        return found | (distance > noise ? IS_HIDDEN : 0);
     return found | (distance > noise ? IS_LOST : noise > size / 2 ? IS_HIDDEN : 0);
 }
 

@@ -28,7 +28,7 @@ struct stats {
     bool has_first, has_worst;
     sum aa, ab, bb, dd;
     double max_abs, max_rel;
-    bool zeroed;
+    bool zeroed, beside_zero;
 };
 
 static double mask_limit(const struct dtype *dtype)
@@ -252,6 +252,7 @@ static struct stats measure(const struct tensor *actual, const struct tensor *ex
             }
         }
         stats.max_abs = fmax(stats.max_abs, distance);
+        stats.beside_zero |= size == 0 && distance > 0;
         if (size > 0)
             stats.max_rel = fmax(stats.max_rel, distance / size);
     }
@@ -381,8 +382,6 @@ static struct stats judge_values(char *reason, char *doubt, size_t size, const s
     struct tolerance plain = *tolerance;
     struct stats stats = measure(actual, expected, plain, allowed, false);
     char again[512];
-    if (allowed && !stats.mismatches)
-        stats.zeroed = false; /* what is nothing but noise may be exactly 0 elsewhere */
     if (allowed)
         tolerance->atol += allowed->widest;
     say_values(reason, size, actual, expected, *tolerance, &stats);
@@ -414,7 +413,7 @@ static struct stats judge_values(char *reason, char *doubt, size_t size, const s
         *tolerance = closer;
         tolerance->atol += allowed->widest;
         return near;
-    } else if (stats.max_abs > 0 && stats.max_rel > relative_limit(expected->dtype, plain.rtol, given)) {
+    } else if (stats.bb > 0 && (stats.beside_zero || stats.max_rel > relative_limit(expected->dtype, plain.rtol, given))) {
         struct allowance none = {0};
         uint64_t lost, first;
         if (!has_small_loss(actual, expected, plain.rtol, plain.atol, given, allowed ? allowed : &none, &lost, &first))
