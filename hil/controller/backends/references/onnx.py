@@ -113,9 +113,9 @@ def defined_evaluator(model: Any) -> Any:
     """Return onnx's evaluator of a ModelProto, with quantized operators and attention computed by their definitions."""
     from onnx.reference import ReferenceEvaluator
 
-    from hil.controller.backends.references.definitions.operators import OPERATORS
+    from hil.controller.backends.references.definitions import old_softmax, operators
 
-    return ReferenceEvaluator(model, new_ops=list(OPERATORS))
+    return ReferenceEvaluator(model, new_ops=[*operators.OPERATORS, *old_softmax.OPERATORS])
 
 
 def evaluator_text(error: Exception) -> str:

@@ -379,3 +379,14 @@ def test_dtype_of_outputs_is_that_of_inputs() -> None:
     node = helper.make_node("SimplifiedLayerNormalization", ["x", "g"], ["y"])
     (y,) = defined_evaluator(model_of(node, {"x": x}, {"g": np.ones(K, np.float16)})).run(None, {"x": x})
     assert dtype_name(y.dtype) == "float16"
+
+
+@pytest.mark.parametrize("opset", [1, 7, 11, 12, 13, 17])
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+def test_softmax_follows_the_opset(save_onnx: Save, op: str, opset: int, axis: int | None) -> None:
+    x = random(0, 2, 3, 4)
+    node = helper.make_node(op, ["x"], ["y"], **({} if axis is None else {"axis": axis}))
+    path = save_onnx([node], [("x", FLOAT, x.shape)], [("y", FLOAT, x.shape)], opset=opset)
+    (found,) = defined_evaluator(onnx.load(path)).run(None, {"x": x})
+    np.testing.assert_allclose(found, exact_session(path).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
