@@ -109,7 +109,7 @@ def run_job(
             cases,
             context,
             screen,
-            order=[one.name for one in planned],
+            order=list(dict.fromkeys([*(one.name for one in planned), *kept])),
             runtime=runtime,
             purpose=f"hil run {stored.id}",
             resumable=not run_id,
@@ -231,7 +231,7 @@ def run_cases(
     pool = BoardPool(purpose, wait_s=job.wait_s, say=screen.note, opened=opened, most_loaded=most_loaded)
     try:
         with pool:
-            while cases:
+            while True:
                 for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
                     screen.end(case.name, case.outcome.value if case.outcome else "", case.reason)
                     # First its outcome is safe: what comes after may take a while, or Ctrl-C.
@@ -239,6 +239,8 @@ def run_cases(
                     for changed in after(case):
                         recorder.write(changed)
                 cases = placed(more(recorder.outcomes))
+                if not cases:
+                    break
                 recorder.add(cases)
             report(recorder.outcomes)
     except StorageError:

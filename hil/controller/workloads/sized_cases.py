@@ -93,16 +93,23 @@ class FailureSearch:
         self._tried = {}
         for case in self._cases.values():
             if case.name in outcomes:
-                failed = outcomes[case.name] not in _NO_FAILURE
-                self._tried.setdefault(case.model, {})[case.sizes] = failed
+                self._note(case, outcomes)
         found = []
         for model, tried in self._tried.items():
             one = self._of_model(model)
-            sizes = next_combination(one.ranges, tried)
-            if sizes is not None and (case := one.resized(sizes)).name not in self._cases:
+            while (sizes := next_combination(one.ranges, tried)) is not None:
+                case = one.resized(sizes)
+                is_new = case.name not in self._cases
                 self._cases[case.name] = case
-                found.append(case)
+                if case.name in outcomes:  # of a run that is resumed
+                    self._note(case, outcomes)
+                    continue
+                found += [case] if is_new else []
+                break
         return found
+
+    def _note(self, case: SizedCase, outcomes: Mapping[str, Outcome]) -> None:
+        self._tried.setdefault(case.model, {})[case.sizes] = outcomes[case.name] not in _NO_FAILURE
 
     def smallest(self, outcomes: Mapping[str, Outcome]) -> Iterator[dict[str, Any]]:
         """Yield the smallest failing sizes of each model that fails: ``model``, ``dims``, ``case``, ``outcome``."""

@@ -99,3 +99,18 @@ def test_search_finds_smallest_failing_size(models, context, wrong):
 @pytest.mark.parametrize("wrong", [Outcome.BOARD_LOST, Outcome.PASS])
 def test_search_ends_where_model_does_not_fail(models, context, wrong):
     assert searched(models, context, 37, wrong) == ([], [])
+
+
+def test_search_goes_on_from_outcomes_of_an_earlier_run(models, context):
+    cases = planned(models[:1], context, S="1..512")
+    outcomes = {one.name: Outcome.FAIL if one.sizes[0] >= 37 else Outcome.PASS for one in cases}
+    (first,) = FailureSearch(cases).next_cases(outcomes)
+    (second,) = FailureSearch(cases).next_cases({**outcomes, first.name: Outcome.FAIL})
+    assert (first.name, second.name) == ("seq_S-40", "seq_S-28")
+
+
+def test_search_ends_where_case_has_no_outcome(models, context):
+    cases = planned(models[:1], context, S="1..512")
+    outcomes = {one.name: Outcome.FAIL if one.sizes[0] >= 37 else Outcome.PASS for one in cases}
+    search = FailureSearch(cases)
+    assert search.next_cases(outcomes) and not search.next_cases(outcomes)
