@@ -381,6 +381,17 @@ def test_the_table_of_tolerances_is_the_table_of_the_code():
 
 
 @pytest.mark.daily
+def test_table_of_criteria_is_the_table_of_the_code():
+    from hil.compare.measures import MEASURES
+    from hil.compare.stats import STATISTICS
+
+    section = (ROOT / "docs/results.md").read_text().split("\n## Criteria\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| at (least|most) \| (.*) \|$", section, re.M)
+    others = [one for one in MEASURES if one.key not in {statistic.key for statistic in STATISTICS}]
+    assert rows == [(one.title, "least" if one.is_higher_better else "most", one.meaning) for one in others]
+
+
+@pytest.mark.daily
 def test_the_tables_of_faults_outcomes_and_board_keys_are_those_of_the_code():
     from dataclasses import fields
 

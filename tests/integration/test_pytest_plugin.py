@@ -86,6 +86,15 @@ def test_a_mismatch_is_a_failure_and_prints_commands_that_work(project):
     assert not list((project.folder / ".hil").rglob("*.npy")), "what has been mended leaves nothing behind"
 
 
+def test_project_file_judges_what_no_option_judges(project):
+    project.set_up("digits_cnn")
+    project.write("hil.toml", '[models."digits_*.onnx".outputs."logits"]\naccept = ["argmax", "kl<=1e-3"]\n')
+    words = ("--runtime-hw-type", "sim-f16", "-k", "full")
+    assert project.test(*words).code == 0
+    tested = project.test(*words, "--hil-accept", "logits: max_abs<=1e-6")
+    assert tested.code == 1 and "max_abs<=1e-06 is not met" in tested.out
+
+
 def test_what_fails_before_the_comparison_is_an_error_that_names_its_stage(project, tmp_path):
     project.set_up("digits_cnn")
     (project.models / "cut.onnx").write_bytes((project.models / "digits_cnn.onnx").read_bytes()[:3000])

@@ -1,0 +1,33 @@
+"""Options of a suite's cases: what the user, the flow and the project file say of whole models and of layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hil.controller.models.flows import Flow
+from hil.controller.workloads.suites.preparing import options_for
+from hil.controller.workloads.suites.request import Settings
+from hil.controller.workloads.suites.spec import CaseData, CaseSpec, ModelFile
+
+DATA = CaseData(Path("made/by/recipe.onnx"))
+WHOLE = CaseSpec("net_full_model", "net", lambda folder: DATA, file=ModelFile("models/net.onnx", ""))
+LAYER = CaseSpec("net_layer_Conv", "net", lambda folder: DATA, layer="conv", file=ModelFile("models/net.onnx", ""))
+FLOW = Flow("own", "iree", accept=("logits: top1>=0.9",))
+
+
+def test_criteria_of_the_user_replace_those_of_the_flow() -> None:
+    assert options_for(DATA, FLOW, Settings(), WHOLE).accept == ("logits: top1>=0.9",)
+    assert options_for(DATA, FLOW, Settings(accept=("rmse<=1",)), WHOLE).accept == ("rmse<=1",)
+
+
+def test_layers_have_the_criteria_that_name_outputs() -> None:
+    settings = Settings(accept=("rmse<=1", "logits: argmax"))
+    assert options_for(DATA, FLOW, settings, LAYER).accept == ("logits: argmax",)
+    assert options_for(DATA, FLOW, settings, WHOLE).accept == settings.accept
+
+
+def test_project_file_is_for_whole_models_by_their_own_file() -> None:
+    settings = Settings(per_model={"net.onnx": {"rtol": 0.5, "runtime": "onnxruntime"}, "recipe.onnx": {"atol": 1.0}})
+    whole, layer = (options_for(DATA, FLOW, settings, spec) for spec in (WHOLE, LAYER))
+    assert (whole.rtol, whole.atol, whole.runtime, whole.per_model) == (0.5, None, "iree", {})
+    assert (layer.rtol, layer.atol, layer.per_model) == (None, None, {})
