@@ -16,7 +16,7 @@ from rich.text import Text
 MODEL = "examples/digits/digits_cnn.onnx"
 COMMANDS = [
     ["run", MODEL, "--runtime-hw-type", "sim"],
-    ["run", MODEL, "--runtime-hw-type", "sim-f16", "--iterations", "100", "--warmup", "10"],
+    ["run", MODEL, "--runtime-hw-type", "sim-undeclared", "--iterations", "100", "--warmup", "10"],
 ]
 
 

@@ -9,22 +9,25 @@ agrees within a tolerance that wrong answers would meet as well is BLIND: see :f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
+
+import numpy as np
 
 from hil.compare.acceptance import CriterionResult, judge_criteria
 from hil.compare.allowance import Allowance, allowance_of
 from hil.compare.caveats import constant_note, count_flushed, flush_reference, flushed_text
+from hil.compare.control import Bound
 from hil.compare.criteria import Rule, criteria_for
 from hil.compare.judging import Judged, judge_values, unsteady_text
 from hil.compare.reasons import count, index_of, values_at, with_types
 from hil.compare.stats import STATISTICS, Statistics
 from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
-from hil.compare.values import as_array, common_kind
+from hil.compare.values import as_array, common_kind, reader
 from hil.core.file_tensor import Tensor
-from hil.core.results import Outcome, Relation, RunResult, Tolerance
+from hil.core.results import Control, Outcome, Relation, RunResult, Tolerance
 from hil.core.tensors import dtype_name
 
 _NOTHING = "0 elements compared: every output is empty"
@@ -49,6 +52,8 @@ class OutputComparison(Statistics):
     unsteady: int | None = None  # how many elements rounding makes jump, where the noise was measured
     flushed: int | None = None  # how many values are 0 where the reference's are subnormal, where that was looked at
     notes: tuple[str, ...] = ()  # what limits a pass
+    # the bound that a declared arithmetic set: see :attr:`hil.compare.control.Bound.record`.
+    control: Mapping[str, Any] | None = None
     criteria: tuple[CriterionResult, ...] = ()  # what judges the output instead of the tolerance
     # elements, mismatches, nonfinite, masked: counts, as in :class:`hil.compare.stats.Stats`; None, as all statistics,
     # where the shapes differ or no dtype holds the values of both.
@@ -109,6 +114,7 @@ def compare_output(
     rtol: float | None = None,
     atol: float | None = None,
     noise: Tensor | None = None,
+    control: Control | None = None,
     allow_blind: Sequence[str] = (),
     allow_flush: Sequence[str] = (),
     accept: Sequence[Rule] = (),
@@ -124,6 +130,7 @@ def compare_output(
         rtol: share of the reference's value, instead of the dtype's default.
         atol: absolute difference, instead of the default that follows the reference's scale and noise.
         noise: the reference's own, where it was measured: see ``RunResult.noise``.
+        control: how far the arithmetic that the board declares moves the output; it takes the place of noise.
         allow_blind: patterns of the names of outputs that may agree though wrong ones would agree as well.
         allow_flush: patterns of the names of outputs that may have 0 where the reference has subnormal numbers.
         accept: criteria; those that apply to the output judge it instead of the tolerance.
@@ -138,6 +145,8 @@ def compare_output(
         plain = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=("*",))
         may_be_blind = any(fnmatchcase(name, one) for one in allow_blind)
         return judge_criteria(plain, as_array(actual), as_array(reference), criteria, allow_blind=may_be_blind)
+    if control is not None and rtol is None and atol is None:
+        return _within_control(name, actual, reference, control, allow_blind, allow_flush)
     if noise is not None:
         # Noise is allowed for where that is needed: an answer that is near enough without it needs no wider tolerance.
         plain = compare_output(
@@ -198,6 +207,46 @@ def compare_output(
     )
 
 
+def _within_control(
+    name: str,
+    actual: Tensor,
+    reference: Tensor,
+    control: Control,
+    allow_blind: Sequence[str],
+    allow_flush: Sequence[str],
+) -> OutputComparison:
+    """Compare an output of a board that computes in a declared arithmetic: see :mod:`hil.compare.control`.
+
+    An answer that agrees within the default tolerance needs no wider bound.
+    """
+    plain = compare_output(name, actual, reference, allow_blind=allow_blind, allow_flush=allow_flush)
+    comparable = plain.elements is not None and plain.dtype == plain.reference_dtype
+    if (plain.passed and not plain.blind) or not comparable:
+        return plain
+    given, wanted = (reader(array)(0, array.size).reshape(array.shape) for array in map(as_array, (actual, reference)))
+    bound = Bound(control, wanted, plain.tolerance or Tolerance(0.0, 0.0))
+    found = bound.judge(given)
+    wrong = np.flatnonzero(found.wrong)
+    first = int(wrong[0]) if wrong.size else None
+    worst = int(wrong[np.argmax(bound.excess(given)[wrong])]) if wrong.size else None
+    may_be_blind = any(fnmatchcase(name, one) for one in allow_blind)
+    return replace(
+        plain,
+        passed=not found.reason and (may_be_blind or not found.doubt),
+        reason=found.reason or found.doubt,
+        tolerance=plain.tolerance and bound.tolerance,
+        blind=bool(found.doubt and not found.reason),
+        control=bound.record,
+        notes=(found.note,) if found.note else (),
+        mismatches=len(wrong),
+        nonfinite=int(np.count_nonzero(~np.isfinite(given.reshape(-1)[wrong]))) if given.dtype.kind == "f" else 0,
+        first_index=index_of(first, wanted.shape),
+        first_values=values_at(given, wanted, first),
+        worst_index=index_of(worst, wanted.shape),
+        worst_values=values_at(given, wanted, worst),
+    )
+
+
 def compare(
     actual: RunResult,
     reference: RunResult,
@@ -240,6 +289,7 @@ def compare(
             rtol=rtol,
             atol=atol,
             noise=reference.noise.get(name),
+            control=reference.control.get(name),
             allow_blind=allow_blind,
             allow_flush=allow_flush,
             accept=accept,
@@ -284,6 +334,7 @@ def depends_on_noise(verdict: Verdict) -> bool:
     """
     return any(
         output.noise is None
+        and output.control is None
         and not output.criteria
         and output.tolerance is not None
         and (

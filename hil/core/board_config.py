@@ -44,7 +44,11 @@ class Connection:
 
 @dataclass(frozen=True)
 class Simulator:
-    """A simulated device: most memory for a program (bytes, 0 is no limit), arithmetic ("" is exact), faults."""
+    """A simulated device: most memory for a program (bytes, 0 is no limit), arithmetic ("" is float32), faults.
+
+    What it computes in is not what the board declares (:attr:`BoardConfig.arithmetic`): a board may compute otherwise
+    than it should.
+    """
 
     memory_limit: int = 0
     arithmetic: str = ""
@@ -131,6 +135,9 @@ class BoardConfig:
     hw_type: str  # kind of hardware; ``sim...`` for simulators
     description: str = ""
     runtime: str = DEFAULT_RUNTIME
+    arithmetic: str = ""  # what its runtimes compute in: float16, ...; "" is float32
+    # runtime -> the same of one of them (the table ``[arithmetic]``).
+    arithmetics: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
     # compiler -> flags, the target's among them.
     compile_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -145,6 +152,10 @@ class BoardConfig:
     text: str = field(default="", repr=False, compare=False)
     # what of it needs the user's trust, as ``[table] key``.
     asks: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    def arithmetic_of(self, runtime: str) -> str:
+        """The arithmetic that a runtime computes in on this board; "" is float32."""
+        return self.arithmetics.get(runtime) or self.arithmetic
 
     @property
     def is_simulator(self) -> bool:

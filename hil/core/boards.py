@@ -30,6 +30,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hil.core.arithmetic import check_arithmetic
 from hil.core.board_config import (
     ACTIONS,
     PLACEHOLDER,
@@ -63,10 +64,21 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a table of texts",
     ),
 }
-_BOARD = ("name", "hw_type", "description", "runtime")
+_BOARD = ("name", "hw_type", "description", "runtime", "arithmetic")
 # In [devices], those of hil's runtimes that the table does not name.
 _OTHERS = "*"
-_TABLES = {"board", "devices", "compile_flags", "labels", "connection", "runtime", "power", "simulator", "labgrid"}
+_TABLES = {
+    "board",
+    "arithmetic",
+    "devices",
+    "compile_flags",
+    "labels",
+    "connection",
+    "runtime",
+    "power",
+    "simulator",
+    "labgrid",
+}
 # Words that addresses begin with: a file of such a name would be taken for what the word means.
 _NO_NAMES = {"farm", "local", "ssh", "unix"}
 _MOST_TEXT = 1 << 20
@@ -223,6 +235,12 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     if (own_choice := devices.get(_OTHERS)) is not None:
         devices = {name: device for name, device in devices.items() if name != _OTHERS}
         devices |= {name: own_choice for name in RUNTIMES if name not in devices}
+    arithmetics = _typed(table("arithmetic"), "Mapping[str, str]", f"{path}: [arithmetic]")
+    simulator = _make(Simulator, table("simulator"), f"{path}: [simulator]") if "simulator" in data else None
+    check_arithmetic(str(board.get("arithmetic", "")), f"{path}: [board] arithmetic")
+    check_arithmetic(simulator.arithmetic if simulator else "", f"{path}: [simulator] arithmetic")
+    for runtime, name in arithmetics.items():
+        check_arithmetic(name, f"{path}: [arithmetic] {runtime}")
     flags = {
         compiler: _typed(value, _TEXTS, f"{path}: [compile_flags] {compiler}")
         for compiler, value in table("compile_flags").items()
@@ -234,13 +252,14 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         BoardConfig,
         {
             **board,
+            "arithmetics": arithmetics,
             "devices": devices,
             "compile_flags": flags,
             "labels": table("labels"),
             "connection": connection,
             "command": parse_runtime(table("runtime"), path),
             "power": parse_power(table("power"), path),
-            "simulator": _make(Simulator, table("simulator"), f"{path}: [simulator]") if "simulator" in data else None,
+            "simulator": simulator,
             "labgrid": _make(Labgrid, table("labgrid"), f"{path}: [labgrid]"),
             "path": path.resolve(),
             "text": text,

@@ -137,6 +137,31 @@ class Relation(str, Enum):
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """How far some elements of an output move in an arithmetic."""
+
+    rms: float  # the root mean square, of the run in which it is largest
+    largest: float
+
+
+@dataclass(frozen=True)
+class Control:
+    """How far a declared arithmetic moves an output: the same model computed in it on the host, beside float32."""
+
+    arithmetic: str
+    source: str  # who computed it, with version
+    whole: Deviation  # of all elements that do not jump
+    # axis -> for each index along it, the deviation of its elements; None where they are too few to tell.
+    axes: Mapping[int, tuple[Deviation | None, ...]] = field(default_factory=dict)
+    # exponent of 16 -> the deviation of the elements whose magnitude has it.
+    sizes: Mapping[int, Deviation] = field(default_factory=dict)
+    # flat index of an element that jumps -> its value in each run. An element jumps where an operator such
+    # as Floor or ArgMax decides otherwise in the arithmetic, or a value overflows.
+    jumps: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    jumping: int = 0  # how many elements jump; ``jumps`` holds the first of them
+
+
+@dataclass(frozen=True)
 class RunResult:
     """What running a program gave, on a board or through a reference."""
 
@@ -154,6 +179,8 @@ class RunResult:
     relation: Relation = Relation.INDEPENDENT  # of a reference, to the program that it judges
     # the answers of all its iterations; None where they were not compared with each other.
     repetition: Repetition | None = None
+    # output name -> how far the board's arithmetic moves it, for outputs of a reference that it was computed for.
+    control: Mapping[str, Control] = field(default_factory=dict)
 
     @property
     def device_ns(self) -> list[int]:

@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 
 from hil.agent.runtimes import Check, known, run_command
+from hil.core.arithmetic import FLOAT32
 from hil.core.clock import CLOCK_FILE
 from hil.core.digest import digest_file
 from hil.core.named import resolve
 from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, TensorSpec
-from hil.errors import UsageError, one_of
+from hil.errors import LoadFailed, UsageError, one_of
 from hil.formats.iree_values import SCALAR_PREFIX
 from hil.sim.faults import Charges, Fault, SimClock, end_agent, parse
 
-HALF = "float16"
+# The first opset in which Cast takes bfloat16.
+_BFLOAT16_OPSET = 13
 _ELSEWHERE = "another-device"
 # Of a runtime that does not tell nodes apart, so that a share of them can run elsewhere.
 _LEAST_NODES = 10
@@ -54,7 +56,7 @@ def _simulated(name: str) -> type[SimRuntime]:
 
 
 class SimRuntime:
-    """Options: ``faults`` (texts), ``store`` (the simulator's), ``arithmetic`` ("" or ``float16``)."""
+    """Options: ``faults`` (texts), ``store`` (the simulator's), ``arithmetic`` ("" is float32)."""
 
     # the runtime's own class. It is imported before workers are forked: importing a runtime would take each of them a
     # hundred times as long as the fork.
@@ -72,7 +74,7 @@ class SimRuntime:
         self.slowdown = max(slow, default=1.0)
         self.pace_s = max((float(fault.keys["seconds"]) for fault in self._faults if fault.name == "pace"), default=0.0)
         self._store = store
-        self._half = options.get("arithmetic") == HALF
+        self._arithmetic = options.get("arithmetic") or FLOAT32
 
     @classmethod
     def describe(cls) -> dict[str, Any]:
@@ -92,8 +94,8 @@ class SimRuntime:
     def load(self, folder: Path, main: str, device: str, function: str) -> SimProgram:
         """Load with the real runtime, unless a fault happens."""
         self.trigger_at("load")
-        if self._half:
-            main = self.to_half(folder, main)
+        if self._arithmetic != FLOAT32:
+            main = self.in_arithmetic(folder, main, self._arithmetic)
         reloaded = any(fault.keys.get("when") == "reload" for fault in self._faults) and not self._charges.is_first(
             f"load.{digest_file(folder / main).replace(':', '-')}"
         )
@@ -105,8 +107,11 @@ class SimRuntime:
                     raise UsageError("fault corrupt: when=profile needs a runtime whose profiler gives out outputs")
         return SimProgram(self, program, reloaded=reloaded)
 
-    def to_half(self, folder: Path, main: str) -> str:
-        """Make the program one that computes in half precision; returns its main file, as seen from the folder."""
+    def in_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
+        """Make the program compute in an arithmetic; returns its main file, as seen from the folder.
+
+        Where the runtime's programs are compiled, the board's compile flags ask for it.
+        """
         return main
 
     def trigger_at(self, at: str) -> None:
@@ -166,23 +171,26 @@ class SimRuntime:
 
 
 class SimOnnxRuntime(SimRuntime):
-    """ONNX Runtime on a simulated device; half precision is made by converting the model when it is loaded.
+    """ONNX Runtime on a simulated device, whose arithmetic is written into the model when it is loaded."""
 
-    IREE's comes with the program: the board's compile flags ask for it.
-    """
+    def in_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
+        """Rewrite the model.
 
-    def to_half(self, folder: Path, main: str) -> str:
-        """Convert the model's arithmetic to float16 as ONNX Runtime's own tool does; inputs and outputs stay.
-
-        The new model is in memory, as long as this process lives: a sandboxed worker cannot write beside the old one.
+        The new one is in memory, as long as this process lives: a sandboxed worker cannot write beside the old one.
         """
         import onnx
-        from onnxruntime.transformers.float16 import convert_float_to_float16
+        from onnx import inliner
 
-        converted = convert_float_to_float16(onnx.load(folder / main), keep_io_types=True)
-        fd = os.memfd_create(f"half-{main}"[:200], os.MFD_CLOEXEC)
+        from hil.formats.onnx_arithmetic import rewrite
+
+        model = onnx.load(folder / main)
+        opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
+        if arithmetic == "bfloat16" and opset < _BFLOAT16_OPSET:
+            raise LoadFailed(f"the simulator cannot compute opset {opset} in bfloat16: Cast knows it from opset 13 on")
+        rewritten = rewrite(inliner.inline_local_functions(model) if model.functions else model, arithmetic)
+        fd = os.memfd_create(f"{arithmetic}-{main}"[:200], os.MFD_CLOEXEC)
         with os.fdopen(fd, "wb", closefd=False) as file:
-            file.write(converted.SerializeToString())
+            file.write(rewritten.SerializeToString())
         return f"/proc/self/fd/{fd}"
 
 

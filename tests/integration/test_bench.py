@@ -111,9 +111,9 @@ def test_a_slowdown_of_the_board_is_found_beside_a_stored_bench(bench):
 
 
 def test_a_wrong_program_is_not_measured_unless_nobody_asks(bench, hil):
-    shown = hil("bench", DIGITS_CNN, "--runtime-hw-type", "sim-f16", *SHORT)
+    shown = hil("bench", DIGITS_CNN, "--runtime-hw-type", "sim-undeclared", *SHORT)
     assert (shown.code, "FAIL" in shown.out, "p50" in shown.out) == (1, True, False)
-    document = bench(DIGITS_CNN, "--runtime-hw-type", "sim-f16", "--no-check", *SHORT)
+    document = bench(DIGITS_CNN, "--runtime-hw-type", "sim-undeclared", "--no-check", *SHORT)
     (side,) = document["sides"]
     assert (document["exit_code"], side["outcome"], side["times"]["iterations"]) == (0, "SKIP", 40)
 

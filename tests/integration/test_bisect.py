@@ -212,7 +212,7 @@ def test_an_error_that_no_layer_makes_alone_is_said_to_accumulate(hil, tmp_path)
     ]
     save_model(tmp_path / "growing.onnx", nodes, [("x", FLOAT, [8, 8])], [("y", FLOAT, [8, 8])], constants)
     np.save(tmp_path / "x.npy", np.where(np.eye(8), 1.3125, 1.0003).astype(np.float32))
-    options = ["--input", "x.npy", "--runtime-hw-type", "sim-f16", "--rtol", 1e-3, "--atol", 1e-3]
+    options = ["--input", "x.npy", "--runtime-hw-type", "sim-undeclared", "--rtol", 1e-3, "--atol", 1e-3]
     ended = hil("bisect", "growing.onnx", *options, "--plot", "growth.svg")
     assert ended.code == 1, ended.err
     verdict = ended.out.splitlines()[-2]

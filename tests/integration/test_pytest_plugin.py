@@ -44,7 +44,7 @@ def test_an_ini_file_and_a_model_are_all_it_takes(project):
 
 def test_collecting_needs_no_board_and_shows_each_case_below_its_model(project, small):
     project.set_up(small)
-    tested = project.test("--collect-only", "-q", "--board", "root@10.231.255.1", "--runtime-hw-type", "sim-f16")
+    tested = project.test("--collect-only", "-q", "--board", "root@10.231.255.1", "--runtime-hw-type", "sim-undeclared")
     assert tested.code == 0, tested.out
     assert tested.out.split()[:3] == [f"models/small.onnx::{name}-f16" for name in SMALL]
     # Layers and a hardware type are part of the name, so -k and node ids choose by them.
@@ -64,14 +64,14 @@ def test_models_are_found_wherever_pytest_is_called(project, small):
 
 def test_a_mismatch_is_a_failure_and_prints_commands_that_work(project):
     project.set_up("digits_cnn")
-    tested = project.test("--runtime-hw-type", "sim-f16", "-k", "full", "--hil-seed", "3")
+    tested = project.test("--runtime-hw-type", "sim-undeclared", "-k", "full", "--hil-seed", "3")
     assert tested.code == 1
-    assert tested.outcomes == {"digits_cnn_full_model-sim-f16": "failure"}
+    assert tested.outcomes == {"digits_cnn_full_model-sim-undeclared": "failure"}
     assert "mismatches" in tested.out and "SQNR dB" in tested.out and "logits" in tested.out
     assert "assert" not in tested.out and "hil_compare()" not in tested.out
-    assert tested.properties["digits_cnn_full_model-sim-f16"]["hil_outcome"] == "FAIL"
+    assert tested.properties["digits_cnn_full_model-sim-undeclared"]["hil_outcome"] == "FAIL"
     repeat, diff = tested.command("repeat it"), tested.command("see the diff")
-    assert "--hil-seed=3" in repeat and "--runtime-hw-type=sim-f16" in repeat
+    assert "--hil-seed=3" in repeat and "--runtime-hw-type=sim-undeclared" in repeat
     again = project.shell(repeat)
     assert again.returncode == 1 and "1 failed" in again.stdout, again.stdout + again.stderr
     seen = project.shell(diff)
@@ -79,9 +79,11 @@ def test_a_mismatch_is_a_failure_and_prints_commands_that_work(project):
     assert list((project.folder / ".hil").rglob("diff.png"))
     # What is stored is no model, nor anybody's source.
     assert (project.folder / ".hil" / ".gitignore").read_text() == "*\n"
-    exact = project.test("--runtime-hw-type", "sim-f16", "-k", "full", "--hil-rtol", "0", "--hil-atol", "0")
+    exact = project.test("--runtime-hw-type", "sim-undeclared", "-k", "full", "--hil-rtol", "0", "--hil-atol", "0")
     assert "--hil-rtol=0.0 --hil-atol=0.0" in exact.command("repeat it")
-    wider = project.test("--runtime-hw-type", "sim-f16", "-k", "full", "--hil-rtol", "0.05", "--hil-atol", "0.05")
+    wider = project.test(
+        "--runtime-hw-type", "sim-undeclared", "-k", "full", "--hil-rtol", "0.05", "--hil-atol", "0.05"
+    )
     assert wider.code == 0, wider.out
     assert not list((project.folder / ".hil").rglob("*.npy")), "what has been mended leaves nothing behind"
 
@@ -259,22 +261,22 @@ outcome = "FAIL"
 reason = "was wrong once"
 """,
     )
-    tested = project.test("--runtime-hw-type", "sim-f16", "-k", "full or small", "-rx")
+    tested = project.test("--runtime-hw-type", "sim-undeclared", "-k", "full or small", "-rx")
     assert tested.code == 1
     assert tested.outcomes == {
-        "digits_cnn_full_model-sim-f16": "skipped",
-        "small_full_model-sim-f16": "passed",
-        "small_layer_Relu_relu-sim-f16": "failure",
-        "small_layer_Add_add-sim-f16": "failure",
+        "digits_cnn_full_model-sim-undeclared": "skipped",
+        "small_full_model-sim-undeclared": "passed",
+        "small_layer_Relu_relu-sim-undeclared": "failure",
+        "small_layer_Add_add-sim-undeclared": "failure",
     }
     assert "1 xfailed" in tested.out and "half precision" in tested.out and "https://example.com/7" in tested.out
     assert "XPASS: " in tested.out and "was wrong once" in tested.out
-    assert tested.properties["digits_cnn_full_model-sim-f16"]["hil_outcome"] == "XFAIL"
+    assert tested.properties["digits_cnn_full_model-sim-undeclared"]["hil_outcome"] == "XFAIL"
     assert "gone_*" in tested.out, "what matches no case is told"
-    only = project.test("--runtime-hw-type", "sim-f16", "--hil-only-expected-failures", "--collect-only", "-q")
+    only = project.test("--runtime-hw-type", "sim-undeclared", "--hil-only-expected-failures", "--collect-only", "-q")
     assert "3/" in only.out and "small_full" not in only.out
-    strict = project.test("--runtime-hw-type", "sim-f16", "-k", "full and digits", "--runxfail")
-    assert strict.outcomes == {"digits_cnn_full_model-sim-f16": "failure"}
+    strict = project.test("--runtime-hw-type", "sim-undeclared", "-k", "full and digits", "--runxfail")
+    assert strict.outcomes == {"digits_cnn_full_model-sim-undeclared": "failure"}
 
 
 @pytest.mark.parametrize(
@@ -341,10 +343,10 @@ WRITTEN = {"results.jsonl", "results.csv", "outputs.csv", "junit.xml", "summary.
 def test_a_run_is_written_down_as_a_suite_run_is(project, small, hil, workers):
     project.set_up("digits_cnn", small)
     project.write("models/expected.toml", '[[run]]\ncases = "small_layer_*"\noutcome = "FAIL"\nreason = "once"\n')
-    asked = ["-k", "full or small", "--board", "sim", "--board", "sim-f16", "--hil-out", "an out", *workers]
+    asked = ["-k", "full or small", "--board", "sim", "--board", "sim-undeclared", "--hil-out", "an out", *workers]
     tested = project.test(*asked)
     assert tested.code == 1
-    for hw_type, whole in (("sim", "PASS"), ("sim-f16", "FAIL")):
+    for hw_type, whole in (("sim", "PASS"), ("sim-undeclared", "FAIL")):
         folder = project.folder / "an out" / "models" / hw_type
         assert {file.name for file in folder.iterdir()} >= WRITTEN
         assert f"open 'an out/models/{hw_type}/report.html'" in tested.out
@@ -402,9 +404,9 @@ def test_a_flow_that_the_ini_file_names_lies_beside_it(project, small, named, fi
 def test_folders_of_one_name_elsewhere_are_kept_apart(project):
     project.set_up("digits_cnn", where="../a/nets").set_up("digits_cnn", where="../b/nets")
     project.write("pytest.ini", "[pytest]\nhil_models = ../a/nets ../b/nets ../b/../b/nets\n")
-    tested = project.test("-k", "full", "--runtime-hw-type", "sim-f16", "--hil-out", "out")
+    tested = project.test("-k", "full", "--runtime-hw-type", "sim-undeclared", "--hil-out", "out")
     assert tested.code == 1 and "2 failed" in tested.out, tested.out
-    heads = sorted(project.folder.glob("out/*/sim-f16/suite.json"))
+    heads = sorted(project.folder.glob("out/*/sim-undeclared/suite.json"))
     sources = [json.loads(head.read_text())["source"] for head in heads]
     assert [Path(source).parent.name for source in sources] == ["a", "b"]
     repeat = tested.command("repeat it", 1)

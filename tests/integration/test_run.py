@@ -132,15 +132,20 @@ def test_each_fault_of_the_simulator_ends_in_its_outcome(hil, doubling, fault, o
         assert "Segmentation fault" in ended.case["error"]["detail"]
 
 
-def test_half_precision_truly_differs(hil):
-    for runtime in ("iree", "onnxruntime"):
-        exact = hil("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim-f16", "--runtime", runtime, "--json")
-        assert (exact.code, exact.case["outcome"]) == (1, "FAIL")
-        (output,) = exact.case["verdicts"][0]["outputs"]
-        assert output["dtype"] == "float32"
-        assert 1e-5 < output["max_abs"] < 0.1
-    loose = hil("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim-f16", "--rtol", 0.02, "--atol", 0.02)
-    assert loose.code == 0
+@pytest.mark.parametrize("runtime", ["iree", "onnxruntime"])
+def test_declared_half_precision_is_judged_by_its_control(hil, runtime):
+    run = ("run", DIGITS / "digits_cnn.onnx", "--runtime-hw-type", "sim-f16", "--runtime", runtime, "--json")
+    declared = hil(*run)
+    assert (declared.code, declared.case["outcome"]) == (0, "PASS")
+    assert declared.case["provenance"]["arithmetic"] == "float16"
+    (output,) = declared.case["verdicts"][0]["outputs"]
+    assert output["control"]["arithmetic"] == "float16" and "node evaluator" in output["control"]["source"]
+    assert 1e-5 < output["max_abs"] < output["control"]["max_abs"] < 0.1
+    undeclared = hil(*run, "--arithmetic", "float32")
+    assert (undeclared.code, undeclared.case["outcome"]) == (1, "FAIL")
+    assert "out of tolerance" in undeclared.case["reason"]
+    assert hil(*run, "--rtol", 1e-4, "--atol", 1e-4).code == 1, "a tolerance of the user's goes before the control"
+    assert hil(*run, "--rtol", 0.02, "--atol", 0.02).code == 0
 
 
 def test_a_program_too_big_for_a_small_board_is_a_load_error(hil, tmp_path):

@@ -80,7 +80,7 @@ def test_a_layer_that_overflows_is_to_blame_though_another_has_its_shape(hil, tm
     folder.mkdir()
     save_model(folder / "net.onnx", nodes, ends[:1], ends[1:], tensors)
     np.savez(folder / "net.inputs.npz", x=np.arange(8, dtype=np.float32).reshape(2, 4))
-    run = ("suite", "run", folder, "--flow", "onnxruntime", "--runtime-hw-type", "sim-f16", "--json")
+    run = ("suite", "run", folder, "--flow", "onnxruntime", "--runtime-hw-type", "sim-undeclared", "--json")
     ended = hil(*run, "--out", "out")
     assert ended.code == 1, ended.err
     assert {case["id"]: case["outcome"] for case in ended.document["cases"]} == {

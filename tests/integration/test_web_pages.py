@@ -53,11 +53,11 @@ def address(tmp_path_factory):
     (root / "nets").mkdir()
     (root / "nets" / "digits_cnn.onnx").write_bytes(Path(DIGITS).read_bytes())
     commands = {
-        "run": ["run", DIGITS, "--runtime-hw-type", "sim-f16", "--out", "runs"],
+        "run": ["run", DIGITS, "--runtime-hw-type", "sim-undeclared", "--out", "runs"],
         "profile": ["run", DIGITS, "--profile", "profile", "--out", "profiled-runs"],
-        "bisect": ["bisect", DIGITS, "--runtime-hw-type", "sim-f16", "--out", "bisect"],
+        "bisect": ["bisect", DIGITS, "--runtime-hw-type", "sim-undeclared", "--out", "bisect"],
         "suite": ["suite", "run", "nets", "--flow", "iree", "--runtime-hw-type", "sim", "--out", "suite"],
-        "later": ["suite", "run", "nets", "--flow", "iree", "--runtime-hw-type", "sim-f16", "--out", "later"],
+        "later": ["suite", "run", "nets", "--flow", "iree", "--runtime-hw-type", "sim-undeclared", "--out", "later"],
     }
     for name, command in commands.items():
         done = subprocess.run(

@@ -11,6 +11,7 @@ import click
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
+    arithmetic_option,
     board_options,
     given_options,
     input_options,
@@ -71,6 +72,7 @@ from hil.errors import UsageError
 @reference_options
 @tolerance_options
 @repetition_options
+@arithmetic_option
 @limit_options
 @click.option("--benchmark-out", type=FILE, metavar="FILE", help="Google Benchmark's JSON goes here.")
 @label_option

@@ -11,6 +11,7 @@ import click
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
+    arithmetic_option,
     board_options,
     chosen_board,
     flow_option,
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from hil.controller.pipeline.options import Options
 
 
-@command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
+@command(
+    epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-undeclared --plot growth.png"
+)
 @click.argument("model", type=FILE)
 @board_options
 @model_options
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 @input_options
 @run_option("references", help="Who computes the values inside: onnxruntime (default), onnx-reference; repeats.")
 @tolerance_options
+@arithmetic_option
 @limit_options
 @label_option
 @click.option("--plot", type=FILE, metavar="FILE", help="A picture of the error by depth: .png, .svg.")

@@ -11,6 +11,7 @@ import click
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
+    arithmetic_option,
     board_options,
     cache_options,
     chosen_board,
@@ -221,6 +222,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 @_key
 @run_option("require_independent")
 @tolerance_options
+@arithmetic_option
 @iteration_options
 @limit_options
 @label_option

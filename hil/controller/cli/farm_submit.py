@@ -13,6 +13,7 @@ from hil.controller.cli.commands import command
 from hil.controller.cli.farm_options import connected, priority_option, project_option, selects_option
 from hil.controller.cli.options import (
     FILE,
+    arithmetic_option,
     flow_option,
     given_options,
     input_options,
@@ -103,6 +104,7 @@ Examples:
 @input_options
 @reference_options
 @tolerance_options
+@arithmetic_option
 @iteration_options
 @run_option("timeout", "--run-timeout")
 @run_option("no_fallback")

@@ -207,6 +207,7 @@ group_option = click.option(
 )
 input_options = run_options("inputs", "seed", "input_range")
 tolerance_options = run_options("rtol", "atol", "accept", "allow_blind", "allow_flush")
+arithmetic_option = run_options("arithmetic")
 reference_options = run_options("references", "expected", "require_independent")
 repetition_options = run_options("repeat", "fresh_load", "recompile", "allow_unstable")
 iteration_options = options(run_options("iterations", "warmup"), repetition_options)

@@ -10,6 +10,7 @@ import click
 from hil.controller.cli.commands import command
 from hil.controller.cli.options import (
     FILE,
+    arithmetic_option,
     cache_options,
     input_options,
     iteration_options,
@@ -43,6 +44,7 @@ Examples:
 @input_options
 @reference_options
 @tolerance_options
+@arithmetic_option
 @iteration_options
 @limit_options
 @profile_options

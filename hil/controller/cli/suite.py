@@ -12,6 +12,7 @@ from hil.controller.cli.options import (
     FILE,
     FOLDER,
     SSH,
+    arithmetic_option,
     boards_options,
     cache_options,
     fault_option,
@@ -94,6 +95,7 @@ Examples:
 )
 @run_options("seed", "references", "require_independent")
 @tolerance_options
+@arithmetic_option
 @iteration_options
 @run_options("timeout", "no_fallback")
 @wait_option

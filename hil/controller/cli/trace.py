@@ -10,6 +10,7 @@ import click
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
+    arithmetic_option,
     cache_options,
     iteration_options,
     json_option,
@@ -46,6 +47,7 @@ def trace() -> None:
 @run_options("compile_flags")
 @cache_options
 @tolerance_options
+@arithmetic_option
 @iteration_options
 @limit_options
 @label_option

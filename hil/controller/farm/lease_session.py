@@ -307,7 +307,7 @@ def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     except TOMLKitError as error:
         raise FarmError(f"the config that the farm has of {card.name} cannot be read: {error}") from error
     own = config.get("board", {})
-    board = {key: own[key] for key in ("description", "runtime") if key in own}
+    board = {key: own[key] for key in ("description", "runtime", "arithmetic") if key in own}
     board |= {"name": card.name, "hw_type": card.hw_type or own.get("hw_type", card.name)}
     # Only its host can switch its power or reach it otherwise.
     for table in ("connection", "power", "labgrid"):

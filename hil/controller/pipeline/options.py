@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hil.controller.models.sizes import Range, range_text
 from hil.controller.models.sizes import parse_range as parse_range_of_sizes
+from hil.core.arithmetic import ARITHMETICS, check_arithmetic
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -106,6 +107,12 @@ def _sizes(value: Any) -> dict[str, int | str]:
     return sizes
 
 
+def _arithmetic(value: Any) -> str:
+    if _an(str)(value) not in ("", *ARITHMETICS):
+        raise ValueError
+    return str(value)
+
+
 def _range(value: Any) -> tuple[float, float]:
     low, high = map(_float, _an(Sequence)(value))
     if not float("-inf") < low <= high < float("inf"):
@@ -179,6 +186,11 @@ def parse_seconds(value: float, option: str = "--timeout") -> float:
     return float(checked(option, value, SECONDS))
 
 
+def parse_arithmetic(text: str, option: str = "--arithmetic") -> str:
+    """The name of an arithmetic; "" is none. Raises UsageError: hil knows no such arithmetic."""
+    return check_arithmetic(text, option)
+
+
 @dataclass(frozen=True)
 class Spec:
     """What an option is, wherever it is given."""
@@ -230,6 +242,15 @@ class CaseSettings:
         None,
         _NUMBER_OR_NONE,
         "Absolute tolerance (default: the flow's or the case's own, or by dtype and the reference's scale).",
+    )
+    # what the board computes in; "" is as the flow, or the board's config, declares it.
+    arithmetic: str = _option(
+        "",
+        (f"one of {', '.join(ARITHMETICS)}", _arithmetic),
+        "What the board computes in: float32, float16, bfloat16, int8 (default: the flow's, or as the board's config "
+        "declares).",
+        metavar="NAME",
+        of_text=parse_arithmetic,
     )
     # patterns of names of outputs that may pass though nobody can judge them.
     allow_blind: tuple[str, ...] = _option(

@@ -211,6 +211,8 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
 
     reference = Relation(verdict.get("relation", "independent")).named(verdict["against"])
     say(console, "against", reference + _tolerance(verdict["outputs"]))
+    if bounds := {_bound(output["control"]) for output in verdict["outputs"] if output.get("control")}:
+        say(console, "arithmetic", "; ".join(sorted(bounds)))
     rows = [_COLUMNS, *(_row(output) for output in verdict["outputs"])]
     # The names get what is left of the terminal's width. Where that is too little, the columns move together, and then
     # those go that tell the least beside the others; the record has them all.
@@ -251,6 +253,14 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
         say(console, "note", verdict["reason"])
     if verdict["outcome"] == "BLIND":
         say(console, "hint", "--allow-blind OUTPUT passes an output that nobody can judge, docs/results.md says when")
+
+
+def _bound(control: Mapping[str, Any]) -> str:
+    """The bound that a declared arithmetic set, in words."""
+    return (
+        f"{control['arithmetic']}, judged by {control['factor']:g} times the deviation of the model computed in it "
+        f"({control['source']})"
+    )
 
 
 def _room(console: Console, rows: list[list[str]], gap: int) -> int:

@@ -40,6 +40,7 @@ from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
+from hil.controller.pipeline.in_arithmetic import arithmetic_of, needs_control, with_control
 from hil.controller.pipeline.independence import hint_for_independence, not_asked, only_dependent, refusals, runtime_of
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Job, Options
 from hil.controller.pipeline.repeated import (
@@ -228,6 +229,8 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
             spent = time.monotonic() - start
             if case.signature is not None:
                 result = _as_signed(result, program.loaded.outputs, case.signature.outputs)
+            if arithmetic := options.arithmetic or session.board.config.arithmetic_of(artifact.runtime):
+                result = replace(result, provenance={**result.provenance, "arithmetic": arithmetic})
             case = replace(case, result=result).timed(
                 warmup_s=call.warmup_ns / 1e9 if options.warmup else None,
                 # The warm-up is by the board's clock, which may jump.
@@ -350,12 +353,20 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
     tools.sink.stage(case, Stage.COMPARE, "")
     tolerance = _tolerance(options)
     case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
-    if options.atol is None and any(map(depends_on_noise, case.verdicts)):
+    if needs_control(case):
+        yield case
+        tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic_of(result)}")
+        case = with_control(case, _reference_settings(options, context, case.folder / "logs" / "control.log"))
+        tolerance |= {"rtol": None, "atol": None}
+        case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
+    if tolerance["atol"] is None and any(map(depends_on_noise, case.verdicts)):
         tools.sink.stage(case, Stage.COMPARE, "measuring the reference's own noise")
         case = _allow_for_noise(case, result, tolerance, context)
     yield case
     one, *others = case.references
-    between = [_marked(case, compare(comparable(other, one, case.model), one, **tolerance)) for other in others]
+    # References compute in float32, whatever the board does.
+    plain = replace(one, control={})
+    between = [_marked(case, compare(comparable(other, one, case.model), plain, **tolerance)) for other in others]
     outcome, reason = judge(case.verdicts, between)
     case = replace(case, disagreement=disagreement(case.verdicts, between))
     if options.expected and outcome is Outcome.PASS and case.verdicts[0].outcome is Outcome.FAIL:

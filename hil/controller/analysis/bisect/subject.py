@@ -230,6 +230,7 @@ def with_flow(options: Options, flow: Flow | None) -> Options:
         rtol=flow.rtol if options.rtol is None else options.rtol,
         atol=flow.atol if options.atol is None else options.atol,
         accept=options.accept or flow.accept,
+        arithmetic=options.arithmetic or flow.arithmetic,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers import take_as_it_is
+from hil.controller.backends.compilers.arithmetic import FLAG, in_arithmetic, split_flags
 from hil.controller.backends.compilers.iree_program import VIA, compile_program, recipe_of, source_of
 from hil.controller.models.compiling import CompileOrder, Work
 from hil.controller.models.conversions import ONNX_HINT, can_convert, convert
@@ -29,7 +30,11 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     if order["runtime"] != "iree":
         raise UsageError(f"the iree compiler makes programs for the runtime iree, not for {order['runtime']}")
     passes = order.get("debug_ir_passes", False)
-    taken = as_iree_takes(model, order["flags"], order, order["debug_ir"], debug_ir_passes=passes)
+    arithmetic, flags = split_flags(order["flags"])
+    taken = as_iree_takes(model, flags, order, order["debug_ir"], debug_ir_passes=passes)
+    if arithmetic and taken.model.format == "onnx":
+        way = (*taken.way, f"{FLAG}{arithmetic}")
+        taken = replace(taken, model=in_arithmetic(taken.model, arithmetic, order), way=way)
     begin = time.monotonic()
     try:
         artifact = compile_program(taken.model, taken.flags, order["debug_ir"], order, debug_ir_passes=passes)

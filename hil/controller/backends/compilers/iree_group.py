@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hil.controller.backends.compilers.arithmetic import split_flags
 from hil.controller.backends.compilers.iree_program import (
     FUNCTION,
     MAIN,
@@ -75,6 +76,8 @@ class _Member:
 
 def has_compiled(model: Model, *, flags: Sequence[str], cache: Cache) -> bool:
     """Whether :func:`compile_iree`, given this cache object, finds a model's program there, alone or with others."""
+    if split_flags(flags)[0]:
+        return False
     recipe = recipe_of(model, flags)
     if cache.get(recipe.key):
         return True
@@ -109,6 +112,9 @@ def compile_together(
         StorageError: the programs cannot be kept.
         KeyboardInterrupt: Ctrl-C; what was being compiled is stopped, and the pool closed.
     """
+    if split_flags(flags)[0]:
+        # Each is rewritten first, which makes another model of it.
+        return Together(alone=tuple(models))
     cached: list[Model] = []
     alone: list[Model] = []
     members: dict[str, _Member] = {}

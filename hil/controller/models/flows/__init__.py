@@ -12,6 +12,7 @@ from hil.compare.tolerance import check_tolerance
 from hil.controller.models.flows.quanta import quantum_atol
 from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check_settings, recipes
 from hil.controller.storage.packages import Registered, load, pick, refused, where
+from hil.core.arithmetic import check_arithmetic
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_file
 from hil.core.field_types import check_fields
@@ -122,7 +123,7 @@ def _of_entry_point(point: EntryPoint) -> list[Flow]:
     return list(listed)
 
 
-_TEXTS = ("runtime", "compiler", "recipe", "description")
+_TEXTS = ("runtime", "compiler", "recipe", "arithmetic", "description")
 _NUMBERS = ("rtol", "atol", "quanta", "min_sqnr_db")
 # What a key of a flow's table takes, and the types of that.
 _KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {
@@ -160,6 +161,7 @@ def check_flow(flow: Flow, where: str) -> None:
         check_settings(flow)
         check_tolerance(flow.rtol, flow.atol)
         parse_accept(flow.accept, option="accept")
+        check_arithmetic(flow.arithmetic, "arithmetic")
         if flow.quanta is not None and not 0 <= flow.quanta < math.inf:
             raise UsageError(f"quanta is {flow.quanta:g}: it is a number of 0 or more")
         if flow.quanta is not None and flow.atol is not None:

@@ -54,6 +54,7 @@ class Flow:
         quanta: how many steps of its quantisation an output may be off beside that reference (docs/suites.md, Flows);
             None where ``atol`` or the case's own is meant.
         min_sqnr_db: what the answer must reach beside the model as it was before the recipe; None asks for nothing.
+        arithmetic: what the runtime computes in; "" is as the board's config declares it.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Flow:
     atol: float | None = None
     quanta: float | None = None
     min_sqnr_db: float | None = None
+    arithmetic: str = ""
     description: str = ""
 
 

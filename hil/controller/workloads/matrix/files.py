@@ -135,7 +135,7 @@ def matrix_junit(report: MatrixReport, folder: Path) -> str:
 
 
 def _side_by_side(report: MatrixReport, row: Row) -> str:
-    """``sim PASS, sim-f16 FAIL``."""
+    """``sim PASS, sim-undeclared FAIL``."""
     pairs = zip(report.targets, row.cells, strict=True)
     return ", ".join(f"{target.name} {cell.word}" for target, cell in pairs)
 

@@ -122,6 +122,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
         "debug_ir": settings.debug_ir / spec.id if settings.debug_ir else None,
         "references": references_of(settings, flow),
         "accept": with_outputs(accept) if spec.layer else accept,
+        "arithmetic": settings.arithmetic or flow.arithmetic,
     }
     for name in ("rtol", "atol"):
         # A tolerance that the user typed goes before the flow's, and that before the case's own.

@@ -1,0 +1,88 @@
+"""Compile for a board that computes in a narrower arithmetic: the flag ``--arithmetic=NAME`` rewrites an ONNX model.
+
+IREE's own flags demote the inputs of contractions, and of those only matrix products that come from MLIR.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hil.controller.models.compiling import LOG, call_isolated, compile_cached, compiling
+from hil.controller.storage.cache import Cache, digests_in
+from hil.core.arithmetic import FLOAT32, check_arithmetic
+from hil.core.digest import digest_of
+from hil.core.installed import version
+from hil.core.results import Model
+
+if TYPE_CHECKING:
+    from hil.controller.models.compiling import Work
+
+# No flag of a compiler: hil takes it out.
+FLAG = "--arithmetic="
+# What one protobuf message holds, and some room.
+_MAX_BYTES = 1 << 30
+# Raise this when the rewritten model changes.
+_VERSION = 1
+_FILE = "model.onnx"
+
+
+def split_flags(flags: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The arithmetic that flags ask for, "" for none, and the other flags. Raises UsageError: an unknown arithmetic."""
+    asked = [flag.removeprefix(FLAG) for flag in flags if flag.startswith(FLAG)]
+    name = check_arithmetic(asked[-1], FLAG) if asked else ""
+    return "" if name == FLOAT32 else name, tuple(flag for flag in flags if not flag.startswith(FLAG))
+
+
+def in_arithmetic(model: Model, arithmetic: str, work: Work) -> Model:
+    """The ONNX model, rewritten to compute in an arithmetic: see :mod:`hil.formats.onnx_arithmetic`.
+
+    Raises:
+        CompileFailed, CompileCrashed, StageTimeout: it cannot be rewritten.
+    """
+    key = Cache.key(
+        "arithmetic",
+        model=model.digest,
+        dims=dict(model.dims),
+        arithmetic=arithmetic,
+        onnx=version("onnx"),
+        version=_VERSION,
+    )
+
+    def build(folder: Path) -> None:
+        arguments = {
+            "model": str(model.path.absolute()),
+            "dims": dict(model.dims),
+            "arithmetic": arithmetic,
+            "output": str(folder / _FILE),
+        }
+        call_isolated(write, arguments, work)
+
+    meta = {"model": model.name, "arithmetic": arithmetic}
+    entry, _ = compile_cached(key, meta, work, None, build, compiling(f"rewriting for {arithmetic}"))
+    digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
+    return replace(
+        model,
+        path=entry / _FILE,
+        files={name: entry / name for name in digests},
+        digest=digest_of(json.dumps(digests, sort_keys=True).encode()),
+    )
+
+
+def write(model: str, dims: dict[str, int], arithmetic: str, output: str) -> None:
+    """Write the rewritten model; called in an isolated process."""
+    import onnx
+
+    from hil.controller.backends.compilers.onnx_to_mlir import save_prepared
+    from hil.formats.onnx_arithmetic import rewrite
+
+    source, target = Path(model), Path(output)
+    save_prepared(source, dims, target)
+    plain = onnx.load(target, load_external_data=False)
+    onnx.load_external_data_for_model(plain, str(source.parent))
+    made = rewrite(plain, arithmetic)
+    external = made.ByteSize() > _MAX_BYTES
+    onnx.save(made, target, save_as_external_data=external, location=f"{target.name}.data")

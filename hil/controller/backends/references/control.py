@@ -1,0 +1,114 @@
+"""The control of a declared arithmetic: the same model computed in it on the host, to know how far that moves outputs.
+
+ONNX models have one. It runs once without rounding and :data:`RUNS` times in the arithmetic: once rounded to nearest,
+then by chance. Where operators jump it runs as often again with their decisions held (:mod:`hil.compare.control`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hil.compare.control import control_of
+from hil.controller.models.compiling import call_isolated
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.tensor_files import load_tensors, save_tensors
+from hil.core.digest import digest_of
+from hil.core.installed import version
+from hil.core.results import Control, Model
+from hil.core.scratch import temporary_folder
+from hil.core.tensors import Array, dtype_name, to_bytes
+from hil.errors import ReferenceFailed
+from hil.formats.control_json import control_from_json, control_json
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hil.controller.models.compiling import Work
+
+RUNS = 4
+# Raise this when what a control measures changes.
+_VERSION = 1
+_FILE = "control.json"
+
+
+def measure_control(
+    model: Model, inputs: Mapping[str, Array], arithmetic: str, **work: Unpack[Work]
+) -> dict[str, Control]:
+    """Measure how far an arithmetic moves a model's outputs; those that it does not move are left out.
+
+    Raises:
+        ReferenceFailed: hil has no control for this format, or it cannot compute this model.
+        StageTimeout: it took too long.
+    """
+    if model.format != "onnx":
+        what = "a bundle that was created without --arithmetic" if model.format == "hilb" else f"a {model.format} model"
+        raise ReferenceFailed(f"the board computes in {arithmetic}, and hil cannot compute {what} in it", stage="refer")
+    key = Cache.key(
+        "control",
+        source=source(),
+        model=model.digest,
+        dims=dict(model.dims),
+        arithmetic=arithmetic,
+        inputs=[
+            [name, dtype_name(one.dtype), list(one.shape), digest_of(to_bytes(one))] for name, one in inputs.items()
+        ],
+        version=_VERSION,
+    )
+
+    def make(folder: Path) -> None:
+        with temporary_folder("hil-control-") as given:
+            save_tensors(Path(given), inputs)
+            arguments = {
+                "model": str(model.path.absolute()),
+                "inputs": str(given),
+                "arithmetic": arithmetic,
+                "output": str(folder / _FILE),
+            }
+            what = f"computing the model in {arithmetic}"
+            with naming_errors("refer", what, ReferenceFailed, f"{what} failed", died=f"{what} died"):
+                call_isolated(compute, arguments, work)
+
+    meta = {"control": arithmetic, "model": model.name}
+    entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])
+    document = json.loads((entry / _FILE).read_text())
+    return {name: control_from_json(one) for name, one in document.items()}
+
+
+def source() -> str:
+    """Who computes."""
+    return f"hil's node evaluator on onnxruntime {version('onnxruntime')}"
+
+
+def compute(model: str, inputs: str, arithmetic: str, output: str) -> None:
+    """Write the controls of a model's outputs; called in the isolated process."""
+    import onnx
+    from onnx import inliner
+
+    from hil.controller.backends.references.node_evaluator import Decisions, NodeEvaluator
+    from hil.controller.backends.references.value_rounding import Exact, Names, Rounding
+
+    loaded = onnx.load(model)
+    if loaded.functions:
+        loaded = inliner.inline_local_functions(loaded)
+    evaluator, names, given = NodeEvaluator(loaded), Names.of_model(loaded), load_tensors(Path(inputs))
+    decisions = Decisions()
+    exact = evaluator.run(given, Exact(), decisions)
+
+    def in_arithmetic(*, held: bool) -> list[dict[str, Array]]:
+        return [
+            evaluator.run(given, Rounding(arithmetic, names, seed=seed), decisions.replay() if held else None)
+            for seed in (None, *range(1, RUNS))
+        ]
+
+    free = in_arithmetic(held=False)
+    held = in_arithmetic(held=True) if decisions else free
+    found: dict[str, Any] = {}
+    for name, array in exact.items():
+        control = control_of(arithmetic, source(), array, [run[name] for run in held], [run[name] for run in free])
+        if control is not None:
+            found[name] = control_json(control)
+    Path(output).write_text(json.dumps(found))

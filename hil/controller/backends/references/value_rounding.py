@@ -1,0 +1,113 @@
+"""Round values to an arithmetic, to nearest or by chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
+from hil.core.arithmetic import FLOATS, INT8_LEVELS, Arithmetic
+from hil.core.tensors import Array, dtype_name
+
+# Bits of the significand of the dtypes that an arithmetic may narrow.
+_DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+# Operators whose first two inputs int8 hardware multiplies.
+_CONTRACTIONS = {"MatMul": (None, -1), "Gemm": (None, 1), "Conv": (None, 0), "ConvTranspose": (None, 1)}
+# Operators whose other inputs than the first decide shapes.
+_SHAPING = ("Resize", "Upsample")
+
+
+@dataclass(frozen=True)
+class Names:
+    """Values of a model that are rounded in a way of their own."""
+
+    constants: frozenset[str]
+    shaping: frozenset[str]
+
+    @classmethod
+    def of_model(cls, model: Any) -> Names:
+        """Find them in a model and its subgraphs."""
+        nodes = list(nodes_of(model.graph.node))
+        graphs = [model.graph, *(graph for node in nodes for graph in graphs_of(node))]
+        constants = {tensor.name for graph in graphs for tensor in graph.initializer}
+        constants |= {node.output[0] for node in nodes if node.op_type == "Constant"}
+        shaping = {name for node in nodes if node.op_type in _SHAPING for name in node.input[1:] if name}
+        return cls(frozenset(constants), frozenset(shaping))
+
+
+class Exact:
+    """No rounding beyond what the operators do: the control's own reference."""
+
+    def operand(self, array: Array, node: Any, place: int) -> Array:
+        """Return an operand of a node as the node takes it."""
+        return array
+
+    def value(self, array: Array, name: str) -> Array:
+        """Return an input of the model, or a node's result, as it is kept."""
+        return array
+
+
+class Rounding(Exact):
+    """A way to round what the nodes of a model take and make.
+
+    Args:
+        arithmetic: ``float16``, ``bfloat16`` or ``int8``.
+        names: of the values that are constants (weights), and of those that decide shapes, which stay as they are.
+        seed: rounds up or down by chance, in proportion to how near both are (D. S. Parker, Monte Carlo Arithmetic,
+            1997); None rounds to nearest.
+    """
+
+    def __init__(self, arithmetic: str, names: Names, *, seed: int | None = None) -> None:
+        self._float = FLOATS.get(arithmetic)
+        self._names = names
+        self._rng = None if seed is None else np.random.default_rng(seed)
+
+    def operand(self, array: Array, node: Any, place: int) -> Array:
+        """Round a constant, or for int8 an operand of a contraction."""
+        constant = node.input[place] in self._names.constants
+        if dtype_name(array.dtype) not in _DIGITS or not array.size:
+            return array
+        if self._float is None:
+            if place > 1 or node.op_type not in _CONTRACTIONS or node.domain:
+                return array
+            return self._to_int8(array, _axis(node, place) if constant and array.ndim > 1 else None)
+        if constant and node.input[place] not in self._names.shaping:
+            return self._to_float(array, self._float, saturate=True)
+        return array
+
+    def value(self, array: Array, name: str) -> Array:
+        """Round a value that is made, for float arithmetics."""
+        if self._float is None or name in self._names.constants or name in self._names.shaping:
+            return array
+        return self._to_float(array, self._float, saturate=False)
+
+    def _to_float(self, array: Array, to: Arithmetic, *, saturate: bool) -> Array:
+        if not array.size or _DIGITS.get(dtype_name(array.dtype), 0) <= to.digits:
+            return array
+        values = array.astype(np.float64)
+        with np.errstate(all="ignore"):
+            step = np.ldexp(1.0, np.frexp(values)[1] - to.digits)
+            step = np.maximum(step, to.smallest)
+            rounded = self._to_whole(values / step) * step
+            limit = np.copysign(to.largest if saturate else np.inf, values)
+            rounded = np.where(np.abs(rounded) > to.largest, limit, rounded)
+            return np.asarray(np.where(np.isfinite(values), rounded, values).astype(array.dtype))
+
+    def _to_int8(self, array: Array, axis: int | None) -> Array:
+        others = None if axis is None else tuple(n for n in range(array.ndim) if n != axis % array.ndim)
+        values = array.astype(np.float64)
+        with np.errstate(all="ignore"):
+            largest = np.max(np.abs(values), axis=others, keepdims=True)
+            scale = np.where(largest > 0, largest, 1.0) / INT8_LEVELS
+            return np.asarray((self._to_whole(values / scale) * scale).astype(array.dtype))
+
+    def _to_whole(self, values: Array) -> Array:
+        return np.rint(values) if self._rng is None else np.floor(values + self._rng.random(values.shape))
+
+
+def _axis(node: Any, place: int) -> int | None:
+    if node.op_type == "Gemm" and place == 1 and any(one.name == "transB" and one.i for one in node.attribute):
+        return 0
+    return _CONTRACTIONS[node.op_type][place]

@@ -1,0 +1,73 @@
+"""Judge a board that computes in a declared arithmetic by a control: the same model in that arithmetic on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hil.compare.verdict import Verdict
+from hil.controller.backends.references.control import measure_control
+from hil.controller.pipeline.case import Case
+from hil.core.arithmetic import FLOAT32
+from hil.core.results import RunResult
+from hil.errors import ReferenceFailed
+
+_HINT = "give a tolerance (--rtol, --atol), or judge the board as one that computes in float32: --arithmetic float32"
+
+
+def arithmetic_of(result: RunResult) -> str:
+    """The arithmetic that the board which computed a result declares; "" is float32."""
+    declared = str(result.provenance.get("arithmetic", ""))
+    return "" if declared == FLOAT32 else declared
+
+
+def needs_control(case: Case) -> bool:
+    """Whether a case is to be judged by a control: a tolerance that the user gave goes before it."""
+    options, model = case.options, case.model
+    given = (options.rtol is not None or options.atol is not None) and not options.replace_blind_tolerance
+    return (
+        case.result is not None
+        and bool(arithmetic_of(case.result))
+        and not given
+        and not (model is not None and model.random)
+        and any(map(_may_change, case.verdicts))
+    )
+
+
+def with_control(case: Case, settings: dict[str, Any]) -> Case:
+    """The case with the control of its board's arithmetic in every reference.
+
+    Args:
+        settings: of :func:`measure_control`.
+
+    Raises:
+        ReferenceFailed: there is no control of this model, or its bundle has one of another arithmetic.
+        StageTimeout: the control took too long.
+    """
+    assert case.result is not None
+    arithmetic = arithmetic_of(case.result)
+    known = {one.arithmetic for reference in case.references for one in reference.control.values()}
+    if known:  # a bundle's
+        if known != {arithmetic}:
+            raise ReferenceFailed(
+                f"the board computes in {arithmetic}, and the bundle has a control of {', '.join(sorted(known))}",
+                stage="refer",
+                hint=f"create it again with --arithmetic {arithmetic}; {_HINT}",
+            )
+        return case
+    if case.model is None or case.inputs is None:
+        raise ReferenceFailed(f"there is no model to compute in {arithmetic}", stage="refer", hint=_HINT)
+    try:
+        control = measure_control(case.model, case.inputs, arithmetic, **settings)
+    except ReferenceFailed as error:
+        error.hint = error.hint or _HINT
+        raise
+    return replace(case, references=tuple(replace(one, control=control) for one in case.references))
+
+
+def _may_change(verdict: Verdict) -> bool:
+    """Whether a wider bound may change a verdict: some output's values differ, or cannot be judged."""
+    return any(
+        not (one.passed or one.criteria) and one.elements is not None and one.dtype == one.reference_dtype
+        for one in verdict.outputs
+    )

@@ -1,0 +1,68 @@
+"""A control as JSON holds it: in the cache, in bundles and in records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any
+
+from hil.core.results import Control, Deviation
+
+# JSON has no such numbers.
+_SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def control_json(control: Control) -> dict[str, Any]:
+    """Return a control as JSON holds it."""
+    return {
+        "arithmetic": control.arithmetic,
+        "source": control.source,
+        "whole": _deviation_json(control.whole),
+        "axes": {str(axis): list(map(_deviation_json, along)) for axis, along in control.axes.items()},
+        "sizes": {str(exponent): _deviation_json(one) for exponent, one in control.sizes.items()},
+        "jumps": {str(place): [_number_json(one) for one in values] for place, values in control.jumps.items()},
+        "jumping": control.jumping,
+    }
+
+
+def control_from_json(value: Mapping[str, Any]) -> Control:
+    """Read what :func:`control_json` wrote. Raises TypeError, ValueError, KeyError: the value is damaged."""
+    arithmetic, source, jumping = value["arithmetic"], value["source"], value["jumping"]
+    if not isinstance(arithmetic, str) or not isinstance(source, str) or type(jumping) is not int:
+        raise TypeError("a control has an arithmetic, a source and a count of jumps")
+    whole = _deviation(value["whole"])
+    if whole is None:
+        raise ValueError("a control has a deviation of all elements")
+    return Control(
+        arithmetic,
+        source,
+        whole,
+        {int(axis): tuple(map(_deviation, along)) for axis, along in value["axes"].items()},
+        {int(exponent): one for exponent, item in value["sizes"].items() if (one := _deviation(item)) is not None},
+        {int(place): tuple(map(_number, values)) for place, values in value["jumps"].items()},
+        jumping,
+    )
+
+
+def _deviation_json(deviation: Deviation | None) -> list[float | str] | None:
+    return None if deviation is None else [_number_json(one) for one in astuple(deviation)]
+
+
+def _deviation(value: Any) -> Deviation | None:
+    if value is None:
+        return None
+    rms, largest = map(_number, value)
+    if not (rms >= 0 and largest >= 0):
+        raise ValueError("a deviation is not negative")
+    return Deviation(rms, largest)
+
+
+def _number_json(number: float) -> float | str:
+    return number if math.isfinite(number) else str(number)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        return _SPECIAL[value]
+    return float(value)

@@ -1,0 +1,236 @@
+"""Rewrite an ONNX model so that any runtime computes it in a narrower arithmetic, as a simulated board does.
+
+float16, bfloat16: every value is rounded where it is made, by a cast to the narrow type and back. Operators compute on
+such values, and accumulate as the runtime does. Weights are rounded in the file, and saturate.
+int8: the operands of matrix products and convolutions are quantized symmetrically: weights by output channel, other
+operands by tensor, with the range that they have when the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hil.core.arithmetic import FLOATS, INT8, INT8_LEVELS
+from hil.core.tensors import Array, dtype_of
+
+# Operators that multiply and sum their first two inputs.
+_CONTRACTIONS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+# Operators of which only the first input is data: the others decide shapes, and stay as they are.
+_PARAMETRIC = frozenset({"Resize", "Upsample"})
+# The numbers by which ONNX knows element types, and those of the types that hold more than an arithmetic does.
+_FLOAT, _FLOAT16, _DOUBLE, _BFLOAT16 = 1, 10, 11, 16
+_NUMBERS = {"float16": _FLOAT16, "bfloat16": _BFLOAT16}
+_WIDER = {"float16": {_FLOAT, _DOUBLE}, "bfloat16": {_FLOAT, _DOUBLE, _FLOAT16}, INT8: {_FLOAT, _DOUBLE}}
+_EXTERNAL = 1
+_TINY = 1e-30
+Types = Mapping[str, int]
+
+
+def rewrite(model: Any, arithmetic: str) -> Any:
+    """Return the model with the arithmetic written into its graph; inputs and outputs keep names and types.
+
+    Args:
+        model: an ``onnx.ModelProto`` without functions of its own. Weights that it keeps in other files stay there.
+    """
+    import onnx
+
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    change = _quantize_graph if arithmetic == INT8 else partial(_round_graph, arithmetic=arithmetic)
+    _walk(made.graph, _typed(model).graph, {}, change)
+    if arithmetic != INT8:
+        # Inputs of subgraphs are rounded where they are made.
+        types = {value.name: value.type.tensor_type.elem_type for value in made.graph.input}
+        held = {tensor.name for tensor in made.graph.initializer}
+        given = [name for name, own in types.items() if name not in held and own in _WIDER[arithmetic]]
+        _round_given(made.graph, types, given, arithmetic)
+    _remove_unused(made.graph)
+    del made.graph.value_info[:]
+    return made
+
+
+def _typed(model: Any) -> Any:
+    """The model with the types of inner values, as far as onnx can infer them."""
+    import onnx
+
+    try:
+        return onnx.shape_inference.infer_shapes(model)
+    except Exception:  # above 2 GB, or an operator that onnx does not know: only declared types are there
+        return model
+
+
+def _remove_unused(graph: Any) -> None:
+    """Remove constants that another one has replaced everywhere."""
+    used = {name for node in _all_nodes(graph) for name in node.input} | {value.name for value in graph.output}
+    used |= {value.name for value in graph.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _walk(graph: Any, typed: Any, outer: Types, change: Callable[[Any, Types], None]) -> None:
+    """Change a graph and, before it, the graphs inside; ``typed`` is the same graph with types."""
+    types = dict(outer)
+    for value in (*typed.input, *typed.value_info, *typed.output):
+        if value.type.tensor_type.elem_type:
+            types[value.name] = value.type.tensor_type.elem_type
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node, shaped in zip(graph.node, typed.node, strict=True):
+        for inner, inner_typed in zip(_graphs_of(node), _graphs_of(shaped), strict=True):
+            _walk(inner, inner_typed, types, change)
+    change(graph, types)
+
+
+def _graphs_of(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        yield from ([attribute.g] if attribute.HasField("g") else [])
+        yield from attribute.graphs
+
+
+def _constants(graph: Any) -> dict[str, Any]:
+    """The tensors in a graph's own file by name: initializers, and values of Constant nodes."""
+    found = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != _EXTERNAL}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            found.update((node.output[0], one.t) for one in node.attribute if one.name == "value")
+    return found
+
+
+def _round_graph(graph: Any, types: Types, arithmetic: str) -> None:
+    """Round what the nodes of a graph make, and its constants."""
+    wider = _WIDER[arithmetic]
+    parameters = {name for node in graph.node if node.op_type in _PARAMETRIC for name in node.input[1:]}
+    constants = _constants(graph)
+    for name, tensor in constants.items():
+        if tensor.data_type in wider and name not in parameters:
+            _replace(tensor, partial(_rounded, arithmetic=arithmetic))
+    nodes: list[Any] = []
+    for node in graph.node:
+        nodes.append(node)
+        for place, name in enumerate(node.output):
+            if types.get(name) in wider and name not in constants and name not in parameters:
+                node.output[place] = f"{name}/wide"
+                nodes += _casts(node.output[place], name, types[name], arithmetic)
+    _set_nodes(graph, nodes)
+    external = [tensor.name for tensor in graph.initializer if tensor.data_location == _EXTERNAL]
+    _round_given(graph, types, [name for name in external if types[name] in wider], arithmetic)
+
+
+def _round_given(graph: Any, types: Types, names: list[str], arithmetic: str) -> None:
+    """Round values that no node makes, for the nodes that take them."""
+    casts = [cast for name in names for cast in _casts(name, f"{name}/narrow", types[name], arithmetic)]
+    for node in _all_nodes(graph):
+        for place, name in enumerate(node.input):
+            if name in names and not (node.op_type in _PARAMETRIC and place):
+                node.input[place] = f"{name}/narrow"
+    _set_nodes(graph, [*casts, *graph.node])
+
+
+def _casts(source: str, target: str, own: int, arithmetic: str) -> list[Any]:
+    from onnx import helper
+
+    narrow = f"{source}/{arithmetic}"
+    return [
+        helper.make_node("Cast", [source], [narrow], f"{target}/to_{arithmetic}", to=_NUMBERS[arithmetic]),
+        helper.make_node("Cast", [narrow], [target], f"{target}/from_{arithmetic}", to=own),
+    ]
+
+
+def _rounded(array: Array, arithmetic: str) -> Array:
+    """Round a constant to nearest. What is finite stays finite: converters saturate -3e38 of attention masks."""
+    largest = FLOATS[arithmetic].largest
+    saturated = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
+    return np.asarray(saturated.astype(dtype_of(arithmetic)).astype(array.dtype))
+
+
+def _quantize_graph(graph: Any, types: Types) -> None:
+    """Quantize the operands of a graph's contractions."""
+    constants = _constants(graph)
+    nodes: list[Any] = []
+    for node in graph.node:
+        for place in (0, 1) if node.op_type in _CONTRACTIONS else ():
+            name = node.input[place]
+            if types.get(name) not in _WIDER[INT8]:
+                continue
+            node.input[place] = quantized = f"{node.output[0]}/{place}/int8"
+            if name in constants:
+                weight = graph.initializer.add()
+                weight.CopyFrom(constants[name])
+                weight.name = quantized
+                _replace(weight, partial(_quantized, axis=_channel_axis(node, place)))
+            else:
+                nodes += _quantizing(name, quantized, types[name])
+        nodes.append(node)
+    _set_nodes(graph, nodes)
+
+
+def _channel_axis(node: Any, place: int) -> int | None:
+    """The axis of output channels of a constant operand; None where all of it has one scale."""
+    if node.op_type == "Gemm" and place == 1:
+        return 0 if any(one.name == "transB" and one.i for one in node.attribute) else 1
+    return {("Conv", 1): 0, ("ConvTranspose", 1): 1, ("MatMul", 1): -1}.get((node.op_type, place))
+
+
+def _quantized(array: Array, axis: int | None) -> Array:
+    others = None if axis is None or array.ndim < 2 else tuple(n for n in range(array.ndim) if n != axis % array.ndim)
+    largest = np.abs(array).max(axis=others, keepdims=True, initial=_TINY)
+    scale = largest / INT8_LEVELS
+    return np.asarray((np.rint(array / scale) * scale).astype(array.dtype))
+
+
+def _quantizing(source: str, target: str, own: int) -> list[Any]:
+    """Nodes that quantize a tensor by the largest magnitude that it has: only operators that every opset has."""
+    from onnx import helper
+
+    def constant(name: str, value: float) -> Any:
+        tensor = helper.make_tensor(name, own, [], [value])
+        return helper.make_node("Constant", [], [f"{target}/{name}"], f"{target}/{name}", value=tensor)
+
+    def node(kind: str, inputs: list[str], output: str, **attributes: Any) -> Any:
+        names = [name if name == source else f"{target}/{name}" for name in inputs]
+        made = output if output == target else f"{target}/{output}"
+        return helper.make_node(kind, names, [made], f"{target}/{output}" if output != target else target, **attributes)
+
+    return [
+        constant("levels", float(INT8_LEVELS)),
+        constant("tiny", _TINY),
+        constant("half", 0.5),
+        node("Abs", [source], "magnitudes"),
+        node("ReduceMax", ["magnitudes"], "range", keepdims=0),
+        node("Max", ["range", "tiny"], "largest"),
+        node("Div", ["largest", "levels"], "scale"),
+        node("Div", [source, "scale"], "steps"),
+        node("Add", ["steps", "half"], "shifted"),
+        node("Floor", ["shifted"], "integers"),
+        node("Mul", ["integers", "scale"], target),
+    ]
+
+
+def _replace(tensor: Any, change: Callable[[Array], Array]) -> None:
+    """Change the values of a TensorProto."""
+    from onnx import numpy_helper
+
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor)), tensor.name))
+
+
+def _all_nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for inner in _graphs_of(node):
+            yield from _all_nodes(inner)
+
+
+def _set_nodes(graph: Any, nodes: list[Any]) -> None:
+    import onnx
+
+    copies = []
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copies.append(copy)
+    del graph.node[:]
+    graph.node.extend(copies)

@@ -1,0 +1,198 @@
+"""The bound of a declared arithmetic: right answers are within it, wrong ones are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hil.compare.control import FACTOR, control_of
+from hil.compare.verdict import compare_output
+from hil.core.tensors import Array
+from hil.formats.control_json import control_from_json, control_json
+
+RNG = np.random.default_rng(3)
+EXACT = RNG.normal(size=(6, 8, 5)).astype(np.float32)
+EXACT += np.arange(8, dtype=np.float32).reshape(1, 8, 1)
+SIGMA = 0.01
+
+
+def near(seed: int, sigma: float = SIGMA) -> Array:
+    noise = np.random.default_rng(seed).normal(size=EXACT.shape)
+    return (EXACT + sigma * noise).astype(np.float32)
+
+
+RUNS = [near(seed) for seed in range(4)]
+CONTROL = control_of("float16", "test", EXACT, RUNS, RUNS)
+
+
+def judged(answer: Array, control=CONTROL, reference: Array = EXACT, **more):
+    return compare_output("y", answer, reference, control=control, **more)
+
+
+def changed(change: Callable[[Array], object]) -> Array:
+    answer = near(100)
+    change(answer)
+    return answer
+
+
+def swap(answer: Array, axis: int) -> None:
+    moved = np.moveaxis(answer, axis, 0)
+    moved[[0, 1]] = moved[[1, 0]]
+
+
+WRONG = {
+    "negated": -near(100),
+    "zeros": np.zeros_like(EXACT),
+    "doubled": 2 * near(100),
+    "another order": np.roll(near(100).ravel(), 1).reshape(EXACT.shape),
+    "channel negated": changed(lambda answer: np.negative(answer[:, 2], out=answer[:, 2])),
+    "channel zeroed": changed(lambda answer: answer[:, 0].fill(0)),
+    "channels swapped": changed(lambda answer: swap(answer, 1)),
+    "rows swapped": changed(lambda answer: swap(answer, 0)),
+    "columns swapped": changed(lambda answer: swap(answer, 2)),
+    "bias missing": changed(lambda answer: np.subtract(answer, 0.1, out=answer)),
+    "bias of one channel missing": changed(lambda answer: np.subtract(answer[:, 3], 0.1, out=answer[:, 3])),
+    "one element": changed(lambda answer: answer.__setitem__((0, 0, 0), answer[0, 0, 0] + 0.2)),
+    "one element NaN": changed(lambda answer: answer.__setitem__((1, 2, 3), np.nan)),
+    "one element infinite": changed(lambda answer: answer.__setitem__((1, 2, 3), np.inf)),
+    "transposed": near(100).transpose(0, 2, 1).reshape(EXACT.shape),
+    "scaled by 1 %": near(100) * np.float32(1.02),
+    "error ten times as large": near(100, 10 * SIGMA),
+    "mean instead of values": np.full_like(EXACT, EXACT.mean()),
+    "last row stale": changed(lambda answer: answer.__setitem__(5, answer[4])),
+    "relu missing": changed(lambda answer: np.subtract(answer, 0.5 * (EXACT < 0) * EXACT, out=answer)),
+    "off by one": np.concatenate([near(100)[:, :, 1:], near(100)[:, :, -1:]], axis=2),
+}
+
+
+def test_right_answers_pass():
+    for seed in range(200, 230):
+        output = judged(near(seed))
+        assert output.passed, output.reason
+    assert output.control == {
+        "arithmetic": "float16",
+        "source": "test",
+        "factor": FACTOR,
+        "rmse": pytest.approx(FACTOR * SIGMA, rel=0.2),
+        "max_abs": pytest.approx(FACTOR * 3.5 * SIGMA, rel=0.3),
+        "jumping": 0,
+    }
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_answers_fail(name):
+    output = judged(WRONG[name])
+    assert (output.passed, output.blind) == (False, False), output.reason
+
+
+def test_answer_within_the_default_tolerance_needs_no_bound():
+    assert judged(EXACT * np.float32(1 + 1e-7)).control is None
+
+
+def test_tolerance_of_the_user_goes_before_the_control():
+    assert not judged(near(5), rtol=1e-6).passed
+    assert judged(near(5), rtol=1e-6, atol=0.1).passed
+
+
+def test_elements_that_jump_are_named_and_widen_nothing():
+    exact = EXACT.copy()
+    free = [run.copy() for run in RUNS]
+    free[2][0, 1, 2] += 30
+    control = control_of("float16", "test", exact, RUNS, free)
+    assert control.jumping == 1 and control.whole == CONTROL.whole
+    right = near(7)
+    assert judged(right, control).passed
+    right[0, 1, 2] += 30
+    output = judged(right, control)
+    assert output.passed and "1 of 240 elements jump in float16, first at [0, 1, 2]" in output.notes[0]
+    right[0, 1, 2] += 300
+    assert "which is no value of the control" in judged(right, control).reason
+    elsewhere = near(7)
+    elsewhere[0, 0, 0] += 30
+    assert not judged(elsewhere, control).passed
+
+
+def test_answer_of_a_run_passes_where_all_elements_jump():
+    free = [run + np.float32(40 * (number + 1)) for number, run in enumerate(RUNS)]
+    control = control_of("float16", "test", EXACT, RUNS, free)
+    assert control.jumping == EXACT.size
+    assert judged(free[0] + np.float32(0.001), control).passed
+    between = judged(((free[0] + free[1]) / 2).astype(np.float32), control)
+    assert between.blind and "240 of 240 elements jump in float16" in between.reason
+    far = judged(free[0] - np.float32(500), control)
+    assert (far.passed, far.blind) == (False, False)
+
+
+def test_what_overflows_is_no_deviation():
+    runs = [run.copy() for run in RUNS]
+    for run in runs:
+        run[0, 0, 0] = np.inf
+    control = control_of("float16", "test", EXACT, runs, runs)
+    assert control.jumping == 1 and np.isfinite(control.whole.largest)
+    answer = near(9)
+    answer[0, 0, 0] = np.inf
+    assert judged(answer, control).passed
+
+
+def test_whole_numbers_have_a_value_of_the_control():
+    exact = np.arange(20)
+    runs = [exact.copy() for _ in range(4)]
+    runs[1][3] = 7
+    control = control_of("bfloat16", "test", exact, [exact] * 4, runs)
+    for value, passed in ((3, True), (7, True), (5, False)):
+        answer = exact.copy()
+        answer[3] = value
+        assert judged(answer, control, exact).passed is passed
+    answer = exact.copy()
+    answer[4] += 1
+    assert not judged(answer, control, exact).passed
+
+
+def test_output_that_the_arithmetic_swamps_is_blind():
+    runs = [near(seed, 10.0) for seed in range(4)]
+    output = judged(near(50, 5.0), control_of("int8", "test", EXACT, runs, runs))
+    assert output.blind and "int8 moves it so far that a wrong answer would agree: zeros" in output.reason
+    assert judged(near(50, 5.0), control_of("int8", "test", EXACT, runs, runs), allow_blind=["y"]).passed
+
+
+def test_channels_that_the_arithmetic_swamps_are_named():
+    exact = RNG.normal(size=(16, 8)).astype(np.float32)
+    for count, blind in ((1, False), (4, True)):
+        reference = exact.copy()
+        reference[:, :count] *= 0.001
+        runs = [
+            (reference + 0.01 * np.random.default_rng(seed).normal(size=exact.shape)).astype(np.float32)
+            for seed in range(5)
+        ]
+        output = judged(runs[4], control_of("int8", "test", reference, runs[:4], runs[:4]), reference)
+        assert output.blind is blind
+        channels = ", ".join(map(str, range(count)))
+        named = f"int8 moves {count} of 8 channels of axis 1 as far as their values: {channels}"
+        assert named in (output.reason if blind else output.notes[0])
+
+
+def test_small_column_beside_a_large_one_has_its_own_bound():
+    reference = np.stack([RNG.uniform(100, 600, 50), RNG.uniform(1e-6, 1e-5, 50)], 1).astype(np.float32)
+    runs = [
+        (reference * (1 + 1e-3 * np.random.default_rng(seed).normal(size=reference.shape))).astype(np.float32)
+        for seed in range(5)
+    ]
+    control = control_of("float16", "test", reference, runs[:4], runs[:4])
+    assert judged(runs[4], control, reference).passed
+    negated = runs[4].copy()
+    negated[:, 1] *= -1
+    assert (judged(negated, control, reference).passed, judged(negated, control, reference).blind) == (False, False)
+
+
+def test_nothing_that_moves_has_no_control():
+    assert control_of("float16", "test", EXACT, [EXACT] * 4, [EXACT] * 4) is None
+    assert control_of("float16", "test", np.array(["a"], object), [np.array(["a"], object)], []) is None
+
+
+def test_control_is_the_same_after_json():
+    free = [run.copy() for run in RUNS]
+    free[1][0, 0, 0] = np.inf
+    control = control_of("float16", "test", EXACT, RUNS, free)
+    assert control_from_json(control_json(control)) == control
