@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from hil.controller.pipeline.options import Options
 
 
-@command(
-    epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-undeclared --plot growth.png"
-)
+@command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
 @click.argument("model", type=FILE)
 @board_options
 @model_options

@@ -8,16 +8,18 @@ code with :mod:`hil.formats.onnx_arithmetic`, by which simulated boards round.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hil.controller.backends.references.onnx import exact_session
 from hil.controller.backends.references.value_rounding import Exact
 from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
 from hil.controller.storage.texts import first_line
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, UsageError
-from hil.formats.ort_values import ONNX_TYPES, dtype_of_type, exact_options, from_ort, to_ort
+from hil.formats.ort_values import ONNX_TYPES, dtype_of_type, from_ort, to_ort
 
 Env = dict[str, Array]
 _MAX_TRIPS = 10_000
@@ -125,7 +127,6 @@ class NodeEvaluator:
     def _session(self, node: Any, operands: Env) -> tuple[Any, list[str]]:
         """A node as a model of its own; operands that no arithmetic rounds, such as shapes, are constants of it."""
         import onnx
-        import onnxruntime as ort
         from onnx import helper
 
         key = (id(node), *(dtype_name(one.dtype) for one in operands.values()))
@@ -139,10 +140,8 @@ class NodeEvaluator:
             graph = helper.make_graph([node], "node", inputs, empty)
             version = min(self._model.ir_version, onnx.IR_VERSION)
             model = helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=version)
-            options = exact_options()
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
             try:
-                session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+                session = exact_session(Path(), model)
             except Exception as error:
                 text = f"{node.op_type} {node.name!r} cannot be evaluated: {first_line(error)}"
                 raise ReferenceFailed(text) from error
