@@ -34,7 +34,7 @@ from hil.errors import ImportFailed, LoadFailed, NotRun, StageTimeout, UsageErro
 
 IMPORT_TIMEOUT_S = 600.0
 # Raise this when what importing finds out changes: older results in the cache are then not used.
-_VERSION = 9
+_VERSION = 10
 _HEAD = 64
 # What makes a folder a SavedModel of TensorFlow.
 SAVED_MODEL = "saved_model.pb"

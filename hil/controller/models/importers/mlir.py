@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.description import description
+from hil.controller.models.importers.mlir_resources import check_resources
 from hil.controller.models.random_nodes import DRAWING
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, ImportFailed, LoadFailed, UsageError
@@ -41,6 +42,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     """
     name = Path(path).name
     module = parse(path)
+    check_resources(Path(path), module)
     functions = {function: types for function, types, _ in functions_in(module)}
     if not functions:
         raise ImportFailed(f"{name} has no public function")

@@ -1,0 +1,149 @@
+"""Sizes of a module's resources (``dense_resource<name>``), which MLIR itself does not compare with their types."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hil.controller.models.importers.heads import is_bytecode
+from hil.errors import ImportFailed
+
+_RESOURCE = re.compile(r"dense_resource<(?P<name>\"[^\"]*\"|[^>]*)>")
+# `w: "0x04000000..."`: an alignment of four bytes, and the data.
+_ENTRY = re.compile(rb'(?P<name>"[^"\n]*"|[\w.$-]+)\s*:\s*"0x(?P<hex>[0-9A-Fa-f]*)"')
+_ELEMENT = re.compile(r"(?P<complex>complex<)?(?:[su]?i|b?f|tf)(?P<bits>\d+)")
+_ALIGNMENT_BYTES = 4
+# Sections of MLIR's bytecode, https://mlir.llvm.org/docs/BytecodeFormat.
+_STRINGS, _RESOURCES, _RESOURCE_OFFSETS = 0, 5, 6
+_MAGIC_BYTES = 4
+_BLOB = 0
+
+
+def check_resources(path: Path, module: Any) -> None:
+    """Raise ImportFailed if a resource of the module in this file has no data, or another size than its type."""
+    needed = dict(_needed(module))
+    if not needed:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        held = dict(_in_bytecode(data) if is_bytecode(data[:64]) else _in_text(data))
+    for name, (size, kind) in needed.items():
+        if name not in held:
+            raise ImportFailed(
+                f"{path.name}: resource {name!r} ({kind}) has no data",
+                hint="write the module without --mlir-elide-resource-strings-if-larger",
+            )
+        if held[name] != size:
+            raise ImportFailed(
+                f"{path.name}: resource {name!r} ({kind}) has {held[name]:,} bytes, needs {size:,}",
+                hint="the module is damaged: write it again",
+            )
+
+
+def _needed(module: Any) -> Iterator[tuple[str, tuple[int, str]]]:
+    """Yield each resource that operations use, with the bytes that it must have, and its type."""
+    from iree.compiler import ir
+
+    found: dict[str, tuple[int, str]] = {}
+
+    def look(operation: Any) -> Any:
+        for named in operation.attributes:
+            attribute = operation.attributes[named] if isinstance(named, str) else named.attr
+            try:
+                resource = ir.DenseResourceElementsAttr(attribute)
+            except ValueError:  # of another kind
+                continue
+            name = _RESOURCE.match(str(resource))
+            size = _bytes_of(ir.ShapedType(resource.type))
+            if name and size is not None:
+                found[name["name"].strip('"')] = size, str(resource.type)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    yield from found.items()
+
+
+def _bytes_of(kind: Any) -> int | None:
+    """Return the bytes of a tensor's elements; None where these are no whole bytes."""
+    element = _ELEMENT.match(str(kind.element_type))
+    if element is None or int(element["bits"]) % 8:
+        return None
+    sizes = [int(kind.get_dim_size(axis)) for axis in range(kind.rank)]
+    return math.prod(sizes) * int(element["bits"]) // 8 * (2 if element["complex"] else 1)
+
+
+def _in_text(data: Any) -> Iterator[tuple[str, int]]:
+    for entry in _ENTRY.finditer(data, max(data.rfind(b"{-#"), 0)):
+        yield entry["name"].decode(errors="replace").strip('"'), len(entry["hex"]) // 2 - _ALIGNMENT_BYTES
+
+
+def _in_bytecode(data: Any) -> Iterator[tuple[str, int]]:
+    """Yield the blobs of the dialects' resources. Raises ImportFailed: the file is damaged."""
+    try:
+        sections = dict(_sections(data))
+        if _RESOURCE_OFFSETS not in sections:
+            return
+        names = _names(data, sections[_STRINGS])
+        reader, start = _Reader(data, sections[_RESOURCE_OFFSETS][0]), sections[_RESOURCES][0]
+        end = sections[_RESOURCE_OFFSETS][1]
+        reader.number()  # how many of the groups are of others than dialects; all are read alike
+        while reader.at < end:
+            reader.number()  # the group's name, or dialect
+            for _ in range(reader.number()):
+                name, size, kind = names[reader.number()], reader.number(), reader.byte()
+                if kind == _BLOB:
+                    blob = _Reader(data, start)
+                    blob.number()  # its alignment
+                    yield name, blob.number()
+                start += size
+    except (IndexError, KeyError) as error:
+        raise ImportFailed("the module's bytecode is damaged: its resources cannot be read") from error
+
+
+def _sections(data: Any) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the number of each section, and where it starts and ends."""
+    reader = _Reader(data, _MAGIC_BYTES)
+    reader.number()  # the version
+    reader.at = data.find(b"\0", reader.at) + 1  # after who wrote it
+    while reader.at < len(data):
+        number = reader.byte()
+        size = reader.number()
+        if number & 0x80:
+            alignment = reader.number()
+            reader.at += -reader.at % max(alignment, 1)
+        yield number & 0x7F, (reader.at, reader.at + size)
+        reader.at += size
+
+
+def _names(data: Any, section: tuple[int, int]) -> list[str]:
+    reader = _Reader(data, section[0])
+    sizes = [reader.number() for _ in range(reader.number())]
+    names: list[str] = []
+    for size in reversed(sizes):
+        names.append(data[reader.at : reader.at + size - 1].decode(errors="replace"))
+        reader.at += size
+    return names
+
+
+class _Reader:
+    """Reads numbers of bytecode, which have a variable length."""
+
+    def __init__(self, data: Any, at: int) -> None:
+        self._data = data
+        self.at = at
+
+    def byte(self) -> int:
+        self.at += 1
+        return int(self._data[self.at - 1])
+
+    def number(self) -> int:
+        first = self.byte()
+        if not first:
+            self.at += 8
+            return int.from_bytes(self._data[self.at - 8 : self.at], "little")
+        more = (first & -first).bit_length() - 1
+        self.at += more
+        return int.from_bytes(self._data[self.at - more - 1 : self.at], "little") >> (more + 1)
