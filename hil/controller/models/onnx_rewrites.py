@@ -19,7 +19,7 @@ from hil.controller.storage.texts import first_line, unique_name
 
 # The oldest opset that the lowerings of IREE's importer are written for.
 OPSET = 17
-_INLINER = "onnx.inliner"
+INLINER = "onnx.inliner"
 # From this opset on these operators normalize one axis; before, all axes from theirs on as one.
 _FLATTENING_UNTIL = 13
 _OLD_RESIZE = 10
@@ -27,7 +27,7 @@ _OLD_RESIZE = 10
 
 def needed_rewrites(model: Any) -> list[str]:
     """Return the names of the rewrites that :func:`rewrites` makes of a model."""
-    names = [_INLINER] if model.functions else []
+    names = [INLINER] if model.functions else []
     version = opset_of(model)
     if version and version < OPSET and _changed_operators(model, version):
         names.append(_converter(version))
@@ -41,7 +41,7 @@ def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
     """
     if model.functions:
         model = inline_functions(model)
-        yield _INLINER, model
+        yield INLINER, model
     # Before the converter adds nodes: names are numbered as they are everywhere else.
     name_nodes(model)
     version = opset_of(model)

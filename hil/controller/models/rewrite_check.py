@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.models.inputs import digest_of_samples
-from hil.controller.models.onnx_rewrites import rewrites
+from hil.controller.models.onnx_rewrites import INLINER, rewrites
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
@@ -30,17 +30,22 @@ _EPSILONS = 16
 _HINT = "the board was given a wrong model: export it with opset 17 or newer, without local functions"
 
 
-def check_rewrites(model: Model, inputs: Mapping[str, Array], **work: Unpack[Work]) -> None:
+def check_rewrites(
+    model: Model, inputs: Mapping[str, Array], *, is_converted: bool = True, **work: Unpack[Work]
+) -> None:
     """Check on a case's inputs that what IREE's importer is given computes what the model does.
 
     A model that needs no rewrite costs nothing; one that draws random numbers, and what ONNX Runtime cannot run, is not
     checked.
 
+    Args:
+        is_converted: whether the opset is converted too; otherwise only local functions are inlined.
+
     Raises:
         ImportFailed: a rewrite changed an output; the message names both.
         StageTimeout: it took too long.
     """
-    names = model.producer.get("rewrites", ())
+    names = [name for name in model.producer.get("rewrites", ()) if is_converted or name == INLINER]
     if not names or model.producer.get("random"):
         return
     key = Cache.key(
@@ -48,7 +53,7 @@ def check_rewrites(model: Model, inputs: Mapping[str, Array], **work: Unpack[Wor
         model=model.digest,
         dims=dict(model.dims),
         inputs=digest_of_samples([inputs]),
-        names=list(names),
+        names=names,
         tools=[version("onnx"), version("onnxruntime")],
         version=_VERSION,
     )
@@ -56,7 +61,7 @@ def check_rewrites(model: Model, inputs: Mapping[str, Array], **work: Unpack[Wor
     def ask() -> dict[str, str]:
         with temporary_folder("hil-rewrites-") as folder:
             save_tensors(Path(folder), inputs)
-            arguments = {"path": str(model.path.absolute()), "dims": dict(model.dims), "inputs": folder}
+            arguments = {"path": str(model.path.absolute()), "dims": dict(model.dims), "inputs": folder, "names": names}
             what = f"checking the rewrites of {model.path.name}"
             with naming_errors("import", what, ImportFailed, f"{what} failed"):
                 return {"change": call_isolated(find_change, arguments, work)}
@@ -66,14 +71,16 @@ def check_rewrites(model: Model, inputs: Mapping[str, Array], **work: Unpack[Wor
         raise ImportFailed(found["change"], stage="import", hint=_HINT)
 
 
-def find_change(path: str, dims: Mapping[str, int], inputs: str) -> str:
-    """Return the first rewrite that changes an output, and how; "" if none does. Runs in an isolated process."""
+def find_change(path: str, dims: Mapping[str, int], inputs: str, names: Sequence[str]) -> str:
+    """Return the first of these rewrites that changes an output, and how; "" if none does. Runs in isolation."""
     from hil.controller.models.onnx_model import load_model
 
     file, given = Path(path), load_tensors(Path(inputs))
     if (before := run_plainly(path, file.parent, given)) is None:
         return ""
     for name, model in rewrites(load_model(file, dims)):
+        if name not in names:
+            break
         if (after := run_plainly(model.SerializeToString(), file.parent, given)) is None:
             return ""
         if change := difference(before, after):
@@ -81,12 +88,16 @@ def find_change(path: str, dims: Mapping[str, int], inputs: str) -> str:
     return ""
 
 
-def difference(before: Mapping[str, Array], after: Mapping[str, Array]) -> str:
-    """Return how the outputs of a rewritten model differ from those of the original; "" if they are the same."""
+def difference(before: Mapping[str, Array], after: Mapping[str, Array], epsilons: float = _EPSILONS) -> str:
+    """Return how the outputs of a rewritten model differ from those of the original; "" if they are the same.
+
+    Args:
+        epsilons: how much a float may differ, in eps of its dtype times the largest value of the output.
+    """
     for (name, old), new in zip(before.items(), after.values(), strict=True):
         if (old.dtype, old.shape) != (new.dtype, new.shape):
             return f"output {name}: {dtype_name(new.dtype)} {new.shape}, was {dtype_name(old.dtype)} {old.shape}"
-        wrong = ~_are_equal(old, new)
+        wrong = ~_are_equal(old, new, epsilons)
         if wrong.any():
             first = tuple(int(place) for place in np.argwhere(wrong)[0])
             count = f"{np.count_nonzero(wrong):,} of {old.size:,} values differ"
@@ -94,13 +105,13 @@ def difference(before: Mapping[str, Array], after: Mapping[str, Array]) -> str:
     return ""
 
 
-def _are_equal(old: Array, new: Array) -> Array:
+def _are_equal(old: Array, new: Array, epsilons: float) -> Array:
     if "float" not in dtype_name(old.dtype):
         return np.asarray(old == new)
     one, other = old.astype(np.float64), new.astype(np.float64)
     scale = np.max(np.abs(one), where=np.isfinite(one), initial=0.0)
     with np.errstate(invalid="ignore"):
-        close = np.abs(one - other) <= _EPSILONS * float(float_limits(old.dtype).eps) * scale
+        close = np.abs(one - other) <= epsilons * float(float_limits(old.dtype).eps) * scale
     return np.asarray(close | (one == other) | (np.isnan(one) & np.isnan(other)))
 
 

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.importers.onnx import describe
 from hil.controller.models.importers.onnx_data import embed_all
 from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
+from hil.controller.models.inputs import make_inputs
+from hil.controller.models.rewrite_check import difference, run_plainly
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.storage.texts import line
 from hil.core.scratch import temporary_folder
+from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed
 
 
@@ -77,6 +81,9 @@ def _names_taken(node: Any) -> Iterator[str]:
         yield from sorted((names | {value.name for value in graph.output}) - own)
 
 
+# Preparing a model fuses operators, which rounds otherwise: BatchNormalization goes into the weights of a Conv.
+_FUSED_EPSILONS = 1 << 13
+
 _QUANTISED = {
     "QuantizeLinear",
     "DequantizeLinear",
@@ -123,6 +130,7 @@ def quantize_static(
         model,
         output,
         external,
+        samples,
         ort.quantize_static,
         calibration_data_reader=Reader(),
         quant_format=ort.QuantFormat.QDQ,
@@ -145,6 +153,7 @@ def quantize_dynamic(
         model,
         output,
         external,
+        samples,
         ort.quantize_dynamic,
         per_channel=per_channel,
         reduce_range=reduce_range,
@@ -152,12 +161,15 @@ def quantize_dynamic(
     )
 
 
-def _quantise(model: str, output: str, external: bool, quantise: Callable[..., None], **settings: Any) -> None:
+def _quantise(
+    model: str, output: str, external: bool, samples: Sequence[str], quantise: Callable[..., None], **settings: Any
+) -> None:
     if before := _quantised(model):
         raise ImportFailed(f"it is quantised already: it has {', '.join(sorted(before))}")
     with temporary_folder("hil-quantise-") as folder:
         prepared = Path(folder) / "prepared.onnx"
         _prepare(model, prepared, external)
+        check_prepared(Path(model), prepared, samples)
         quantise(prepared, output, use_external_data_format=external, **settings)
     _drop_stale_shapes(output)
     if not _quantised(output):
@@ -181,6 +193,24 @@ def _prepare(model: str, prepared: Path, external: bool) -> None:
             print(f"preparing the model failed ({error}): the next try does less")
         else:
             return
+
+
+def check_prepared(model: Path, prepared: Path, samples: Sequence[str]) -> None:
+    """Raise ImportFailed if preparing a model changed what it computes; quantising it then changes that on purpose.
+
+    Both run on the first sample, or on random inputs if there is none and the model has fixed shapes.
+    """
+    if samples:
+        given = load_tensors(Path(samples[0]))
+    else:
+        found = describe(str(model), "", {})
+        specs = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found["inputs"]]
+        if not all(spec.is_static for spec in specs):
+            return
+        given = make_inputs(specs, {}, ranges=found["ranges"])
+    before, after = (run_plainly(str(file), file.parent, given) for file in (model, prepared))
+    if before is not None and after is not None and (change := difference(before, after, _FUSED_EPSILONS)):
+        raise ImportFailed(f"onnxruntime.quantization.quant_pre_process changed {change}")
 
 
 def _drop_stale_shapes(path: str) -> None:

@@ -16,7 +16,7 @@ from support.flow_models import residual_cnn, weights
 from support.models import DIGITS, save_model
 
 from hil.controller.backends.references.onnx import exact_session
-from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.models.flows import Flow, apply_recipe, onnx_recipes
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -116,6 +116,17 @@ def test_recipe_reads_linked_external_data(apply, tmp_path: Path, flow: Flow):
     made = {folder: tensors(apply(flow, folder / "m.onnx")) for folder in (real, link)}
     assert made[real].keys() == made[link].keys()
     assert all(np.array_equal(made[real][name], made[link][name]) for name in made[real])
+
+
+def test_preparing_that_changes_a_model_is_rejected(tmp_path: Path):
+    x, y = (helper.make_tensor_value_info(name, FLOAT, (4,)) for name in "xy")
+    for name, op in (("plain", "Relu"), ("same", "Relu"), ("other", "Neg")):
+        graph = helper.make_graph([helper.make_node(op, ["x"], ["y"])], "g", [x], [y])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, tmp_path / name)
+    onnx_recipes.check_prepared(tmp_path / "plain", tmp_path / "same", [])
+    with pytest.raises(ImportFailed, match="quant_pre_process changed output y"):
+        onnx_recipes.check_prepared(tmp_path / "plain", tmp_path / "other", [])
 
 
 def test_weights_have_a_scale_a_channel_or_one(apply, images):
