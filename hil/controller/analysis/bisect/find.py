@@ -220,7 +220,7 @@ def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...
     if "cumulative" in ways:
         trials += [_whole(bench), _exposed(bench, there)]
     if "isolated" in ways:
-        alone = _isolated(bench, there)
+        alone = _isolated(bench, [layer for layer in there if layer.name not in subject.changed])
         _compile_together(bench, alone)
         trials += alone
         del alone
@@ -240,7 +240,9 @@ def _look(bench: _Bench, ways: Collection[str]) -> tuple[tuple[LayerFinding, ...
     layers = []
     for layer in subject.layers:
         skipped = Finding(Outcome.SKIP, missing[layer.name]) if missing[layer.name] else None
-        isolated = (skipped or ended[layer.name]) if "isolated" in ways else None
+        changed = subject.changed.get(layer.name)
+        wrong = Finding(Outcome.IMPORT_ERROR, changed, Stage.IMPORT.value) if changed else None
+        isolated = (skipped or wrong or ended[layer.name]) if "isolated" in ways else None
         cumulative = (skipped or within(layer, seen)) if seen is not None else None
         layers.append(LayerFinding(layer.name, layer.op, layer.nodes, layer.depth, layer.outputs, isolated, cumulative))
     return tuple(layers), models, notes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.compare.criteria import name_outputs
 from hil.compare.tolerance import fitted, refuse_vacuous
-from hil.controller.analysis.layers import Activations, Layer, activations, layers_of
+from hil.controller.analysis.layers import Activations, Layer, activations, changed_layers, layers_of
 from hil.controller.models.compiling import CachedCall, call_isolated
 from hil.controller.models.conversions import as_onnx
 from hil.controller.models.flows import Flow, apply_recipe
@@ -149,6 +149,7 @@ class Subject:
     activations: Activations
     # names of the tensors that random numbers go into: no two runs of the whole model agree on them.
     by_chance: frozenset[str]
+    changed: Mapping[str, str]  # layers that compute something else than in the model, each with what changed
 
     def missing(self, layer: Layer) -> str:
         """Why a layer cannot be looked at: the reference made no value for a tensor of it; "" where it can."""
@@ -215,7 +216,9 @@ def open_subject(
     for layer in layers:
         if layer.by_chance or not by_chance.isdisjoint(layer.inputs):
             by_chance.update(layer.outputs)
-    return Subject(model, digest, compiled, options, inputs, layers, twins, computed, frozenset(by_chance))
+    limits: dict[str, Any] = {"recompute": options.recompute, "timeout": options.timeout}
+    changed = changed_layers(layers, computed, **limits, **settings)
+    return Subject(model, digest, compiled, options, inputs, layers, twins, computed, frozenset(by_chance), changed)
 
 
 def with_flow(options: Options, flow: Flow | None) -> Options:

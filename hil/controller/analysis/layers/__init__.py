@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from hil.controller.analysis.layers import extract
+from hil.controller.analysis.layers.check import changed_layers
 from hil.controller.analysis.layers.values import (
     Activations,
     Layer,
@@ -35,6 +36,7 @@ __all__ = [
     "Activations",
     "Layer",
     "activations",
+    "changed_layers",
     "cut",
     "layer_inputs",
     "layer_outputs",
@@ -47,7 +49,7 @@ GROUPS = ("node", "fused")
 MERGES = ("content", "shape", "none")
 TIMEOUT_S = 600.0
 # Increase this when the layers of the same model change: older entries of the cache are then not used.
-_VERSION = 4
+_VERSION = 5
 _LAYERS = "layers.json"
 _SIDES = ("inputs", "outputs")
 _Extract = Callable[..., dict[str, Any]]
@@ -241,6 +243,6 @@ def _document(folder: Path) -> dict[str, Any]:
 
 
 def _layer(folder: Path, item: Mapping[str, Any]) -> Layer:
-    known = {name: item[name] for name in ("name", "op", "depth", "same_as", "copy_of", "by_chance")}
+    known = {name: item[name] for name in ("name", "op", "depth", "same_as", "copy_of", "by_chance", "folded")}
     inputs, outputs = (tuple(spec[0] for spec in item[side]) for side in _SIDES)
     return Layer(nodes=tuple(item["nodes"]), path=folder / item["file"], inputs=inputs, outputs=outputs, **known)

@@ -152,6 +152,7 @@ def _written(
         "nodes": [graph.nodes[number].name for number in nodes],
         "op": "+".join(_operators(graph, nodes)),
         "by_chance": any(map(graph.draws, nodes)),
+        "folded": any(name in graph.folded for number in nodes for name in graph.reads(number)),
         "inputs": [_spec(graph, value) for value in inputs],
         "outputs": [_spec(graph, value) for value in outputs],
     }

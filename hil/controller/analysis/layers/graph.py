@@ -80,14 +80,21 @@ def reads(node: Any) -> list[str]:
     return list(dict.fromkeys([*(name for name in node.input if name), *captured(node)]))
 
 
-def fold(model: Any) -> None:
-    """Replace nodes whose results follow from constants and fixed shapes alone by initializers, in place."""
+def fold(model: Any) -> set[str]:
+    """Replace nodes whose results follow from constants and fixed shapes alone by initializers, in place.
+
+    Returns:
+        The names of the values that onnx's evaluator computed.
+    """
     from hil.controller.backends.compilers.onnx_to_mlir import infer
     from hil.controller.models.importers.onnx import light_copy
 
+    constants = [name for node in model.graph.node if node.op_type == "Constant" for name in node.output]
+    held = {*(tensor.name for tensor in model.graph.initializer), *constants}
     while _fold_once(model):
         # Folded constants may determine the shapes of a Reshape or an Expand, and these further constants.
         infer(model, light_copy(model))
+    return {tensor.name for tensor in model.graph.initializer} - held
 
 
 def _fold_once(model: Any) -> bool:
@@ -195,7 +202,7 @@ class Graph:
         self._folder = path.parent
         self._model = model = prepared(path, dims)
         _write_observed(model, observed)
-        fold(model)
+        self.folded = fold(model)  # names of constants that were computed
         _write_observed(model, observed)
         graph = model.graph
         self._constants = {tensor.name: tensor for tensor in graph.initializer}

@@ -15,6 +15,7 @@ import numpy as np
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.models.conversions import as_onnx
 from hil.controller.models.inputs import random_tensor
+from hil.controller.models.rewrite_check import check_rewrites
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.runs import storing
@@ -56,6 +57,8 @@ class Layer:
     copy_of: str = ""
     # whether it draws random numbers (RandomNormal, a Dropout of training), so that no two runs agree.
     by_chance: bool = False
+    # whether it has constants that onnx's evaluator computed: :func:`changed_layers` checks those.
+    folded: bool = False
 
 
 class Activations(Mapping[str, Array]):
@@ -65,6 +68,7 @@ class Activations(Mapping[str, Array]):
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         about = json.loads((folder / _ABOUT).read_text())
         self.source: str = about["source"]  # the reference, with version
         self.outputs = tuple(about["outputs"])  # names of the model's outputs, in order
@@ -115,6 +119,7 @@ def activations(
     Raises:
         UsageError: a reference does not show the values inside a model.
         UsageError, CompileFailed, CompileCrashed: the model is not ONNX and cannot be converted.
+        ImportFailed: inlining its functions changes an output.
         ReferenceFailed: no reference can run this model, or not with these inputs.
         StageTimeout, StorageError: a limit was reached; the values cannot be stored.
     """
@@ -123,6 +128,7 @@ def activations(
             f"the reference {blind[0]} does not show the values inside a model", hint=f"one of {', '.join(_ORACLES)}"
         )
     model = as_onnx(model, cache=work["cache"], isolated=work["isolated"], log=work["log"])
+    check_rewrites(model, inputs, is_converted=False, **work)
     sources = {name: f"{name} {version(_ORACLES[name])}" for name in references or _ORACLES}
     key = Cache.key(
         "activations",

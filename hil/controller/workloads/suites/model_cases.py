@@ -15,7 +15,15 @@ from typing import Any, TypeVar, cast
 from hil.bundles import Signature
 from hil.bundles.cases import BundledCase
 from hil.bundles.checks import checked_cases
-from hil.controller.analysis.layers import Activations, Layer, activations, layer_inputs, layers_of, unmerged
+from hil.controller.analysis.layers import (
+    Activations,
+    Layer,
+    activations,
+    changed_layers,
+    layer_inputs,
+    layers_of,
+    unmerged,
+)
 from hil.controller.models.default_inputs import default_specs, override_defaults, with_given_defaults
 from hil.controller.models.dimensions import check_known, own_sizes, symbols_of
 from hil.controller.models.flows import Flow, apply_recipe
@@ -260,6 +268,8 @@ class _Whole:
         computed: Activations = self._once(
             "activations", lambda: activations(self.final(log), self.inputs(), **limits, **work)
         )
+        if changed := changed_layers([layer], computed, **limits, **work):
+            raise ImportFailed(changed[layer.name], stage="import")
         return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._seed))
 
     def final(self, log: Path) -> Model:

@@ -1,0 +1,67 @@
+"""Check that layers compute what they computed in the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hil.controller.analysis.layers.values import Activations, Layer, layer_inputs, layer_outputs
+from hil.controller.models.compiling import Work, call_isolated
+from hil.controller.models.rewrite_check import difference, run_plainly
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import naming_errors
+from hil.core.digest import digest_file
+from hil.core.installed import version
+from hil.errors import ImportFailed, ReferenceFailed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Increase this when the check changes: older results in the cache are then not used.
+_VERSION = 1
+
+
+def changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpack[Work]) -> dict[str, str]:
+    """Return the layers that compute something else than in the whole model, each with what changed.
+
+    Only layers with computed constants are run, in ONNX Runtime on their inputs in the model: others are copies of its
+    nodes. Layers of models whose values ONNX Runtime did not compute, and layers that it cannot run, are left out.
+    """
+    folded = [layer for layer in layers if layer.folded and not layer.by_chance]
+    if not folded or not computed.source.startswith("onnxruntime"):
+        return {}
+    key = Cache.key(
+        "changed-layers",
+        layers=[digest_file(layer.path) for layer in folded],
+        values=computed.folder.name,
+        tools=[version("onnxruntime")],
+        version=_VERSION,
+    )
+
+    def ask() -> dict[str, str]:
+        arguments = {
+            "layers": [[layer.name, str(layer.path), list(layer.inputs), list(layer.outputs)] for layer in folded],
+            "values": str(computed.folder),
+        }
+        with naming_errors("import", "checking the layers", ImportFailed, "checking the layers failed"):
+            found: dict[str, str] = call_isolated(find_changed, arguments, work)
+        return found
+
+    return dict(work["cache"].get_or_compute(key, {"layers": len(folded)}, ask)[0])
+
+
+def find_changed(layers: Sequence[tuple[str, str, Sequence[str], Sequence[str]]], values: str) -> dict[str, str]:
+    """Do the work of :func:`changed_layers`. Runs in an isolated process."""
+    computed = Activations(Path(values))
+    found: dict[str, str] = {}
+    for name, path, inputs, outputs in layers:
+        layer = Layer(name, "", (), Path(path), tuple(inputs), tuple(outputs), 0)
+        try:
+            given, expected = layer_inputs(layer, computed), layer_outputs(layer, computed)
+        except ReferenceFailed:  # the model's inputs do not reach it
+            continue
+        answer = run_plainly(path, layer.path.parent, given)
+        if answer is not None and (change := difference(expected, answer)):
+            found[name] = f"the constants that hil computed for the layer changed {change}"
+    return found
