@@ -26,7 +26,7 @@ def flags_in_code() -> Iterator[str]:
 def flags_in_docs() -> Iterator[str]:
     section = (ROOT / "docs/running.md").read_text().split("### Flags that hil adds\n")[1].split("\n#")[0]
     for row in (line for line in section.splitlines() if line.startswith("| ")):
-        yield from (name.split("=")[0] for name in re.findall(r"`([^`]+)`", row.split("|")[2]))
+        yield from (match[0] for name in re.findall(r"`([^`]+)`", row.split("|")[2]) if (match := FLAG.match(name)))
 
 
 def test_docs_list_every_flag_that_hil_adds() -> None:
