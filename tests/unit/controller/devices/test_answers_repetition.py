@@ -1,0 +1,61 @@
+"""What an agent says of a call's answers has to fit the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hil.controller.devices.answers import repetition_of
+from hil.errors import ProtocolBroken
+from hil.protocol.v1 import agent_pb2 as pb
+
+OUTPUTS = {"y": np.zeros(1, np.float32)}
+START = pb.InvokeStart(warmup=1, iterations=3)
+
+
+def answer(runs: int, first: int, *, kept: bool = True) -> pb.RepeatedAnswer:
+    return pb.RepeatedAnswer(runs=runs, first=first, kept=kept)
+
+
+def done(*answers: pb.RepeatedAnswer, **more: Any) -> pb.InvokeDone:
+    return pb.InvokeDone(repetition=pb.Repetition(answers=answers, **more))
+
+
+def test_an_older_agent_says_nothing_of_repetition():
+    assert repetition_of(pb.InvokeDone(), START, OUTPUTS) is None
+
+
+def test_answers_are_read_with_the_outputs_that_differ():
+    found = repetition_of(done(answer(3, 0), answer(1, 2, kept=False), differing=[0], sampled=True), START, OUTPUTS)
+    assert found is not None and found.differing == ("y",) and found.is_sampled
+    assert [(one.iterations, one.first, one.outputs, one.is_kept) for one in found.answers] == [
+        (3, 0, OUTPUTS, True),
+        (1, 2, None, False),
+    ]
+
+
+def test_a_profile_without_outputs_was_not_compared():
+    start = pb.InvokeStart(warmup=1, iterations=3, profile=pb.ProfilePass())
+    assert repetition_of(done(), start, OUTPUTS) is None
+    found = repetition_of(done(answer(4, 0)), start, OUTPUTS)
+    assert found is not None and found.answers[0].outputs is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        done(),
+        done(answer(3, 0)),
+        done(answer(5, 0)),
+        done(answer(4, 1)),
+        done(answer(4, 0, kept=False)),
+        done(answer(3, 0), answer(1, 0)),
+        done(answer(4, 0), others=1),
+        done(answer(3, 0), answer(1, 2), differing=[1]),
+    ],
+)
+def test_answers_that_are_not_those_of_the_runs_are_refused(message: pb.InvokeDone):
+    with pytest.raises(ProtocolBroken):
+        repetition_of(message, START, OUTPUTS)
