@@ -15,7 +15,7 @@ from typing import Any
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.pipeline.accepting import refuse_functions
 from hil.controller.pipeline.flagfiles import parse_flagfile
-from hil.controller.pipeline.model_settings import checked_models, for_model
+from hil.controller.pipeline.model_settings import for_model
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import is_file
@@ -119,6 +119,7 @@ def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | No
     """A bundle's job, as `hil bundle run` has it; its one model is the bundle, and no ``methods`` are all of them."""
     parcel = JobFiles()
     (path,) = job.models
+    job = for_model(job, path)
     main = parcel.add(path, f"bundle/{path.name}")
     options = {**_plain(job), "models": [main], "inputs": [], "expected": [], "methods": list(methods)}
     options["needs"] = runtime
@@ -146,7 +147,7 @@ def job_of(options: Mapping[str, Any], folder: Path) -> Job:
     known = {one.name for one in fields(Job)} - {*_LOCAL, *_PROFILES}
     with _reading("job"):
         job = Job.of_record({name: value for name, value in options.items() if name in known})
-        refuse_functions(job.accept)
+        refuse_functions(job)
         return replace(
             job,
             models=tuple(inside(folder, path) for path in options["models"]),
@@ -178,8 +179,7 @@ def request_of(options: Mapping[str, Any], folder: Path) -> Request:
     """The suite's part that a spec's options tell, on the host that has its files."""
     with _reading("suite"):
         request = typed_request(options)
-        own = checked_models(request.settings.per_model)
-        refuse_functions([*request.settings.accept, *(text for one in own.values() for text in one.get("accept", ()))])
+        refuse_functions(request.settings)
     source = request.source if request.source in BUILT_IN else str(inside(folder, request.source))
     if not options.get("flow_is_file") and ".toml" in request.flow:
         raise UsageError(f"the flow {request.flow!r} did not come with the job")
@@ -212,7 +212,7 @@ def _check_flagfiles(folder: Path) -> None:
 def _plain(job: Job) -> dict[str, Any]:
     """The fields of a job that hold on any machine."""
     left_out = (*_LOCAL, *_PROFILES, "models", "inputs", "expected")
-    refuse_functions(job.accept)
+    refuse_functions(job)
     plain = {name: value for name, value in jsonable(asdict(job)).items() if name not in left_out}
     return plain | {"origin": origin_of(job.labels)}
 

@@ -181,8 +181,7 @@ def load_suite(request: Request, boards: int) -> Workload:
         UsageError: there is no such suite or flow, or a file cannot be read.
     """
     flow = load_flow(request.flow)
-    own = request.settings.per_model.values()
-    refuse_functions([*request.settings.accept, *(text for one in own for text in one.get("accept", ()))])
+    refuse_functions(request.settings)
     with Isolated(request.jobs) as isolated:
         context = RunContext(Cache(), isolated)
         suite = open_suite(request, flow, context)

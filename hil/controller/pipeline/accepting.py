@@ -8,10 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.pipeline.model_settings import checked_models
 from hil.errors import UsageError, did_you_mean, one_of
 
 if TYPE_CHECKING:
     from hil.compare.criteria import Rule
+    from hil.controller.pipeline.options import CaseSettings
     from hil.core.results import Model
 
 
@@ -28,8 +30,11 @@ def load_rules(texts: Sequence[str], option: str = "--accept") -> tuple[Rule, ..
     return parse_accept(texts, load_function, option)
 
 
-def refuse_functions(texts: Sequence[str]) -> None:
-    """Raise UsageError if a text names a Python function: another machine neither has the file nor runs it."""
+def refuse_functions(settings: CaseSettings) -> None:
+    """Raise UsageError if settings name a Python function: nobody's but the user's own settings may run code."""
+    texts = [*settings.accept]
+    for own in checked_models(settings.per_model).values():
+        texts += own.get("accept", ())
     if texts:
         from hil.compare.criteria import parse_accept
 

@@ -24,7 +24,7 @@ from hil.controller.analysis.bench.store import (
 from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.devices.board_resolver import is_address
 from hil.controller.models.dimensions import sizes_of_models
-from hil.controller.pipeline.accepting import check_accepted_outputs
+from hil.controller.pipeline.accepting import check_accepted_outputs, refuse_functions
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.options import Job
@@ -167,7 +167,10 @@ class _Bench:
         names = [safe_name(path.stem) for path in models]
         if base is not None:
             stored, case = stored_case(base)
-            stored = board_of_stored(stored, job, own=is_sealed(base.folder, base.record["request"]))
+            is_own = is_sealed(base.folder, base.record["request"])
+            if not is_own:  # the record may be anybody's, and must not run code
+                refuse_functions(stored)
+            stored = board_of_stored(stored, job, own=is_own)
             if not (job.board or job.hw_type):  # faults are never taken over
                 job = _with_board(job, stored)
             self.jobs.append(stored)

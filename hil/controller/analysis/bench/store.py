@@ -25,6 +25,7 @@ import numpy as np
 from hil.controller.analysis.bench.measure import Side, compare_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.model_settings import for_model
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.runs import Run, storing, write_file
 from hil.core.results import Artifact, Relation, RunResult
@@ -120,7 +121,7 @@ def stored_case(run: Run) -> tuple[Job, Case]:
     again = Case(
         case["name"],
         job.models[-1],
-        job.options(),
+        for_model(job.options(), job.models[-1]),
         Path(),
         artifact=artifact,
         inputs=run.load_tensors(case["inputs"]),

@@ -264,6 +264,8 @@ def test_farm_jobs_with_python_functions_are_refused(here):
     with pytest.raises(UsageError, match="Python function cannot be used here"):
         job_of({**spec.options, "accept": [text]}, here)
     request = Request("@models", "iree", (), "", {}).to_json()
-    request["settings"]["accept"] = [text]
-    with pytest.raises(UsageError, match="Python function cannot be used here"):
-        request_of(request, here)
+    for own in ({"accept": [text]}, {"per_model": {"*": {"accept": [text]}}}):
+        with pytest.raises(UsageError, match="Python function cannot be used here"):
+            request_of({**request, "settings": {**request["settings"], **own}}, here)
+    with pytest.raises(UsageError, match="must be a table"):
+        request_of({**request, "settings": {**request["settings"], "per_model": 3}}, here)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.controller.pipeline.accepting import check_accepted_outputs, load_function, load_rules
-from hil.controller.pipeline.options import parse_accept_option
+from hil.controller.pipeline.accepting import check_accepted_outputs, load_function, load_rules, refuse_functions
+from hil.controller.pipeline.options import CaseSettings, parse_accept_option
 from hil.core.results import Model
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
@@ -75,3 +75,11 @@ def test_named_output_must_exist_in_some_model() -> None:
     # A compiled program may not know its outputs.
     unknown = dataclasses.replace(model(), outputs=None)
     check_accepted_outputs(["logitz: argmax"], [model("logits"), unknown, None])
+
+
+def test_functions_are_refused_in_settings_of_others() -> None:
+    text = "y: python:/tmp/judge.py:near"
+    refuse_functions(CaseSettings(accept=("argmax",), per_model={"*": {"accept": ("kl<=1",)}}))
+    for settings in (CaseSettings(accept=(text,)), CaseSettings(per_model={"*": {"accept": (text,)}})):
+        with pytest.raises(UsageError, match="Python function cannot be used here"):
+            refuse_functions(settings)
