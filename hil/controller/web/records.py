@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil.controller.pipeline.evidence import evidence, evidence_of_case
 from hil.controller.storage.runs import RECORD
 from hil.controller.web.entries import real, text, whole
 from hil.controller.web.kept import KeptFile, kept_files, logs_below
@@ -79,6 +80,7 @@ class CaseDetail:
     facts: Facts = ()  # what made it: names and values
     others: Sequence[Beside] = ()  # further references, those that could not answer among them
     disagreement: str = ""  # which references disagree on what
+    evidence: Facts = ()  # what the verdict rests on
     attempts: Sequence[Mapping[str, str]] = ()  # tries before the one that counted, and confirmations
     confirmed: str = ""
     expectation: Mapping[str, str] = field(default_factory=dict)
@@ -161,6 +163,7 @@ def _of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
         facts=facts_of_line(record, head),
         others=others,
         disagreement=text(record.get("disagreement")),
+        evidence=evidence(record),
         attempts=[_texts(one) for one in mappings(record.get("attempts"))[:_ROWS]],
         confirmed=text(record.get("confirmed")),
         expectation=_texts(mapping(record.get("expectation"))),
@@ -204,6 +207,7 @@ def _of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
             ),
         ],
         disagreement=text(record.get("disagreement")),
+        evidence=evidence_of_case(record),
         kept=kept_files(
             folder, place, {f"{text(one.get('kind'))} profile": text(one.get("folder")) for one in profiles}
         ),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.evidence import evidence_lines, reference_text
 from hil.controller.pipeline.record import print_verdict, verdict_record
 from hil.controller.workloads.suites.store import CaseRecord
 from hil.core.results import placement_text
@@ -23,8 +24,10 @@ _DETAIL_LINES = 12
 def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     """A case that did not pass: outcome and reason first, as a summary shows them; that alone where told ``again``."""
     text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
+    facts = [f"  {line}" for line in evidence_lines(vars(record))]
     if case.error is None:
-        return mismatch([*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])], text)
+        verdicts = [*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])]
+        return "\n".join([mismatch(verdicts, text), *map(visible, facts)])
     if again:
         return visible(text)
     lines = [text, f"  stage: {record.stage}", f"  board: {case.error.board or record.board or record.hw_type}"]
@@ -33,6 +36,7 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
         half = _DETAIL_LINES // 2
         detail = [*detail[:half], f"... {len(detail) - 2 * half} lines more ...", *detail[-half:]]
     lines += [f"    {line}" for line in detail]
+    lines += facts
     if record.hint:
         lines.append(f"  hint: {record.hint}")
     return visible("\n".join(lines))
@@ -95,6 +99,9 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "placement": placement_text(record.placement or ()),
         "elsewhere": record.elsewhere,
         "disagreement": record.disagreement,
+        "reference": reference_text(vars(record)),
+        "decided_by": record.decided_by,
+        "evidence": "; ".join(evidence_lines(vars(record))),
         "device_cold": record.cold or None,
         "iterations": record.iterations or None,
         "answers": record.answers,

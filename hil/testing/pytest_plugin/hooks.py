@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,18 @@ from typing import Any
 import pytest
 
 from hil.compare.verdict import Verdict
-from hil.core.results import RunResult
+from hil.controller.storage.texts import counted
+from hil.core.results import Relation, RunResult
 from hil.core.scratch import new_folder
+from hil.core.text import visible
 from hil.errors import HilError, UsageError
 from hil.testing.pytest_plugin.options import TAKEN, absolute, renamed, writes_reports
 from hil.testing.pytest_plugin.reporting import Reporting, attach
 from hil.testing.pytest_plugin.running import RUN
 from hil.testing.pytest_plugin.session import BOARD_LOCKS, SESSION, HilCase, ModelCase, ModelFolder, PluginSession
+
+# How the names of references end that share more with the program than what reads the model.
+_WEAK = tuple(f"({one.value})" for one in Relation if one is not Relation.INDEPENDENT)
 
 
 def begin(config: pytest.Config) -> None:
@@ -72,6 +78,19 @@ class Hooks:
         flows = ", ".join(dict.fromkeys(target.flow.name for target in plugin.targets))
         taken = [f"{name} belongs to another plugin here: use --hil{name[1:]}" for name in plugin.config.stash[TAKEN]]
         return [f"hil: flow {flows} on {boards}", *taken]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say which passes rest on a reference that is not independent."""
+        weak = Counter(
+            str(decider)
+            for reports in terminalreporter.stats.values()
+            for report in reports
+            if getattr(report, "when", "") == "teardown"
+            for name, decider in report.user_properties
+            if name == "hil_decided_by" and str(decider).endswith(_WEAK)
+        )
+        for decider, count in weak.items():
+            terminalreporter.write_line(visible(f"hil: {counted(count, 'case')} decided by {decider}"))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:

@@ -78,6 +78,7 @@ class CaseRecord:
     # of every further reference, where several were asked: {"against", "relation", "outcome", "outputs"}.
     other_references: tuple[Mapping[str, Any], ...] = ()
     disagreement: str = ""  # which references disagree on what; "" where none do
+    random: tuple[str, ...] = ()  # the model's nodes that draw random numbers
     # plain_outputs, plain_against: the same beside the model before the flow's recipe; empty where there is none.
     plain_outputs: tuple[Mapping[str, Any], ...] = ()
     plain_against: str = ""
@@ -145,6 +146,7 @@ def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
             for one in others
         ),
         "disagreement": str(case.get("disagreement", "")),
+        "random": tuple(case.get("random", ())),
     }
 
 

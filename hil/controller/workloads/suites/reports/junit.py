@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+from hil.controller.pipeline.evidence import evidence_lines
 from hil.controller.storage.texts import line, plain, seconds, shortened
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
@@ -88,7 +89,7 @@ def _add(suite: ElementTree.Element, record: CaseRecord, target: str, links: Seq
         message = line(record.message) or record.outcome
         problem = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
         problem.text = _problem_text(record)
-    out = [f"board: {record.board}" if record.board else "", _device_time(record), _answers(record), _dispute(record)]
+    out = [f"board: {record.board}" if record.board else "", _device_time(record), *evidence_lines(vars(record))]
     for one in record.attempts:
         tried = f"also tried ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')}"
         out.append(f"{tried} {line(one.get('message') or '')}".strip())
@@ -103,14 +104,6 @@ def _device_time(record: CaseRecord) -> str:
     if not record.device_p50_ns:
         return ""
     return f"device time: {seconds(record.device_p50_ns / 1e9)}, median of {timed_text(record)}"
-
-
-def _answers(record: CaseRecord) -> str:
-    return f"answers: {record.answers}" if record.answers else ""
-
-
-def _dispute(record: CaseRecord) -> str:
-    return f"the references disagree: {record.disagreement}" if record.disagreement else ""
 
 
 def _why_quiet(record: CaseRecord) -> str:

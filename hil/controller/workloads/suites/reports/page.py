@@ -12,6 +12,7 @@ from string import Template
 from typing import Any
 
 from hil.compare.stats import STATISTICS
+from hil.controller.pipeline.evidence import evidence
 from hil.controller.pipeline.record import criterion_text
 from hil.controller.storage.texts import plain, shortened
 from hil.controller.workloads.suites.reports.links import links_of
@@ -131,6 +132,7 @@ def _case(run: SuiteResults, record: CaseRecord, columns: Sequence[Column]) -> d
         "lowering": lowering_text(record),
         "ended": record.ended if record.ended != record.outcome else "",
         "plainAgainst": record.plain_against,
+        "evidence": evidence(vars(record)),
         "detail": shortened(record.detail),
         "p50": record.device_p50_ns,
         "bytes": record.artifact_bytes,

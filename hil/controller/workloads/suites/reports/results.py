@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hil.controller.pipeline.evidence import unanswered_text
 from hil.controller.storage.texts import counted, seconds
 from hil.controller.workloads.suites.store import CaseRecord, SuiteRun
-from hil.core.results import BOARD_OUTCOMES, Outcome
+from hil.core.results import BOARD_OUTCOMES, Outcome, Relation
 from hil.errors import EXIT_OK, EXIT_STAGE, UsageError
 
 WHOLE_MODEL = "whole model"
@@ -138,6 +139,7 @@ def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iter
     if disputed := [record for record in records if record.disagreement]:
         first = disputed[0]
         yield f"the references disagree in {counted(len(disputed), 'case')}: {first.id}: {first.disagreement}"
+    yield from _references(records)
     if confirmed := _counts(record.confirmed for record in records if record.confirmed):
         results = ", ".join(f"{count} {result}" for result, count in confirmed.items())
         yield f"mismatches that were run again: {results}"
@@ -156,6 +158,20 @@ def _remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iter
         yield f"{counted(count, 'case')} ran without an agent: {why}"
     if delegated := delegation_text(records):
         yield delegated
+
+
+def _references(records: Sequence[CaseRecord]) -> Iterator[str]:
+    """Yield what verdicts rest on beside independent references."""
+    deciders = _counts(one.decided_by for one in records if one.relation not in ("", Relation.INDEPENDENT.value))
+    for decider, count in deciders.items():
+        if decider:
+            yield f"{counted(count, 'case')} decided by {decider}"
+    silent = [one for record in records for one in record.unanswered]
+    for reference, count in _counts(str(one.get("reference")) for one in silent).items():
+        first = next(one for one in silent if one.get("reference") == reference)
+        yield f"no answer in {counted(count, 'case')} from {unanswered_text(first)}"
+    if random := [record.id for record in records if record.random]:
+        yield f"{counted(len(random), 'case')} draw random numbers: {random[0]}"
 
 
 def number(value: Any) -> float | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from hil.controller.pipeline.evidence import evidence_lines
 from hil.controller.storage.texts import counted, line, seconds
 from hil.controller.workloads.suites.reports.links import links_of
 from hil.controller.workloads.suites.reports.results import (
@@ -134,6 +135,9 @@ def summary_markdown(run: SuiteResults) -> str:
     parts = [text, "### What failed\n", heads, *rows, ""]
     if more := len(totals.failing) - len(rows):
         parts.append(f"... and {counted(more, 'case')} more: report.html and results.csv have them all.\n")
+    facts = [f"- {as_name(one.id)}: {as_text(text)}" for one in failing if (text := _rests_on(one))]
+    if facts := _within(room // 2, facts):
+        parts += ["<details><summary>What their verdicts rest on</summary>\n", *facts, "", "</details>\n"]
     if commands:
         # A fence is closed by as many backticks as opened it.
         fence = "`" * (1 + max([2, *(len(ticks) for one in commands for ticks in re.findall("`+", one))]))
@@ -145,6 +149,10 @@ def summary_markdown(run: SuiteResults) -> str:
 def _row(record: CaseRecord) -> list[str]:
     message = record.message + (f" ({record.confirmed})" if record.confirmed else "")
     return [as_name(record.id), as_text(record.outcome), as_text(record.stage), as_text(line(message))]
+
+
+def _rests_on(record: CaseRecord) -> str:
+    return line("; ".join(evidence_lines(vars(record))), 2000)
 
 
 def _links(run: SuiteResults, record: CaseRecord) -> str:

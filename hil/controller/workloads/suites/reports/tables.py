@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from hil.compare.stats import STATISTICS
+from hil.controller.pipeline.evidence import evidence_lines, reference_text, unanswered_text
 from hil.controller.pipeline.record import criterion_text
 from hil.controller.storage.texts import as_text, plain
 from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst_output
@@ -72,7 +73,10 @@ COLUMNS: tuple[Column, ...] = (
     *(_of_worst_output(one.key, one.key) for one in STATISTICS if one.report),
     _of_worst_output("mismatches", "mismatches"),
     Column("plain_sqnr_db", lambda record: worst_output(record.plain_outputs).get("sqnr_db")),
-    *_fields("disagreement", "confirmed"),
+    *_fields("disagreement", "confirmed", "decided_by"),
+    Column("reference", lambda record: reference_text(vars(record))),
+    Column("unanswered", lambda record: "; ".join(map(unanswered_text, record.unanswered))),
+    Column("evidence", lambda record: "; ".join(evidence_lines(vars(record)))),
     Column("attempts", lambda record: len(record.attempts)),
     *_fields("message"),
 )

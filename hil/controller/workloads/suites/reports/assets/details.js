@@ -70,6 +70,7 @@ function facts(one) {
     ["what", [one.model, one.layer && `, layer ${one.layer}`, one.op && `, ${one.op}`]],
     ["board", [one.board, one.hw_type && ` (${one.hw_type})`]],
     ["without an agent", [one.agentless]],
+    ...(one.evidence || []).map(([title, text]) => [title, [text]]),
     ["run again", [one.confirmed]],
     ["expected", one.expectation ? [one.expectation.outcome, one.expectation.reason && `: ${one.expectation.reason} `, issue(one.expectation.issue)] : []],
     ["device, median", [one.p50 && `${duration(one.p50 / 1e9)} of ${iterations(one)}`]],

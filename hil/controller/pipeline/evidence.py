@@ -1,0 +1,98 @@
+"""What a case's verdict rests on, in lines that every report shows.
+
+The lines are made of a suite's record (:class:`hil.controller.workloads.suites.store.CaseRecord`) as JSON holds it. A
+record may be of another version or damaged: what is missing or of another type is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hil.compare.random_outputs import random_text
+from hil.controller.pipeline.record import criterion_text
+from hil.core.results import Relation
+
+_MAX_LINES = 100
+# Title -> what of a case of run.json says it.
+_TEXTS = {"answers": "repetition", "programs": "compilations"}
+
+
+def evidence(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (title, text) of each fact: references, those that did not answer, repetition, criteria and caveats."""
+    return [fact for fact, _ in zip(_facts(record), range(_MAX_LINES), strict=False)]
+
+
+def evidence_of_case(case: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts of a case of run.json: see :func:`evidence`."""
+    first, *others = _mappings(case.get("verdicts")) or [{}]
+    texts = {title: _mapping(case.get(key)).get("text") for title, key in _TEXTS.items()}
+    return evidence({**case, **texts, **first, "other_references": others})
+
+
+def evidence_lines(record: Mapping[str, Any]) -> list[str]:
+    """Return the facts of :func:`evidence`, a line each."""
+    return [f"{title}: {text}" for title, text in evidence(record)]
+
+
+def reference_text(record: Mapping[str, Any]) -> str:
+    """Return a reference's name, with its relation where that is not independent; "" without a reference."""
+    against = _text(record.get("against"))
+    try:
+        return Relation(record.get("relation") or "independent").named(against) if against else ""
+    except ValueError:  # of a newer version
+        return f"{against} ({_text(record.get('relation'))})"
+
+
+def unanswered_text(one: Mapping[str, Any]) -> str:
+    """Return which reference did not answer, and why."""
+    return f"{_text(one.get('reference'))}: {_text(one.get('reason')) or _text(one.get('outcome'))}"
+
+
+def _facts(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    decider, reference = _text(record.get("decided_by")), reference_text(record)
+    if decider:
+        yield "decided by", decider
+    if reference and reference != decider:
+        yield "compared with", reference
+    for other in _mappings(record.get("other_references")):
+        if (named := reference_text(other)) != decider:
+            yield "compared with", f"{named}: {_text(other.get('outcome'))}"
+    for one in _mappings(record.get("unanswered")):
+        yield "no answer from", unanswered_text(one)
+    if disagreement := _text(record.get("disagreement")):
+        yield "the references disagree", disagreement
+    if random := [one for one in _list(record.get("random")) if isinstance(one, str)]:
+        yield "random", random_text(random)
+    for title in _TEXTS:
+        if text := _text(record.get(title)):
+            yield title, text
+    for output in _mappings(record.get("outputs")):
+        yield from _of_output(output)
+
+
+def _of_output(output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    name = _text(output.get("name"))
+    for criterion in _mappings(output.get("criteria")):
+        if {"criterion", "value", "passed", "reason"} <= criterion.keys():
+            yield "criterion", f"{name}: {criterion_text(criterion)}"
+    if control := _mapping(output.get("control")):
+        yield "arithmetic", f"{name}: {_text(control.get('arithmetic'))}, {_text(control.get('source'))}"
+    for note in _list(output.get("notes")):
+        yield "note", f"{name}: {_text(note)}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in _list(value) if isinstance(one, Mapping)]

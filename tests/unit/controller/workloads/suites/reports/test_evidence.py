@@ -1,0 +1,117 @@
+"""Each fact that a verdict rests on is in each report."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.suite_runs import case, comparison, suite_run
+from support.web import asking
+
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.evidence import evidence, evidence_of_case
+from hil.controller.pipeline.options import Options
+from hil.controller.workloads.suites.reports.junit import junit_xml
+from hil.controller.workloads.suites.reports.page import report_html
+from hil.controller.workloads.suites.reports.results import load_run
+from hil.controller.workloads.suites.reports.summary import summary_markdown
+from hil.controller.workloads.suites.reports.tables import cases_csv
+from hil.controller.workloads.suites.store import CaseRecord
+from hil.testing.pytest_plugin import failure_text
+
+CRITERION = {"criterion": "top1>=0.99", "value": 1.0, "passed": True, "reason": ""}
+OTHER = {"against": "tflite 2", "relation": "self-check", "outcome": "FAIL", "outputs": ()}
+SILENT = {"reference": "iree-llvm-cpu", "outcome": "REFERENCE_ERROR", "reason": "index 9 of 4", "detail": ""}
+# What a record holds -> what every report says.
+FACTS: dict[str, tuple[dict[str, Any], str]] = {
+    "decider": ({"decided_by": "ort 1 (same library)", "relation": "same library"}, "decided by: ort 1 (same library)"),
+    "relation": ({"against": "ort 1", "relation": "self-check"}, "compared with: ort 1 (self-check)"),
+    "other reference": ({"other_references": (OTHER,)}, "compared with: tflite 2 (self-check): FAIL"),
+    "refusal": ({"unanswered": (SILENT,)}, "no answer from: iree-llvm-cpu: index 9 of 4"),
+    "disagreement": ({"disagreement": "a and b on y"}, "the references disagree: a and b on y"),
+    "random": ({"random": ("drop",)}, "random: the model draws random numbers (node drop)"),
+    "answers": ({"answers": "2 different answers in 9 runs"}, "answers: 2 different answers in 9 runs"),
+    "criterion": ({"outputs": (comparison(criteria=[CRITERION]),)}, "criterion: y: top1>=0.99: 1, met"),
+    "note": ({"outputs": (comparison(notes=["all zero"]),)}, "note: y: all zero"),
+    "arithmetic": (
+        {"outputs": (comparison(control={"arithmetic": "float16", "source": "sim"}),)},
+        "arithmetic: y: float16, sim",
+    ),
+}
+
+
+def in_csv(folder: Path, record: CaseRecord) -> str:
+    return cases_csv(load_run(folder))
+
+
+def in_junit(folder: Path, record: CaseRecord) -> str:
+    return html.unescape(junit_xml(load_run(folder)))
+
+
+def in_markdown(folder: Path, record: CaseRecord) -> str:
+    return summary_markdown(load_run(folder)).replace("\\", "")
+
+
+def in_html(folder: Path, record: CaseRecord) -> str:
+    text = report_html(load_run(folder))
+    start = text.index('{"title"')
+    data, _ = json.JSONDecoder().raw_decode(text[start:])
+    return "\n".join(": ".join(fact) for fact in data["cases"][0]["evidence"])
+
+
+def in_web(folder: Path, record: CaseRecord) -> str:
+    with asking(folder.parent) as client:
+        text = client.get("/case?id=run&case=net").text
+    return text.replace("</dt><dd>", ": ").replace("&gt;", ">")
+
+
+def in_pytest(folder: Path, record: CaseRecord) -> str:
+    ended = dataclasses.replace(Case("net", Path("net.onnx"), Options(), folder), reason="wrong")
+    return failure_text.failure(ended, record)
+
+
+def in_pytests_junit(folder: Path, record: CaseRecord) -> str:
+    return str(dict(failure_text.properties(record))["hil_evidence"])
+
+
+REPORTS: dict[str, Callable[[Path, CaseRecord], str]] = {
+    "csv": in_csv,
+    "junit": in_junit,
+    "markdown": in_markdown,
+    "html": in_html,
+    "web": in_web,
+    "pytest": in_pytest,
+    "pytest's junit": in_pytests_junit,
+}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_report_has_every_fact(report: str, tmp_path: Path) -> None:
+    for number, (fact, (values, text)) in enumerate(FACTS.items()):
+        record = case("net", "FAIL", **{"relation": "independent", **values})
+        folder = suite_run(tmp_path / str(number) / "run", [record])
+        assert text in REPORTS[report](folder, record), fact
+
+
+def test_run_record_has_the_same_facts() -> None:
+    verdict = {"against": "ort 1", "relation": "self-check", "outcome": "FAIL", "outputs": []}
+    document = {"verdicts": [verdict, OTHER], "unanswered": [SILENT], "repetition": {"text": "2 answers in 9 runs"}}
+    assert evidence_of_case(document) == [
+        ("compared with", "ort 1 (self-check)"),
+        ("compared with", "tflite 2 (self-check): FAIL"),
+        ("no answer from", "iree-llvm-cpu: index 9 of 4"),
+        ("answers", "2 answers in 9 runs"),
+    ]
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [3], {"a": 1}, [{"name": 3}]])
+def test_evidence_leaves_out_damaged_values(value: Any) -> None:
+    names = ("decided_by", "relation", "unanswered", "other_references", "random", "outputs", "answers", "against")
+    for name in names:
+        evidence({name: value})
+        evidence_of_case({"verdicts": value, name: value, "repetition": value})
