@@ -7,6 +7,7 @@ import numpy as np
 from hil.compare.reasons import count
 from hil.compare.values import CHUNK, EXACT_DTYPES, part_of, reader
 from hil.core.file_tensor import Tensor
+from hil.core.results import Tolerance
 from hil.core.tensors import Array, dtype_name, float_limits
 
 
@@ -21,6 +22,13 @@ def constant_note(reference: Tensor) -> str:
     if not all(bool((read(start, start + CHUNK) == first).all()) for start in range(0, reference.size, CHUNK)):
         return ""
     return f"every value is {first:.9g}: a dead board cannot be detected"
+
+
+def is_subnormal(tolerance: Tolerance | None, reference: Tensor) -> bool:
+    """Return whether a tolerance is so small that subnormal numbers of the reference's dtype can be out of it."""
+    if tolerance is None or dtype_name(reference.dtype) in EXACT_DTYPES:
+        return False
+    return tolerance.atol < float(float_limits(part_of(reference.dtype)).smallest_normal)
 
 
 def count_flushed(actual: Tensor, reference: Tensor) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hil.compare.acceptance import CriterionResult, judge_criteria
 from hil.compare.allowance import Allowance, allowance_of
-from hil.compare.caveats import constant_note, count_flushed, flush_reference, flushed_text
+from hil.compare.caveats import constant_note, count_flushed, flush_reference, flushed_text, is_subnormal
 from hil.compare.control import Bound
 from hil.compare.criteria import Rule, criteria_for
 from hil.compare.judging import Judged, judge_values, unsteady_text
@@ -173,7 +173,8 @@ def compare_output(
         judged = Judged(None, tolerance)
     reason = with_types(judged.reason, actual, reference, compared=judged.stats is not None)
     doubt = "" if reason else judged.doubt
-    if (reason or doubt) and flushed is None and (flushed := count_flushed(actual, reference)):
+    may_be_flushed = (reason or doubt) and flushed is None and is_subnormal(tolerance, reference)
+    if may_be_flushed and (flushed := count_flushed(actual, reference)):
         reason, doubt = (text and f"{text}; {flushed_text(flushed, name)}" for text in (reason, doubt))
     stats, tolerance = judged.stats, judged.tolerance
     common: dict[str, Any] = {
