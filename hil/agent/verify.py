@@ -148,7 +148,9 @@ class _MethodRun:
         named = dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else dict(enumerate(outputs))
         actual = RunResult("this board", {str(name): array for name, array in named.items()})
         source = case.source or "the bundle"
-        expected = RunResult(source, case.expected_outputs, noise=case.noise, relation=case.relation)
+        expected = RunResult(
+            source, case.expected_outputs, noise=case.noise, relation=case.relation, control=case.control
+        )
         verdict = compare(actual, expected, rtol=case.rtol, atol=case.atol, accept=parse_accept(case.accept))
         outcome, reason = judge((verdict,), ())
         return CaseResult(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from hil.core.results import Relation
+from hil.core.results import Control, Relation
 from hil.core.tensors import Array, TensorSpec, type_text
 from hil.errors import LoadFailed, UsageError, one_of
 
@@ -40,6 +40,8 @@ class MethodTestCase:
     noise: Mapping[str, Array] = field(default_factory=dict)
     accept: tuple[str, ...] = ()  # criteria that judge outputs instead of the tolerance; none is a Python function
     relation: Relation = Relation.INDEPENDENT  # of who computed what is expected to the program
+    # output name -> how far the arithmetic that the board declares moves it.
+    control: Mapping[str, Control] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class BundledCase:
     noise: Mapping[str, Array] = field(default_factory=dict)
     accept: tuple[str, ...] = ()
     relation: Relation = Relation.INDEPENDENT
+    control: Mapping[str, Control] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,20 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
             raise UsageError(f"{where}: noise of {output!r} must be {NOISE_DTYPE} and of the output's shape")
         if noise.size and np.isnan(noise).any():
             raise UsageError(f"{where}: noise of {output!r} has a value that is no number")
-    return BundledCase(name, inputs, expected, rtol, atol, case.source, dict(case.noise), case.accept, case.relation)
+    if unknown := [output for output in case.control if output not in expected]:
+        raise UsageError(f"{where}: control of {unknown[0]!r}, which is no output")
+    return BundledCase(
+        name,
+        inputs,
+        expected,
+        rtol,
+        atol,
+        case.source,
+        dict(case.noise),
+        case.accept,
+        case.relation,
+        dict(case.control),
+    )
 
 
 def _tensors(

@@ -12,9 +12,10 @@ from typing import Any
 from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
 from hil.bundles.layout import MAX_BLOBS
 from hil.core.digest import check, digest_of
-from hil.core.results import Relation
+from hil.core.results import Control, Relation
 from hil.core.tensors import DTYPES, Array, TensorSpec, dtype_name, from_bytes, to_bytes
 from hil.errors import UsageError
+from hil.formats.control_json import control_from_json, control_json
 
 MAX_NAME = 255
 MAX_TEXT = 1 << 16
@@ -251,6 +252,7 @@ def to_document(
                         **({"noise": tensors(case.noise)} if case.noise else {}),
                         **accept_json(case.accept),
                         **relation_json(case.relation),
+                        **controls_json(case.control),
                     }
                     for case in method.cases
                 ],
@@ -320,6 +322,7 @@ def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> Metho
     value, noise = take_noise(value, where)
     value, accept = take_accept(value, where)
     value, relation = take_relation(value, where)
+    value, control = take_controls(value, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number, "inputs": list}
     name, source, rtol, atol, inputs, outputs = take(value, where, **fields, outputs=list)
     return MethodTestCase(
@@ -332,6 +335,7 @@ def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> Metho
         _read_tensors(noise, blobs, f"{where}.noise"),
         accept,
         relation,
+        control,
     )
 
 
@@ -349,6 +353,23 @@ def take_accept(value: Any, where: str) -> tuple[Any, tuple[str, ...]]:
         raise refused(where, "is of the wrong type")
     texts = [name_of(text, where, most=MAX_TEXT) for text in items(given, where, MAX_TENSORS)]
     return {key: one for key, one in value.items() if key != "accept"}, tuple(texts)
+
+
+def controls_json(controls: Mapping[str, Control]) -> dict[str, Any]:
+    """Return the field of a case that holds the control of each output; nothing if there are none."""
+    return {"control": {name: control_json(one) for name, one in controls.items()}} if controls else {}
+
+
+def take_controls(value: Any, where: str) -> tuple[Any, dict[str, Control]]:
+    """Return a case's fields without its controls, and the controls. Raises UsageError: they are damaged."""
+    if not isinstance(value, dict) or "control" not in value:
+        return value, {}
+    where, given = f"{where}.control", value["control"]
+    try:
+        controls = {name_of(name, where): control_from_json(one) for name, one in given.items()}
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise refused(where, "is damaged") from error
+    return {key: one for key, one in value.items() if key != "control"}, controls
 
 
 def relation_json(relation: Relation) -> dict[str, Any]:

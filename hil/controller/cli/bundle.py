@@ -77,6 +77,7 @@ def bundle() -> None:
 @run_option("rtol", help="Relative tolerance of every case (default: by dtype).")
 @run_option("atol", help="Absolute tolerance of every case (default: by dtype).")
 @run_option("accept", help="Judge every case by these criteria instead of a tolerance. Repeats.")
+@run_option("arithmetic")
 @run_option("timeout")
 @wait_option
 @verbose_option

@@ -21,6 +21,13 @@ def arithmetic_of(result: RunResult) -> str:
     return "" if declared == FLOAT32 else declared
 
 
+def without_other_control(case: Case) -> Case:
+    """The case without the control that came with its bundle, where the user judges the board as float32."""
+    if case.result is None or case.result.provenance.get("arithmetic") != FLOAT32:
+        return case
+    return replace(case, references=tuple(replace(one, control={}) for one in case.references))
+
+
 def needs_control(case: Case) -> bool:
     """Whether a case is to be judged by a control: a tolerance that the user gave goes before it."""
     options, model = case.options, case.model

@@ -40,7 +40,7 @@ from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.flagfiles import comparable, tool_differs
-from hil.controller.pipeline.in_arithmetic import arithmetic_of, needs_control, with_control
+from hil.controller.pipeline.in_arithmetic import arithmetic_of, needs_control, with_control, without_other_control
 from hil.controller.pipeline.independence import hint_for_independence, not_asked, only_dependent, refusals, runtime_of
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Job, Options
 from hil.controller.pipeline.repeated import (
@@ -352,6 +352,7 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
     start = time.monotonic()
     tools.sink.stage(case, Stage.COMPARE, "")
     tolerance = _tolerance(options)
+    case = without_other_control(case)
     case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
     if needs_control(case):
         yield case

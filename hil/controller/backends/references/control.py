@@ -88,14 +88,19 @@ def compute(model: str, inputs: str, arithmetic: str, output: str) -> None:
     import onnx
     from onnx import inliner
 
-    from hil.controller.backends.references.node_evaluator import Decisions, NodeEvaluator
-    from hil.controller.backends.references.value_rounding import Exact, Names, Rounding
-
     loaded = onnx.load(model)
     if loaded.functions:
         loaded = inliner.inline_local_functions(loaded)
-    evaluator, names, given = NodeEvaluator(loaded), Names.of_model(loaded), load_tensors(Path(inputs))
-    decisions = Decisions()
+    controls = control_runs(loaded, load_tensors(Path(inputs)), arithmetic)
+    Path(output).write_text(json.dumps({name: control_json(one) for name, one in controls.items()}))
+
+
+def control_runs(model: Any, given: Mapping[str, Array], arithmetic: str) -> dict[str, Control]:
+    """Evaluate an ``onnx.ModelProto`` as often as a control takes, and measure how far its outputs move."""
+    from hil.controller.backends.references.node_evaluator import Decisions, NodeEvaluator
+    from hil.controller.backends.references.value_rounding import Exact, Names, Rounding
+
+    evaluator, names, decisions = NodeEvaluator(model), Names.of_model(model), Decisions()
     exact = evaluator.run(given, Exact(), decisions)
 
     def in_arithmetic(*, held: bool) -> list[dict[str, Array]]:
@@ -106,9 +111,8 @@ def compute(model: str, inputs: str, arithmetic: str, output: str) -> None:
 
     free = in_arithmetic(held=False)
     held = in_arithmetic(held=True) if decisions else free
-    found: dict[str, Any] = {}
-    for name, array in exact.items():
-        control = control_of(arithmetic, source(), array, [run[name] for run in held], [run[name] for run in free])
-        if control is not None:
-            found[name] = control_json(control)
-    Path(output).write_text(json.dumps(found))
+    found = {
+        name: control_of(arithmetic, source(), array, [run[name] for run in held], [run[name] for run in free])
+        for name, array in exact.items()
+    }
+    return {name: control for name, control in found.items() if control is not None}

@@ -12,6 +12,7 @@ from typing import Any
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.manifest import (
     accept_json,
+    controls_json,
     file_name,
     name_of,
     relation_json,
@@ -19,6 +20,7 @@ from hil.bundles.manifest import (
     specs_of,
     take,
     take_accept,
+    take_controls,
     take_noise,
     take_relation,
 )
@@ -118,7 +120,7 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             for position, array in enumerate(case.noise.values()):
                 save_npy(path / place / f"noise_{position}.npy", array)
             noise = {"noise": list(case.noise)} if case.noise else {}
-            extra = {**noise, **accept_json(case.accept), **relation_json(case.relation)}
+            extra = {**noise, **accept_json(case.accept), **relation_json(case.relation), **controls_json(case.control)}
             cases.append({**fields, **extra, "folder": place})
         specs = {kind: signature_json(getattr(method.signature, kind)) for kind in ("inputs", "outputs")}
         methods.append({"name": method.name, **specs, "cases": cases})
@@ -176,6 +178,7 @@ def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTest
     item, noisy = take_noise(item, where)
     item, accept = take_accept(item, where)
     item, relation = take_relation(item, where)
+    item, control = take_controls(item, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number}
     name, source, rtol, atol, folder = take(item, where, **fields, folder=str)
     place = within(path, path / file_name(folder, where))
@@ -195,4 +198,5 @@ def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTest
         noise=noise,
         accept=accept,
         relation=relation,
+        control=control,
     )

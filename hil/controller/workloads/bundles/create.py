@@ -16,6 +16,7 @@ from hil.controller.backends.references import (
     run_reference,
     run_reference_with_fallback,
 )
+from hil.controller.backends.references.control import measure_control
 from hil.controller.backends.references.noise import telling_noise
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.devices.board_client import Loaded
@@ -38,6 +39,7 @@ from hil.controller.workloads.bundles.methods import (
     signatures_of,
 )
 from hil.core import own_version
+from hil.core.arithmetic import FLOAT32
 from hil.core.results import Artifact, Model
 from hil.core.runtimes import runtime_for
 from hil.core.scratch import temporary_folder
@@ -105,8 +107,15 @@ def create_bundle(
         say(f"{artifact.compiler}: {', '.join(signatures)}")
         files = list(_files(request, list(signatures)))
         collected = _Cases(request, files, context, Path(folder) / "reference.log", say, artifact.runtime)
+        arithmetic = request.options.arithmetic or choice.config.arithmetic_of(artifact.runtime)
         suites = [
-            MethodTestSuite(name, list(collected.of(name, signature, model, only=len(models) == 1)))
+            MethodTestSuite(
+                name,
+                [
+                    collected.with_control(name, case, signature, model, arithmetic)
+                    for case in collected.of(name, signature, model, only=len(models) == 1)
+                ],
+            )
             for (name, signature), model in zip(signatures.items(), models, strict=True)
         ]
         if artifact.carried:
@@ -218,6 +227,28 @@ class _Cases:
         dims = {**options.dims, **(sizes or {})}
         more: dict[str, Any] = {"ranges": model.ranges, "user_range": options.input_range, "dims": dims}
         return make_inputs(signature.inputs, given, seed=seed, **more)
+
+    def with_control(
+        self, method: str, case: MethodTestCase, signature: Signature, model: Model, arithmetic: str
+    ) -> MethodTestCase:
+        """The case with the control of the board's arithmetic, where hil can compute the model in it."""
+        if arithmetic in ("", FLOAT32) or model.format != "onnx" or model.random:
+            return case
+        options = self.request.options
+        inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
+        self.say(f"computing {case.name} in {arithmetic}")
+        found = measure_control(
+            model,
+            inputs,
+            arithmetic,
+            cache=self.context.cache,
+            isolated=self.context.isolated,
+            recompute=options.recompute,
+            timeout=options.timeout,
+            log=self.log,
+        )
+        names = zip((spec.name for spec in signature.outputs), (spec.name for spec in model.outputs or ()), strict=True)
+        return replace(case, control={name: found[theirs] for name, theirs in names if theirs in found})
 
     def _complete(self, method: str, case: MethodTestCase, signature: Signature, model: Model) -> MethodTestCase:
         """The case with the tolerances asked for and, where it expects nothing yet, with a reference's answer."""

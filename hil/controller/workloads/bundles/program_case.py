@@ -86,7 +86,11 @@ class ProgramCase:
             inputs=given.inputs,
             references=(
                 RunResult(
-                    given.source or "expected", given.expected_outputs, noise=given.noise, relation=given.relation
+                    given.source or "expected",
+                    given.expected_outputs,
+                    noise=given.noise,
+                    relation=given.relation,
+                    control=given.control,
                 ),
             ),
             unanswered={name: ReferenceFailed(_NO_MODEL, stage=Stage.REFER.value) for name in options.references},
