@@ -177,19 +177,23 @@ CASES = [
         workloads=EVERYWHERE,
         **_scatter(),
     ),
-    VerdictCase("shared_zero_point", outcome="PASS", options=IREE, workloads=EVERYWHERE, **_shared_zero_point()),
-    VerdictCase("shared_zero_point_ort", outcome="PASS", options=ORT, workloads=EVERYWHERE, **_shared_zero_point()),
+    VerdictCase(
+        "two_products_of_one_zero_point", outcome="PASS", options=IREE, workloads=EVERYWHERE, **_shared_zero_point()
+    ),
+    VerdictCase(
+        "one_zero_point_on_onnxruntime", outcome="PASS", options=ORT, workloads=EVERYWHERE, **_shared_zero_point()
+    ),
     VerdictCase("int4_weights", outcome="FAIL", options=ORT, workloads=EVERYWHERE, **_int4()),
     VerdictCase(
-        "matmul_4_bits",
+        "matmul_nbits_4_exact",
         outcome="PASS",
         options=ORT,
         says=("onnx reference evaluator",),
         workloads=EVERYWHERE,
         **_nbits(4, 0),
     ),
-    VerdictCase("matmul_8_bits", outcome="PASS", options=ORT, workloads=EVERYWHERE, **_nbits(8, 0)),
-    VerdictCase("matmul_4_bits_level_4", outcome="FAIL", options=ORT, workloads=EVERYWHERE, **_nbits(4, 4)),
+    VerdictCase("matmul_nbits_8_exact", outcome="PASS", options=ORT, workloads=EVERYWHERE, **_nbits(8, 0)),
+    VerdictCase("matmul_nbits_4_at_level_4", outcome="FAIL", options=ORT, workloads=EVERYWHERE, **_nbits(4, 4)),
     VerdictCase(
         "skip_normalization", outcome="PASS", options=(*ORT, "--require-independent"), workloads=EVERYWHERE, **_norm()
     ),
@@ -197,7 +201,7 @@ CASES = [
         "group_query_attention", outcome="PASS", options=(*ORT, "--require-independent"), workloads=EVERYWHERE, **_gqa()
     ),
     VerdictCase(
-        "same_library",
+        "same_library_allowed",
         outcome="PASS",
         options=ORT,
         says=("(same library)", "the reference onnx-reference could not answer"),
