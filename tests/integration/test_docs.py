@@ -376,7 +376,7 @@ def _headings(text: str) -> list[str]:
 def test_the_table_of_tolerances_is_the_table_of_the_code():
     from hil.compare.tolerance import DEFAULT_TOLERANCES
 
-    rows = re.findall(r"^\| `(\w+)` \| ([\d.e+-]+) \| ([\d.e+-]+) \|", (ROOT / "docs/results.md").read_text(), re.M)
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.e+-]+) \| ([\d.e+-]+) \|", (ROOT / "docs/comparing.md").read_text(), re.M)
     assert rows == [(name, f"{one.rtol:g}", f"{one.atol:g}") for name, one in DEFAULT_TOLERANCES.items()]
 
 
@@ -385,7 +385,7 @@ def test_table_of_criteria_is_the_table_of_the_code():
     from hil.compare.measures import MEASURES
     from hil.compare.stats import STATISTICS
 
-    section = (ROOT / "docs/results.md").read_text().split("\n## Criteria\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs/comparing.md").read_text().split("\n## Criteria\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([^`]+)` \| at (least|most) \| (.*) \|$", section, re.M)
     others = [one for one in MEASURES if one.key not in {statistic.key for statistic in STATISTICS}]
     assert rows == [(one.title, "least" if one.is_higher_better else "most", one.meaning) for one in others]

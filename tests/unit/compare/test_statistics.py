@@ -22,7 +22,7 @@ GUIDE = (ROOT / "docs" / "contributing.md").read_text()
 
 
 def test_the_guides_table_is_the_codes():
-    text = (ROOT / "docs" / "results.md").read_text()
+    text = (ROOT / "docs" / "comparing.md").read_text()
     rows = [f"| `{one.key}` | {one.heading if one.column else ''} | {one.meaning} |" for one in STATISTICS]
     assert "\n".join(rows).replace("|  |", "| |") in text
 
