@@ -179,15 +179,15 @@ class SimOnnxRuntime(SimRuntime):
         The new one is in memory, as long as this process lives: a sandboxed worker cannot write beside the old one.
         """
         import onnx
-        from onnx import inliner
 
         from hil.formats.onnx_arithmetic import rewrite
+        from hil.formats.onnx_functions import inline_functions
 
         model = onnx.load(folder / main)
         opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
         if arithmetic == "bfloat16" and opset < _BFLOAT16_OPSET:
             raise LoadFailed(f"the simulator cannot compute opset {opset} in bfloat16: Cast knows it from opset 13 on")
-        rewritten = rewrite(inliner.inline_local_functions(model) if model.functions else model, arithmetic)
+        rewritten = rewrite(inline_functions(model) if model.functions else model, arithmetic)
         fd = os.memfd_create(f"{arithmetic}-{main}"[:200], os.MFD_CLOEXEC)
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(rewritten.SerializeToString())

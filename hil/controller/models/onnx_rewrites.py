@@ -16,6 +16,7 @@ from hil.controller.models.importers.onnx_nodes import (
     nodes_of,
 )
 from hil.controller.storage.texts import first_line, unique_name
+from hil.formats.onnx_functions import inline_functions
 
 # The oldest opset that the lowerings of IREE's importer are written for.
 OPSET = 17
@@ -75,21 +76,6 @@ def name_nodes(model: Any) -> None:
     taken: set[str] = set()
     for number, node in enumerate(nodes_of(model.graph.node)):
         node.name = unique_name(node.name or f"{node.op_type}_{number}", taken)
-
-
-def inline_functions(model: Any) -> Any:
-    """Inline a model's functions, in a copy. onnx's inliner forgets defaults of attributes: they go into the calls."""
-    from onnx import ModelProto, inliner
-
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    functions = {(one.domain, one.name, one.overload): one for one in copy.functions}
-    for node in nodes_and_functions(copy):
-        function = functions.get((node.domain, node.op_type, node.overload))
-        given = {attribute.name for attribute in node.attribute}
-        defaults = function.attribute_proto if function is not None else ()
-        node.attribute.extend(default for default in defaults if default.name not in given)
-    return inliner.inline_local_functions(copy)
 
 
 def convert_opset(model: Any, version: int) -> Any:

@@ -97,7 +97,7 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
     import onnx
 
     from hil.controller.analysis.layers.graph import reads
-    from hil.controller.models.onnx_rewrites import inline_functions
+    from hil.formats.onnx_functions import inline_functions
     from hil.formats.ort_values import ONNX_TYPES
 
     proto = onnx.load(model, load_external_data=False)

@@ -75,7 +75,8 @@ def _loaded(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str]]:
 
     from hil.controller.backends.compilers.onnx_to_mlir import infer
     from hil.controller.models.importers.onnx import fix_dims, light_copy, limited_memory
-    from hil.controller.models.onnx_rewrites import inline_functions, name_nodes
+    from hil.controller.models.onnx_rewrites import name_nodes
+    from hil.formats.onnx_functions import inline_functions
 
     size = path.stat().st_size
     if size > MOST_BYTES:

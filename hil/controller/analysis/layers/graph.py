@@ -39,7 +39,8 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
     from hil.controller.models.importers.onnx import light_copy
     from hil.controller.models.importers.onnx_nodes import tensors_of
     from hil.controller.models.onnx_model import load_model
-    from hil.controller.models.onnx_rewrites import inline_functions, name_nodes
+    from hil.controller.models.onnx_rewrites import name_nodes
+    from hil.formats.onnx_functions import inline_functions
 
     model = load_model(path, dims)
     if model.functions:

@@ -77,12 +77,13 @@ def write(model: str, dims: dict[str, int], arithmetic: str, output: str) -> Non
     import onnx
 
     from hil.controller.backends.compilers.onnx_to_mlir import save_prepared
+    from hil.controller.models.importers.onnx_data import embed_all
     from hil.formats.onnx_arithmetic import rewrite
 
     source, target = Path(model), Path(output)
     save_prepared(source, dims, target)
     plain = onnx.load(target, load_external_data=False)
-    onnx.load_external_data_for_model(plain, str(source.parent))
+    embed_all(plain, source.parent)
     made = rewrite(plain, arithmetic)
     external = made.ByteSize() > _MAX_BYTES
     onnx.save(made, target, save_as_external_data=external, location=f"{target.name}.data")

@@ -85,12 +85,12 @@ def source() -> str:
 
 def compute(model: str, inputs: str, arithmetic: str, output: str) -> None:
     """Write the controls of a model's outputs; called in the isolated process."""
-    import onnx
-    from onnx import inliner
+    from hil.controller.models.importers.onnx_data import load_whole
+    from hil.formats.onnx_functions import inline_functions
 
-    loaded = onnx.load(model)
+    loaded = load_whole(Path(model))
     if loaded.functions:
-        loaded = inliner.inline_local_functions(loaded)
+        loaded = inline_functions(loaded)
     controls = control_runs(loaded, load_tensors(Path(inputs)), arithmetic)
     Path(output).write_text(json.dumps({name: control_json(one) for name, one in controls.items()}))
 

@@ -1,0 +1,31 @@
+"""Local functions of ONNX models, written out where they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def inline_functions(model: Any) -> Any:
+    """Inline a model's functions, in a copy. onnx's inliner forgets defaults of attributes: they go into the calls."""
+    from onnx import ModelProto, inliner
+
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    functions = {(one.domain, one.name, one.overload): one for one in copy.functions}
+    bodies: list[Any] = [copy.graph, *copy.functions]
+    for body in bodies:
+        for node in _nodes_of(body.node):
+            function = functions.get((node.domain, node.op_type, node.overload))
+            given = {attribute.name for attribute in node.attribute}
+            defaults = function.attribute_proto if function is not None else ()
+            node.attribute.extend(default for default in defaults if default.name not in given)
+    return inliner.inline_local_functions(copy)
+
+
+def _nodes_of(nodes: Any) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _nodes_of(graph.node)
