@@ -113,6 +113,23 @@ def hub(folder: Path) -> Path:
     return snapshot / "model.onnx"
 
 
+def module_with(size: int) -> Build:
+    """An MLIR module whose resource of 64 bytes has this size."""
+
+    def write(folder: Path) -> Path:
+        (folder / "model.mlir").write_text(f"""
+func.func @main(%x: tensor<16xf32>) -> tensor<16xf32> {{
+  %w = arith.constant dense_resource<w> : tensor<16xf32>
+  %y = arith.addf %x, %w : tensor<16xf32>
+  return %y : tensor<16xf32>
+}}
+{{-# dialect_resources: {{ builtin: {{ w: "0x04000000{"3F" * size}" }} }} #-}}
+""")
+        return folder / "model.mlir"
+
+    return write
+
+
 TABLE = {"x": (7, 5, 3)}
 SHAPE = numpy_helper.from_array(np.array([6, 1]), "shape")
 POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
@@ -179,6 +196,9 @@ CASES = [
         external(LARGE.tobytes(), offset=4096),
         "IMPORT_ERROR",
         says=("tensor 'w' is cut off: w.bin has 131,072 of 135,168 bytes",),
+    ),
+    VerdictCase(
+        "short_resource", module_with(60), "IMPORT_ERROR", says=("resource 'w'", "has 60 bytes, needs 64"), options=IREE
     ),
     VerdictCase("linked_by_the_hub", hub, "PASS", options=IREE),
     VerdictCase(

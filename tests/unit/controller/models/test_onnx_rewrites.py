@@ -8,8 +8,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.controller.models.onnx_rewrites import inline_functions, name_nodes, needed_rewrites, opset_of, rewritten
+from hil.controller.models.onnx_rewrites import name_nodes, needed_rewrites, opset_of, rewritten
 from hil.controller.models.rewrite_check import difference, run_plainly
+from hil.formats.onnx_functions import inline_functions
 
 FLOAT = TensorProto.FLOAT
 
