@@ -393,7 +393,7 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
         noise = case.references[0].noise.get(name)
         may = case.options
         named: dict[str, Any] = {"allow_blind": may.allow_blind, "allow_flush": may.allow_flush}
-        named["accept"] = load_rules(may.accept)
+        named |= {"accept": load_rules(may.accept), "control": case.references[0].control.get(name)}
         try:
             judged.append(compare_output(name, given[name], reference, rtol=rtol, atol=own, noise=noise, **named))
         except UsageError as error:
