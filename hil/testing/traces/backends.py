@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.pipeline.options import CaseSettings
-from hil.core.results import Relation
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
+    from hil.core.results import Relation
 
 # Every backend of this machine; those that cannot run here are skipped.
 ALL = "all"

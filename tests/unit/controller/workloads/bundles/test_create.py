@@ -64,7 +64,7 @@ def test_a_case_brings_what_it_expects_or_a_reference_is_asked(create):
     (method,) = create("whole.npz", "asks.npz", "wrong.npz", "folder", rtol=1e-3).methods
     sources = {case.name: case.source for case in method.cases}
     assert sources["whole"] == sources["wrong"] == "given with the case"
-    assert sources["asks"].startswith("onnxruntime ") and sources["folder"] == sources["asks"]
+    assert sources["asks"].startswith("onnx reference evaluator ") and sources["folder"] == sources["asks"]
     assert [case.expected_outputs["sum"][0, 0] for case in method.cases] == [3, 3, 1, 3]
     assert {(case.rtol, case.atol) for case in method.cases} == {(1e-3, None)}
 
@@ -87,7 +87,12 @@ def test_range_of_sizes_makes_case_of_each_edge(create):
 def test_what_is_typed_is_a_case(create):
     (case,) = create(inputs=("1x4xf32=1", "1x4xf32=2 3 4 5"), expected=("1x4xf32=3 4 5 6",)).methods[0].cases
     assert (case.name, case.source) == ("given", "expected (1x4xf32=3 4 5 6)")
-    assert create(inputs=("1x4xf32=1", "1x4xf32=2 3 4 5")).methods[0].cases[0].source.startswith("onnxruntime ")
+    assert (
+        create(inputs=("1x4xf32=1", "1x4xf32=2 3 4 5"))
+        .methods[0]
+        .cases[0]
+        .source.startswith("onnx reference evaluator ")
+    )
 
 
 def test_the_signature_keeps_its_symbols(create):

@@ -46,10 +46,13 @@ def read(folder: Path, context: RunContext, form: str = "golden") -> Bundle:
 
 def test_a_packages_format_of_before_is_given_its_context_as_shop(tmp_path, context, monkeypatch):
     given: list[object] = []
-    old = Format(lambda path, *, shop: given.append(shop), lambda bundle, path, *, shop: given.append(shop), True, "")
+    made = bundle(tmp_path)
+    old = Format(
+        lambda path, *, shop: given.append(shop) or made, lambda bundle, path, *, shop: given.append(shop), True, ""
+    )
     monkeypatch.setattr("hil.controller.workloads.bundles.formats.formats", lambda: {"old": old})
     read(tmp_path, context, "old")
-    write_format("old", bundle(tmp_path), tmp_path / "out", context=context)
+    write_format("old", made, tmp_path / "out", context=context)
     assert given == [context, context]
 
 

@@ -27,7 +27,7 @@ def test_int8_flows_quantise():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("executorch") is not None, reason="executorch is installed here")
-@pytest.mark.parametrize("suite", ["operators", "models"])
+@pytest.mark.parametrize("suite", ["@operators", "@models"])
 def test_without_executorch_it_is_said_what_to_install(suite, isolated, tmp_path):
     with pytest.raises(UsageError, match="this needs executorch") as refused:
         open_suite(Request(suite), flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))

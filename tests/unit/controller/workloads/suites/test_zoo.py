@@ -95,7 +95,7 @@ def test_a_reference_runs_every_model_and_finds_something_to_compare(models, con
     for model in models.values():
         read = import_model(model.path, dims=model.dims, isolated=context.isolated, cache=context.cache)
         inputs = make_inputs(read.inputs, model.given(), ranges=read.ranges, dims=read.dims)
-        result = run_reference_with_fallback(
+        result, _ = run_reference_with_fallback(
             read,
             inputs,
             cache=context.cache,
