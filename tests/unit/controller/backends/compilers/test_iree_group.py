@@ -39,7 +39,7 @@ HOST = [
 ]
 # IREE's program of it reads out of bounds: each time another answer.
 UNSTEADY = ("test_gridsample_zeros_padding",)
-DTYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.UINT8, TensorProto.FLOAT16)
+DTYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8, TensorProto.FLOAT16)
 # Operators that IREE has, that it refuses (some while importing, some in its last passes), and one that kills it.
 NODES = """
 add argmax_default_axis_example averagepool_2d_default basic_conv_with_padding bitcast_2d_float32_to_int32 mvn
@@ -99,6 +99,15 @@ def test_every_model_of_a_group_is_found_in_the_cache_and_gives_what_it_gives_al
         np.testing.assert_array_equal(mine, theirs)
     assert len(digests) == len(inodes) == 2
     assert together(models, settings) == Together(cached=tuple(models))
+
+
+def test_group_has_models_of_equal_flags(save_onnx: Save, settings: dict[str, Any]) -> None:
+    dtypes = (TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT) * 2
+    models = imported([elementwise(save_onnx, number, dtype) for number, dtype in enumerate(dtypes)], settings)
+    result = together(models, settings)
+    assert len(result.compiled) == len(models)
+    flags = [alone(model, settings).flags for model in models]
+    assert [KEEP_FLOAT64 in one for one in flags] == [dtype == TensorProto.DOUBLE for dtype in dtypes]
 
 
 def test_whoever_did_not_ask_for_it_is_given_no_program_with_others_in_it(
