@@ -51,7 +51,7 @@ def check_small(
         given: whether the user gave it: then only answers are found that lost most of the small values.
     """
     share = relative_limit(reference, tolerance, given=given)
-    pieces = list(_lost_pieces(actual, reference, tolerance, share, allowed))
+    pieces = list(_lost_pieces(actual, reference, tolerance, share, allowed, with_zeros=not given))
     if not any(piece.lost.size or piece.unjudged.size for piece in pieces):
         return None
     parts = ((one.small, one.absent, one.lost, one.unjudged) for one in pieces)
@@ -93,16 +93,28 @@ class _Piece:
 
 
 def _lost_pieces(
-    actual: Tensor, reference: Tensor, tolerance: Tolerance, share: float, allowed: Allowance | None
+    actual: Tensor,
+    reference: Tensor,
+    tolerance: Tolerance,
+    share: float,
+    allowed: Allowance | None,
+    *,
+    with_zeros: bool,
 ) -> Iterator[_Piece]:
-    """Yield the flat indices of small values, of those that are 0 in the reference, are lost, or cannot be judged."""
+    """Yield the flat indices of small values, of those that are 0 in the reference, are lost, or cannot be judged.
+
+    Args:
+        with_zeros: whether a value counts that is 0 in the reference. A tolerance that the user gave says how far from
+            0 such a value may be.
+    """
     read_a, read_b = reader(actual), reader(reference)
     tiny = float(float_limits(part_of(reference.dtype)).smallest_normal) if _has_eps(reference) else 0.0
     for start in range(0, reference.size, CHUNK):
         a, b = (_wide(read(start, start + CHUNK)) for read in (read_a, read_b))
         sizes = np.abs(b)
         limit = tolerance.atol / (1 - tolerance.rtol)
-        places = np.flatnonzero((sizes <= limit) & ((sizes > 0) | (np.abs(a) > tiny)))
+        counted = (sizes > 0) | (np.abs(a) > tiny) if with_zeros else sizes > 0
+        places = np.flatnonzero((sizes <= limit) & counted)
         if not places.size:
             continue
         sizes = sizes[places]

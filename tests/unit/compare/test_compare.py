@@ -560,6 +560,8 @@ def naive(actual: Any, reference: Any, tolerance: Tolerance | None, kind: str) -
         differences.append(difference)
         if magnitude:
             quotients.append(difference / magnitude)
+        elif difference:
+            found["beside_zero"] = True
         is_masked = any(min(x, y) >= from_ or max(x, y) <= -from_ for x, y in parts)
         found["masked"] += is_masked
         for x, y in [] if is_masked else parts:
@@ -608,7 +610,7 @@ def naive(actual: Any, reference: Any, tolerance: Tolerance | None, kind: str) -
 def assert_same(stats: Stats, expected: dict[str, Any]) -> None:
     for field in Stats.__dataclass_fields__:
         want, got = expected.get(field), getattr(stats, field)
-        if field == "zeroed":
+        if field in ("zeroed", "beside_zero"):
             assert got is bool(want)
         elif isinstance(want, float):
             assert got == pytest.approx(want, rel=1e-9, abs=1e-9 if field in ("cosine", "sqnr_db") else 0), field

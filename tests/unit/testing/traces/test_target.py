@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.pipeline import board_pool
+from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec
 from hil.testing.traces.backends import parse_backend
@@ -37,7 +38,7 @@ class Board:
     name = "fake"
 
     def __init__(self) -> None:
-        self.config = SimpleNamespace(compile_flags={})
+        self.config = BoardConfig("fake", "fake")
         self.info = {"runtimes": [{"name": "iree", "devices": []}]}
 
     def take(self) -> None:

@@ -69,7 +69,7 @@ struct group {
 enum { IS_NONZERO = 1, IS_SMALL = 2, IS_LOST = 4, IS_HIDDEN = 8 };
 
 static unsigned kind_at(const struct tensor *actual, const struct tensor *expected, double rtol, double atol, double share,
-                        const struct allowance *allowance, uint64_t index)
+                        bool given, const struct allowance *allowance, uint64_t index)
 {
     double a[2] = {0, 0}, b[2] = {0, 0}, size = magnitude_at(expected, index), noise = noise_at(allowance, index);
     if (!(size <= atol / (1 - rtol)))
@@ -79,7 +79,7 @@ static unsigned kind_at(const struct tensor *actual, const struct tensor *expect
     bool is_complex = actual->dtype->kind == 'c' || expected->dtype->kind == 'c';
     double distance = is_complex ? hypot(a[0] - b[0], a[1] - b[1]) : fabs(a[0] - b[0]);
     double tiny = has_eps(expected->dtype) ? expected->dtype->smallest / expected->dtype->eps : 0;
-    if (size == 0 && !(distance > tiny))
+    if (size == 0 && (given || !(distance > tiny))) /* a given tolerance says how far from 0 a value may be */
         return 0;
     unsigned found = IS_NONZERO | IS_SMALL;
     if (!(distance > fmax(share * size, tiny)))
@@ -110,7 +110,7 @@ bool has_small_loss(const struct tensor *actual, const struct tensor *expected, 
             stride *= expected->shape[later];
         struct group *groups = allocate(size, sizeof *groups);
         for (uint64_t i = 0; i < expected->count; i++) {
-            unsigned kind = kind_at(actual, expected, rtol, atol, share, allowance, i);
+            unsigned kind = kind_at(actual, expected, rtol, atol, share, given, allowance, i);
             struct group *group = &groups[i / stride % size];
             group->nonzero += (kind & IS_NONZERO) != 0;
             group->small += (kind & IS_SMALL) != 0;
@@ -129,7 +129,7 @@ bool has_small_loss(const struct tensor *actual, const struct tensor *expected, 
         }
         for (uint64_t i = 0; *lost && i < expected->count; i++)
             if (groups[i / stride % size].nonzero &&
-                kind_at(actual, expected, rtol, atol, share, allowance, i) & IS_LOST) {
+                kind_at(actual, expected, rtol, atol, share, given, allowance, i) & IS_LOST) {
                 *first = i;
                 break;
             }

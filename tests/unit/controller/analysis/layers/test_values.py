@@ -53,7 +53,7 @@ def check_that_layers_make_the_model(model: Model, inputs: dict[str, Array], set
     """Each layer on its own gives what it gave in the whole, and layer after layer give what the whole gives."""
     context = {name: settings[name] for name in ("cache", "isolated", "log")}
     whole = activations(model, inputs, **settings)
-    wanted = run_reference_with_fallback(model, inputs, **settings).outputs
+    wanted = run_reference_with_fallback(model, inputs, **settings)[0].outputs
     for name, value in wanted.items():
         close(whole[name], value)
     for group in GROUPS:
@@ -66,10 +66,10 @@ def check_that_layers_make_the_model(model: Model, inputs: dict[str, Array], set
                 spec.accepts(dtype_name(x.dtype), x.shape)
                 for spec, x in zip(own.inputs or (), real.values(), strict=True)
             )
-            alone = run_reference_with_fallback(own, real, **settings).outputs
+            alone = run_reference_with_fallback(own, real, **settings)[0].outputs
             for name, value in layer_outputs(layer, whole).items():
                 close(alone[name], value)
-            made |= run_reference_with_fallback(own, {name: made[name] for name in layer.inputs}, **settings).outputs
+            made |= run_reference_with_fallback(own, {name: made[name] for name in layer.inputs}, **settings)[0].outputs
         for name, value in wanted.items():
             # What is no layer's result is a constant, the same in every run.
             close(made.get(name, whole[name]), value)
