@@ -75,7 +75,7 @@ def allowance_of(noise: Tensor, reference: Tensor, scale: Scale) -> Allowance:
 
 def _sizes(noise: Tensor, start: int, stop: int) -> Floats:
     sizes = reader(noise)(start, stop).astype(np.float64)
-    sizes[sizes <= _NO_NOISE] = 0.0
+    sizes[~(sizes > _NO_NOISE)] = 0.0  # NaN too
     return sizes
 
 

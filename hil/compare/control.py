@@ -90,6 +90,8 @@ def _deviation(errors: Array, least: int = _LEAST_ELEMENTS) -> Deviation | None:
     """The deviation of elements, an array of errors by run (NaN is left out); None where they are too few to tell."""
     there = ~np.isnan(errors[0])
     errors = errors[:, there]
+    if least and errors.shape[1] >= least and not errors.any():
+        return Deviation(0.0, 0.0)  # the arithmetic does not move them: class numbers, flags
     if errors.shape[1] < max(least, 1) or (least and np.count_nonzero(errors) * 2 < errors.size):
         return None
     return Deviation(float(np.sqrt(np.mean(errors**2, axis=1)).max()), float(errors.max()))
@@ -149,8 +151,8 @@ class Bound:
         self._whole_numbers = dtype_name(reference.dtype) in EXACT_DTYPES
         # One step of the arithmetic more: the board may round a result once more than the control.
         magnitudes = np.where(np.isfinite(self._wanted), np.abs(self._wanted), 0.0)
-        self._atol, self._rtol = plain.atol, plain.rtol + _eps(control.arithmetic)
-        self._floor = self._atol + self._rtol * magnitudes
+        self._atol = plain.atol
+        self._rtol = plain.rtol + (0.0 if self._whole_numbers else _eps(control.arithmetic))
         exponents = _exponents(self._wanted).reshape(self._shape)
         groups: list[tuple[Any, Deviation]] = [(..., control.whole)]
         groups += [(exponents == exponent, one) for exponent, one in control.sizes.items()]
@@ -160,10 +162,15 @@ class Bound:
             for place, one in enumerate(along)
             if one is not None
         ]
-        limits = np.full(self._shape, np.inf)
+        limits, atol = np.full(self._shape, np.inf), np.full(self._shape, plain.atol)
+        sizes, whole = magnitudes.reshape(self._shape), _rms(magnitudes)
         for group, deviation in groups:
             limits[group] = np.minimum(limits[group], FACTOR * deviation.largest)
+            # The default tolerance of a group follows the group's own values: scores beside pixel coordinates.
+            if own := _rms(sizes[group]):
+                atol[group] = np.minimum(atol[group], plain.atol * min(1.0, own / whole))
         self._groups = groups
+        self._floor = atol.reshape(-1) + self._rtol * magnitudes
         self.limits = limits.reshape(-1) + self._floor
         self._jumps = np.zeros(self._wanted.size, np.bool_)
         self._places = np.fromiter(control.jumps, np.int64, len(control.jumps))
@@ -226,10 +233,13 @@ class Bound:
         same = (known == given) | (np.isnan(known) & np.isnan(given))
         if self._whole_numbers:
             return np.asarray(~same.any(axis=0))
+        # An infinity explains an infinity of its sign, and no finite value.
+        finite = np.isfinite(known)
+        low = np.min(known, axis=0, where=finite, initial=np.inf)
+        high = np.max(known, axis=0, where=finite, initial=-np.inf)
         with np.errstate(invalid="ignore"):
-            low, high = known.min(axis=0), known.max(axis=0)
             room = high - low + self.limits[self._places]
-            between = (given >= low - room) & (given <= high + room)
+            between = finite.any(axis=0) & (given >= low - room) & (given <= high + room)
         return np.asarray(~(same.any(axis=0) | between))
 
     def _is_some_run(self, given: Array) -> bool:

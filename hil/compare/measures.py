@@ -153,6 +153,8 @@ def _kl(pair: Pair, axis: int = -1) -> float | None:
     sums = reference.sum(axis=1)
     probabilities = bool((reference >= 0).all() and (np.abs(sums - 1) <= PROBABILITY_SUM_ERROR).all())
     with np.errstate(all="ignore"):
+        if probabilities and not (np.abs(actual.sum(axis=1) - 1) <= PROBABILITY_SUM_ERROR).all():
+            return math.inf  # no probabilities: scaled, or with a part missing
         p, q = (_log_probabilities(one, probabilities) for one in (reference, actual))
         terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
         largest = float(terms.sum(axis=1).max())

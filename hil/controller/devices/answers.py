@@ -44,6 +44,8 @@ READINGS_MOST = 1000
 _RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST = 100, 1000, 10_000
 _RANK_MOST = 32
 _ANSWERS_MOST = 1000
+# Different answers whose outputs an agent keeps to be fetched: as `hil.agent.iterations.MAX_KEPT`.
+_KEPT_MOST = 4
 _ELEMENTS_MOST = 1 << 48
 _NAME_MOST = 4096
 _TTL_MOST_S = 3600.0
@@ -227,7 +229,8 @@ def repetition_of(done: pb.InvokeDone, start: pb.InvokeStart, outputs: Mapping[s
     firsts = [answer.first for answer in told.answers]
     counted = sum(answer.runs for answer in told.answers) + told.others
     is_whole = counted == start.warmup + start.iterations and firsts[:1] == [0] and told.answers[0].kept
-    is_sane = is_whole and firsts == sorted(set(firsts))
+    is_bounded = sum(answer.kept for answer in told.answers) <= _KEPT_MOST and all(one.runs for one in told.answers)
+    is_sane = is_whole and is_bounded and firsts == sorted(set(firsts))
     _expect(is_sane, "its answers are not those of the runs")
     names = list(outputs)
     _expect(is_profile or max(told.differing, default=-1) < len(names), "an output differs that there is not")

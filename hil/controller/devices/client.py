@@ -164,16 +164,18 @@ class AgentClient(AgentConnection, BoardClient):
         call = self._call(start, inputs, into or {}, names, most_bytes)
         if call.repetition is None or call.repetition.is_stable:
             return call
-        return replace(call, repetition=self._recalled(program_id, call.repetition, names))
+        return replace(call, repetition=self._recalled(program_id, call.repetition, names, most_bytes))
 
-    def _recalled(self, program_id: str, repetition: Repetition, names: Sequence[str] | None) -> Repetition:
+    def _recalled(
+        self, program_id: str, repetition: Repetition, names: Sequence[str] | None, most_bytes: int | None = None
+    ) -> Repetition:
         """Fetch the outputs of the distinct answers that the board has kept and that are not here yet."""
 
         def fetched(number: int, answer: Answer) -> Answer:
             if answer.outputs is not None or not answer.is_kept:
                 return answer
             start = pb.InvokeStart(program_id=program_id, recall=number, timeout_s=_CALL_S)
-            return replace(answer, outputs=self._call(start, {}, {}, names, None).outputs)
+            return replace(answer, outputs=self._call(start, {}, {}, names, most_bytes).outputs)
 
         answers = tuple(fetched(number, answer) for number, answer in enumerate(repetition.answers, 1))
         return replace(repetition, answers=answers)

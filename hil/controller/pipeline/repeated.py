@@ -14,7 +14,7 @@ from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.options import Options
-from hil.core.repetition import Repetition, merge
+from hil.core.repetition import Answer, Repetition, merge
 from hil.core.results import Artifact, Model, Outcome, RunResult
 from hil.core.tensors import Array
 
@@ -86,33 +86,35 @@ def run_repeatedly(
     def load(one: Artifact) -> LoadedProgram:
         return session.load(one, timeout=options.timeout, no_fallback=options.no_fallback, check=check)[0]
 
-    runs = []
-    for number in range(options.repeat):
-        if number and options.fresh_load:
+    program = load(artifact)
+    result, call = program.run(inputs, names=names, **counts)
+    # Folded as they come: the outputs of all runs may be larger than the memory.
+    for _ in range(options.repeat - 1):
+        if options.fresh_load:
             session.unload(artifact)
         program = load(artifact)
-        runs.append(program.run(inputs, names=names, **counts))
-    if len(runs) == 1 and not others:
-        return program, *runs[0]
-    results, calls = zip(*runs, strict=True)
-    parts = [result.repetition for result in results]
+        result, call = _folded(result, call, *program.run(inputs, names=names, **counts))
     for one in others:
         session.board.push(one)
-        parts.append(load(one).run(inputs, names=names, **counts)[0].repetition)
+        again, _ = load(one).run(inputs, names=names, **counts)
+        result = replace(result, repetition=merge([_answers_of(result), _answers_of(again)]))
         session.unload(one)
     if others:
         program = load(artifact)
-    result: RunResult = replace(
-        results[0],
-        iterations_ns=tuple(pair for one in results for pair in one.iterations_ns),
-        repetition=None if None in parts else merge(part for part in parts if part is not None),
-    )
-    call: Invocation = replace(
-        calls[0],
-        warmup_ns=sum(one.warmup_ns for one in calls),
-        fetch_s=sum(one.fetch_s for one in calls),
-    )
     return program, result, call
+
+
+def _folded(result: RunResult, call: Invocation, again: RunResult, later: Invocation) -> tuple[RunResult, Invocation]:
+    """Return the first run with the times of a later one, and with the answers of both compared."""
+    times = (*result.iterations_ns, *again.iterations_ns)
+    result = replace(result, iterations_ns=times, repetition=merge([_answers_of(result), _answers_of(again)]))
+    warmup_ns, fetch_s = call.warmup_ns + later.warmup_ns, call.fetch_s + later.fetch_s
+    return result, replace(call, warmup_ns=warmup_ns, fetch_s=fetch_s)
+
+
+def _answers_of(result: RunResult) -> Repetition:
+    """Return the answers of a run; of a board that compares none, the one that was fetched."""
+    return result.repetition or Repetition((Answer(1, 0, result.outputs),))
 
 
 def with_profile(result: RunResult, taken: ProfilePass | None) -> RunResult:
@@ -154,7 +156,7 @@ def instability(
 ) -> tuple[bool, str]:
     """Decide whether answers that differ make a case UNSTABLE.
 
-    Outputs that a pattern allows may differ as long as every answer that is known passes.
+    Outputs that a pattern allows may differ as long as every answer was fetched and passes.
 
     Returns:
         Whether it is unstable, and the reason or a note; "" where the answers do not differ.
@@ -163,9 +165,12 @@ def instability(
         return False, ""
     differing = repetition.differing
     is_allowed = bool(differing) and all(any(fnmatchcase(name, one) for one in allowed) for name in differing)
-    if is_allowed and all(verdicts.values()):
+    unseen = len(repetition.answers) - len(verdicts) + repetition.others
+    if is_allowed and not unseen and all(verdicts.values()):
         return False, f"{repetition.text} in {', '.join(differing)}, as --allow-unstable says"
     text = f"{repetition.text} to the same inputs"
+    if is_allowed and unseen:
+        text += f" ({unseen} of them were not fetched, so that --allow-unstable cannot accept them)"
     if random := [name for name in differing if model is not None and name in model.random_outputs]:
         text += f" ({', '.join(random)} {'depends' if len(random) == 1 else 'depend'} on random numbers)"
     if not verdicts:

@@ -56,7 +56,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import COMPILE_FAILURE, storing
 from hil.core import clock
 from hil.core.board_config import BoardConfig
-from hil.core.results import Artifact, Outcome, RunResult, Stage
+from hil.core.results import Artifact, Outcome, Relation, RunResult, Stage
 from hil.core.runtimes import compiler_for, runtime_for
 from hil.core.tensors import Array, TensorSpec, read_as
 
@@ -415,7 +415,9 @@ def judge_repetition(case: Case) -> Case:
         return case
 
     def judged(outputs: Mapping[str, Array]) -> Verdict:
-        return _verdicts(case, replace(result, outputs=outputs), case.references, tolerance)[0]
+        verdicts = _verdicts(case, replace(result, outputs=outputs), case.references, tolerance)
+        strongest = [one for one in verdicts if one.relation is not Relation.SELF_CHECK] or verdicts
+        return next((one for one in strongest if not one), strongest[0])
 
     verdicts = judge_answers(repetition, judged) if case.references else {}
     is_unstable, text = instability(repetition, verdicts, case.model, case.options.allow_unstable)

@@ -74,7 +74,7 @@ def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCa
 
 def _own_and_given(every: Mapping[str, T], own: Iterable[str], of_model: Mapping[str, T]) -> dict[str, T]:
     """Return those of the sizes for all models that a model has, and what the project file has for the model."""
-    return {**own_sizes(every, own), **{name: size for name, size in of_model.items() if name not in every}}
+    return {**own_sizes(every, own), **({} if of_model == every else of_model)}
 
 
 class FailureSearch:

@@ -196,3 +196,56 @@ def test_control_is_the_same_after_json():
     free[1][0, 0, 0] = np.inf
     control = control_of("float16", "test", EXACT, RUNS, free)
     assert control_from_json(control_json(control)) == control
+
+
+def test_overflow_of_the_control_explains_no_finite_value():
+    exact = EXACT.copy()
+    exact[0, 0, 0] = 90_000
+    runs = [run.copy() for run in RUNS]
+    for run in runs:
+        run[0, 0, 0] = np.inf
+    control = control_of("float16", "test", exact, runs, runs)
+    for value in (-7.0, 1e30, -np.inf):
+        answer = near(9)
+        answer[0, 0, 0] = value
+        assert not judged(answer, control, exact).passed
+    answer[0, 0, 0] = np.inf
+    assert judged(answer, control, exact).passed
+
+
+def test_column_that_the_arithmetic_does_not_move_stays_exact():
+    def with_classes(boxes: Array) -> Array:
+        return np.concatenate([boxes, np.arange(40).reshape(40, 1) % 7], axis=1).astype(np.float32)
+
+    boxes = np.random.default_rng(5).uniform(0, 640, (40, 4))
+    runs = [with_classes(boxes + np.random.default_rng(seed).normal(size=boxes.shape)) for seed in range(5)]
+    reference = with_classes(boxes)
+    control = control_of("bfloat16", "test", reference, runs[:4], runs[:4])
+    assert judged(runs[4], control, reference).passed
+    wrong = runs[4].copy()
+    wrong[:, 4] += 1
+    assert not judged(wrong, control, reference).passed
+
+
+def test_scores_beside_coordinates_keep_their_own_bound():
+    rng = np.random.default_rng(6)
+    reference = np.concatenate([rng.uniform(1, 640, (60, 4)), rng.uniform(1e-6, 2e-6, (60, 2))], axis=1)
+    runs = [(reference * (1 + 5e-4 * rng.normal(size=reference.shape))).astype(np.float32) for _ in range(5)]
+    reference = reference.astype(np.float32)
+    control = control_of("float16", "test", reference, runs[:4], runs[:4])
+    assert judged(runs[4], control, reference).passed
+    wrong = runs[4].copy()
+    wrong[:, 4:] *= -1
+    assert not judged(wrong, control, reference).passed
+
+
+def test_whole_numbers_that_do_not_jump_stay_exact():
+    exact = np.arange(5000, 5064)
+    runs = [exact.copy() for _ in range(4)]
+    for run in runs:
+        run[0] += 100
+    control = control_of("bfloat16", "test", exact, [exact] * 4, runs)
+    assert judged(runs[0], control, exact).passed
+    wrong = runs[0].copy()
+    wrong[1:] += 3
+    assert not judged(wrong, control, exact).passed

@@ -163,6 +163,11 @@ def test_kl_takes_rows_that_sum_to_one_for_probabilities() -> None:
     assert value_of("kl", masked, masked) == 0
 
 
+def test_kl_of_scaled_probabilities_is_infinite() -> None:
+    reference = np.float32([[0.5, 0.25, 0.25]] * 4)
+    assert value_of("kl", 2 * reference, reference) == math.inf
+
+
 def test_rows_lie_along_the_named_axis() -> None:
     reference = np.array([[1.0, 5.0], [2.0, 1.0], [3.0, 0.0]])
     assert value_of("argmax", reference, reference, axis=0) == 1

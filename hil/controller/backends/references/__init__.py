@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.backends.references.expected import expected_result
 from hil.controller.backends.references.independence import relation_of, shared_parts
 from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, noise_between, perturbed
+from hil.controller.backends.references.own_code import own_code
 from hil.controller.backends.references.rounding import write_rounding_models
 from hil.controller.backends.references.table import (
     EVALUATOR,
@@ -60,7 +60,7 @@ __all__ = [
     "run_reference_with_fallback",
 ]
 
-# Raise this when what a reference computes changes without its version and without a file of :func:`_own_code`.
+# Raise this when what a reference computes changes without its version and without a file of :func:`own_code`.
 _VERSION = 4
 _EXPECTED_HINT = "give what you expect: --expected out.npy"
 # What one protobuf message holds, and some room.
@@ -137,7 +137,7 @@ def _run(
             [key, dtype_name(item.dtype), list(item.shape), digest_of(to_bytes(item))] for key, item in inputs.items()
         ],
         version=_VERSION,
-        code=_own_code(),
+        code=own_code(),
         **({"compute": code} if code else {}),
     )
 
@@ -176,14 +176,6 @@ def _run(
     entry, cached = work["cache"].get_or_make(key, meta, make, work["recompute"])
     provenance = {"reference": name, "version": source, "cached": cached}
     return RunResult(source, load_tensors(entry), provenance=provenance, relation=relation_of(runtime, name))
-
-
-@functools.cache
-def _own_code() -> str:
-    """Return the digest of hil's files that decide what a reference computes: options, rewriting, arithmetic."""
-    own = Path(__file__).parent
-    files = sorted([*own.rglob("*.py"), *(own.parent / "compilers").glob("*.py")])
-    return digest_of(b"".join(file.read_bytes() for file in files))
 
 
 def _keep_reason(cache: Cache, key: str, error: ReferenceTooSlow) -> None:

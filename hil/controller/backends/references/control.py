@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.compare.control import control_of
+from hil.controller.backends.references.own_code import own_code
 from hil.controller.models.compiling import call_isolated
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
@@ -57,6 +58,7 @@ def measure_control(
             [name, dtype_name(one.dtype), list(one.shape), digest_of(to_bytes(one))] for name, one in inputs.items()
         ],
         version=_VERSION,
+        code=own_code(),
     )
 
     def make(folder: Path) -> None:

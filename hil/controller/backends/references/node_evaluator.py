@@ -7,6 +7,7 @@ code with :mod:`hil.formats.onnx_arithmetic`, by which simulated boards round.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ class NodeEvaluator:
 
     def _run_loop(self, node: Any, env: Env, rounding: Exact) -> list[Array]:
         body = _attribute(node, "body").g
-        most = int(env[node.input[0]].reshape(-1)[0]) if node.input[0] else _MAX_TRIPS
+        most = int(env[node.input[0]].reshape(-1)[0]) if node.input[0] else sys.maxsize
         going = bool(env[node.input[1]].reshape(-1)[0]) if len(node.input) > 1 and node.input[1] else True
         state = [rounding.operand(env[name], node, place) for place, name in enumerate(node.input) if place > 1]
         names = [value.name for value in body.input]
@@ -167,6 +168,8 @@ class NodeEvaluator:
             for rows, row in zip(scanned, made[len(state) :], strict=True):
                 rows.append(row)
             trip += 1
+        if going and trip < most:
+            raise ReferenceFailed(f"Loop {node.name!r} makes more than {_MAX_TRIPS} trips")
         if not trip and scanned:
             raise ReferenceFailed(f"Loop {node.name!r} makes no trip, so that the shape of what it scans is unknown")
         return [*state, *(np.stack(rows) for rows in scanned)]

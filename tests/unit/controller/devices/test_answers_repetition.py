@@ -53,9 +53,16 @@ def test_a_profile_without_outputs_was_not_compared():
         done(answer(4, 0, kept=False)),
         done(answer(3, 0), answer(1, 0)),
         done(answer(4, 0), others=1),
+        done(answer(4, 0), answer(0, 1)),
         done(answer(3, 0), answer(1, 2), differing=[1]),
     ],
 )
 def test_answers_that_are_not_those_of_the_runs_are_refused(message: pb.InvokeDone):
     with pytest.raises(ProtocolBroken):
         repetition_of(message, START, OUTPUTS)
+
+
+def test_more_kept_answers_than_an_agent_keeps_are_refused():
+    start = pb.InvokeStart(iterations=5)
+    with pytest.raises(ProtocolBroken):
+        repetition_of(done(*(answer(1, number) for number in range(5))), start, OUTPUTS)

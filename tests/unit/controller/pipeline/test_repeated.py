@@ -176,3 +176,10 @@ def test_run_repeatedly_runs_the_programs_of_other_compilations():
     assert session.log == ["load a", "run a", "push b", "load b", "run b", "unload b"]
     assert result.repetition is not None and not result.repetition.is_stable
     assert result.iterations_ns == ((0, 5),)
+
+
+def test_allow_unstable_needs_every_answer():
+    close = {"y": np.float32([1, 2, 3, 4.000001])}
+    found = answers(RIGHT, close, None)
+    is_unstable, text = instability(found, judged(found), None, ("y",))
+    assert is_unstable and "1 of them were not fetched" in text

@@ -21,6 +21,8 @@ class _SoftmaxLike(OpRun):
     op_domain = ""
 
     def _run(self, x: Array, axis: int | None = None, **others: Any) -> tuple[Array, ...]:
+        if not x.size:
+            return (x.copy(),)
         is_old = self.run_params["opsets"][""] < _CHANGED
         place = (1 if is_old else -1) if axis is None or not self._has_axis else axis
         place = place + x.ndim if place < 0 else place

@@ -34,7 +34,7 @@ def _refuse(values: Mapping[str, Any], what: str) -> None:
 
 
 def _is_off(value: Any) -> bool:
-    return isinstance(value, int | float | str | bytes) and not value
+    return isinstance(value, int | float | str | bytes) and (not value or value in (-1, "NONE", b"NONE"))
 
 
 class DequantizeLinear(OpRun):
@@ -175,7 +175,10 @@ class GroupQueryAttention(OpRun):
         q, k, v = split_heads(query, num_heads), split_heads(key, kv_num_heads), split_heads(value, kv_num_heads)
         length, total = q.shape[2], int(np.asarray(total_sequence_length).ravel()[0])
         ends = np.asarray(seqlens_k).ravel().astype(np.int64) + 1
-        # A prompt begins at 0, and shorter ones are padded at their ends.
+        if length == total and (ends != total).any():
+            raise NotImplementedError(
+                "GroupQueryAttention with padded prompts: the rows of the padding are not defined"
+            )
         starts = np.zeros_like(ends) if length == total else ends - length
         if do_rotary:
             if cos is None or sin is None:
