@@ -46,7 +46,7 @@ def test_collecting_needs_no_board_and_shows_each_case_below_its_model(project, 
     project.set_up(small)
     tested = project.test("--collect-only", "-q", "--board", "root@10.231.255.1", "--runtime-hw-type", "sim-undeclared")
     assert tested.code == 0, tested.out
-    assert tested.out.split()[:3] == [f"models/small.onnx::{name}-f16" for name in SMALL]
+    assert tested.out.split()[:3] == [f"models/small.onnx::{name}-undeclared" for name in SMALL]
     # Layers and a hardware type are part of the name, so -k and node ids choose by them.
     chosen = project.test(f"models/small.onnx::{SMALL[1]}")
     assert list(chosen.outcomes) == [SMALL[1]] and chosen.code == 0

@@ -167,10 +167,10 @@ def instability(
     is_allowed = bool(differing) and all(any(fnmatchcase(name, one) for one in allowed) for name in differing)
     unseen = len(repetition.answers) - len(verdicts) + repetition.others
     if is_allowed and not unseen and all(verdicts.values()):
-        return False, f"{repetition.text} in {', '.join(differing)}, as --allow-unstable says"
+        return False, f"{repetition.text} in {', '.join(differing)}, allowed by --allow-unstable"
     text = f"{repetition.text} to the same inputs"
     if is_allowed and unseen:
-        text += f" ({unseen} of them were not fetched, so that --allow-unstable cannot accept them)"
+        text += f" ({unseen} of them were not fetched, and cannot be allowed by --allow-unstable)"
     if random := [name for name in differing if model is not None and name in model.random_outputs]:
         text += f" ({', '.join(random)} {'depends' if len(random) == 1 else 'depend'} on random numbers)"
     if not verdicts:

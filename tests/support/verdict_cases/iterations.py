@@ -232,7 +232,7 @@ CASES = [
         {"x": FIVES},
         {"y": FIVES},
         (*ORT, "--iterations", "100", "--allow-unstable", "y"),
-        ("as --allow-unstable says",),
+        ("allowed by",),
     ),
     VerdictCase(
         "rounding_that_is_not_allowed",
