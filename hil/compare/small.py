@@ -137,9 +137,7 @@ def _axes(shape: tuple[int, ...]) -> Iterator[int]:
     """Yield the axes whose places are looked at one by one; a tensor of rank 1 has none."""
     if len(shape) > 1:
         yield -1
-        yield 0
-    if len(shape) > 2:
-        yield 1
+        yield from range(len(shape) - 1)
 
 
 def _groups(reference: Tensor, axis: int | None, found: _Piece, least: float) -> tuple[str, Array, Array] | None:
@@ -177,6 +175,6 @@ def _nonzero(reference: Tensor) -> Iterator[Array]:
 def _names(places: Array, axis: int | None) -> str:
     if axis is None:
         return ""
-    noun, _, rest = _AXES[axis].partition(" ")
+    noun, _, rest = _AXES.get(axis, f"row of axis {axis}").partition(" ")
     shown = ", ".join(map(str, places[:_NAMED])) + (", ..." if len(places) > _NAMED else "")
     return f"{noun}{'s' * (len(places) > 1)} {shown}{rest and f' {rest}'}"

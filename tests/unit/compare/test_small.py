@@ -81,6 +81,14 @@ def test_small_values_where_zeros_are_expected_are_blind() -> None:
     assert of(steps, steps + np.int8(1), atol=1).blind
 
 
+def test_small_rows_of_inner_axes_are_found() -> None:
+    heads = np.random.default_rng(8).uniform(1, 9, (1, 3, 6, 8, 8)).astype(np.float32)
+    heads[:, :, 4] *= 1e-7
+    wrong = heads.copy()
+    wrong[:, :, 4] *= -1
+    assert of(wrong, heads).blind and "row 4 of axis 2" in of(wrong, heads).reason
+
+
 def test_small_rows_of_the_second_axis_are_named() -> None:
     reference = np.ascontiguousarray(BOXES.T)[None]
     wrong = reference.copy()

@@ -94,17 +94,11 @@ bool has_small_loss(const struct tensor *actual, const struct tensor *expected, 
 {
     double share = relative_limit(expected->dtype, rtol, given);
     double least = given || !has_eps(expected->dtype) ? LOST_SHARE : 0;
-    int axes[4], count = 0;
-    if (expected->rank > 1) {
-        axes[count++] = (int)expected->rank - 1;
-        axes[count++] = 0;
-    }
-    if (expected->rank > 2)
-        axes[count++] = 1;
-    axes[count++] = -1;
+    int rank = (int)expected->rank, count = rank > 1 ? rank + 1 : 1;
     for (int place = 0; place < count; place++) {
         void *before = last_allocated();
-        int axis = axes[place];
+        /* the last axis, then each of the others, then all elements together */
+        int axis = place == count - 1 ? -1 : place ? place - 1 : rank - 1;
         uint64_t size = axis < 0 ? 1 : expected->shape[axis], stride = axis < 0 ? expected->count : 1;
         for (unsigned later = (unsigned)axis + 1; axis >= 0 && later < expected->rank; later++)
             stride *= expected->shape[later];
