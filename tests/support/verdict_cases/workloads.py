@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from hil.controller.pipeline.record import case_record
 from hil.core.text import jsonable
 from hil.errors import HilError, UsageError
 from support.commands import Ended
-from support.plugin_runs import Project
+from support.plugin_runs import Project, Run
 from support.verdict_cases import VerdictCase
 
 _HW_TYPE = "--runtime-hw-type"
@@ -101,7 +102,10 @@ def run_suite(cases: Sequence[VerdictCase], folder: Path, hil: Callable[..., End
         lay_out(case, folder / "models")
     options = shared_options(cases[0])
     ended = hil("suite", "run", folder / "models", "--no-layers", "--json", *options, cwd=folder)
-    return {name: record["outcome"] for name, record in _by_name(cases, ended.document["cases"], "id").items()}
+    return {
+        case.name: _common({one["outcome"] for one in ended.document["cases"] if one["model"] == case.name})
+        for case in cases
+    }
 
 
 def run_pytest(cases: Sequence[VerdictCase], folder: Path, environment: dict[str, str]) -> dict[str, str]:
@@ -113,10 +117,16 @@ def run_pytest(cases: Sequence[VerdictCase], folder: Path, environment: dict[str
     tested = project.test("--hil-no-layers", *options)
     found = {}
     for case in cases:
-        (name,) = [one for one in tested.outcomes if case.name in one]
-        passed = tested.outcomes[name] == "passed"
-        found[case.name] = "PASS" if passed else tested.properties[name].get("hil_outcome", tested.outcomes[name])
+        names = [one for one in tested.outcomes if re.match(rf"{case.name}_(full_model|test_data_set)", one)]
+        found[case.name] = _common({_outcome_in(tested, name) for name in names})
     return found
+
+
+def _outcome_in(tested: Run, name: str) -> str:
+    """Return PASS if a test passed, else the outcome that it reports."""
+    if tested.outcomes[name] == "passed":
+        return "PASS"
+    return tested.properties[name].get("hil_outcome", tested.outcomes[name])
 
 
 def run_bundle(case: VerdictCase, folder: Path) -> str:
@@ -157,8 +167,6 @@ def _outcome_of(error: BaseException) -> str:
     return str(error.outcome)
 
 
-def _by_name(cases: Sequence[VerdictCase], records: Sequence[dict[str, Any]], key: str) -> dict[str, dict[str, Any]]:
-    found = {}
-    for case in cases:
-        (found[case.name],) = [record for record in records if case.name in record[key]]
-    return found
+def _common(outcomes: set[str]) -> str:
+    """Return the outcome of all cases of a model; several are shown together."""
+    return ", ".join(sorted(outcomes)) or "no case"
