@@ -13,9 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.farm.messages import JobSpec, Kind
-from hil.controller.pipeline.accepting import refuse_functions
 from hil.controller.pipeline.flagfiles import parse_flagfile
-from hil.controller.pipeline.model_settings import for_model
+from hil.controller.pipeline.model_settings import for_model, refuse_functions
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.origin import origin_of
 from hil.controller.storage.paths import is_file

@@ -18,8 +18,8 @@ from hil.controller.farm.telemetry import span
 from hil.controller.models.dimensions import own_sizes, sizes_of_models
 from hil.controller.models.flows import BESIDE, flows, load_flow
 from hil.controller.models.importers import SAVED_MODEL, import_model
-from hil.controller.pipeline.accepting import refuse_functions
 from hil.controller.pipeline.flagfiles import read_flagfile
+from hil.controller.pipeline.model_settings import refuse_functions
 from hil.controller.pipeline.options import Job
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated

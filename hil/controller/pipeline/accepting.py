@@ -8,12 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.pipeline.model_settings import checked_models
 from hil.errors import UsageError, did_you_mean, one_of
 
 if TYPE_CHECKING:
     from hil.compare.criteria import Rule
-    from hil.controller.pipeline.options import CaseSettings
     from hil.core.results import Model
 
 
@@ -28,17 +26,6 @@ def load_rules(texts: Sequence[str], option: str = "--accept") -> tuple[Rule, ..
     from hil.compare.criteria import parse_accept
 
     return parse_accept(texts, load_function, option)
-
-
-def refuse_functions(settings: CaseSettings) -> None:
-    """Raise UsageError if settings name a Python function: nobody's but the user's own settings may run code."""
-    texts = [*settings.accept]
-    for own in checked_models(settings.per_model).values():
-        texts += own.get("accept", ())
-    if texts:
-        from hil.compare.criteria import parse_accept
-
-        parse_accept(texts)
 
 
 def check_accepted_outputs(texts: Sequence[str], models: Iterable[Model | None]) -> None:

@@ -53,3 +53,14 @@ def for_model(settings: T, path: Path) -> T:
             found |= values
     own = {field.name for field in dataclasses.fields(settings)}
     return dataclasses.replace(settings, per_model={}, **{name: found[name] for name in own & found.keys()})
+
+
+def refuse_functions(settings: CaseSettings) -> None:
+    """Raise UsageError if settings name a Python function: nobody's but the user's own settings may run code."""
+    texts = [*settings.accept]
+    for own in checked_models(settings.per_model).values():
+        texts += own.get("accept", ())
+    if texts:
+        from hil.compare.criteria import parse_accept
+
+        parse_accept(texts)

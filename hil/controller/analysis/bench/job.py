@@ -24,9 +24,10 @@ from hil.controller.analysis.bench.store import (
 from hil.controller.devices.board_choice import knows_target, with_target
 from hil.controller.devices.board_resolver import is_address
 from hil.controller.models.dimensions import sizes_of_models
-from hil.controller.pipeline.accepting import check_accepted_outputs, refuse_functions
+from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.model_settings import refuse_functions
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner

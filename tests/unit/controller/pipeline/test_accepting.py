@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.controller.pipeline.accepting import check_accepted_outputs, load_function, load_rules, refuse_functions
+from hil.controller.pipeline.accepting import check_accepted_outputs, load_function, load_rules
+from hil.controller.pipeline.model_settings import refuse_functions
 from hil.controller.pipeline.options import CaseSettings, parse_accept_option
 from hil.core.results import Model
 from hil.core.tensors import TensorSpec
