@@ -8,11 +8,12 @@ most shuffles of its values. They are judged together: one strict criterion is e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from hil.compare.comparison import CriterionResult, OutputComparison
 from hil.compare.criteria import Criterion
 from hil.compare.measures import Pair
 from hil.compare.values import EXACT_DTYPES, common_kind
@@ -20,26 +21,12 @@ from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array, dtype_name
 from hil.errors import CriterionFailed, UsageError
 
-if TYPE_CHECKING:
-    from hil.compare.verdict import OutputComparison
-
 # Shuffles of the reference, of which half must be rejected. Of large tensors each costs a pass, and few are enough:
 # what many elements have in common by chance hardly varies.
 SHUFFLES, FEW_SHUFFLES = 9, 3
 _LARGE = 1 << 16
 _SEED = 33
 _REASON_LENGTH = 500
-
-
-@dataclass(frozen=True)
-class CriterionResult:
-    """One criterion of an output, judged."""
-
-    criterion: str  # as it was given: ``top1>=0.99``
-    value: float | None  # None where it has none: a function that only says yes or no, or nothing to measure
-    bound: float | None
-    passed: bool
-    reason: str = ""  # what a function says
 
 
 def judge_criteria(

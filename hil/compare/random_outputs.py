@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from hil.compare.verdict import OutputComparison, Verdict, outcome_of
+from hil.compare.comparison import OutputComparison
+from hil.compare.verdict import Verdict, outcome_of
 from hil.core.results import Outcome
 
 _SHOWN = 5

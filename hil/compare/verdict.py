@@ -9,21 +9,22 @@ agrees within a tolerance that wrong answers would meet as well is BLIND: see :f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
-from hil.compare.acceptance import CriterionResult, judge_criteria
+from hil.compare.acceptance import judge_criteria
 from hil.compare.allowance import Allowance, allowance_of
 from hil.compare.caveats import constant_note, count_flushed, flush_reference, flushed_text, is_subnormal
+from hil.compare.comparison import OutputComparison
 from hil.compare.control import Bound
 from hil.compare.criteria import Rule, criteria_for
 from hil.compare.judging import Judged, judge_values, unsteady_text
 from hil.compare.reasons import count, index_of, values_at, with_types
-from hil.compare.stats import STATISTICS, Statistics
+from hil.compare.stats import STATISTICS
 from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
 from hil.compare.values import as_array, common_kind, reader
 from hil.core.file_tensor import Tensor
@@ -31,58 +32,6 @@ from hil.core.results import Control, Outcome, Relation, RunResult, Tolerance
 from hil.core.tensors import dtype_name
 
 _NOTHING = "0 elements compared: every output is empty"
-_PLACES = ("first_index", "first_values", "worst_index", "worst_values")
-
-
-@dataclass(frozen=True)
-class OutputComparison(Statistics):
-    """One output beside its reference."""
-
-    name: str
-    passed: bool  # whether it agrees, and wrong answers would not
-    reason: str  # why not, in a line; "" where it passed
-    dtype: str
-    shape: tuple[int, ...]
-    reference_dtype: str
-    reference_shape: tuple[int, ...]
-    tolerance: Tolerance | None = None  # within which the values agree; None is exact
-    blind: bool = False  # whether it agrees, but wrong answers would agree as well
-    # the largest difference that the reference's own noise explains, where it was measured.
-    noise: float | None = None
-    unsteady: int | None = None  # how many elements rounding makes jump, where the noise was measured
-    flushed: int | None = None  # how many values are 0 where the reference's are subnormal, where that was looked at
-    notes: tuple[str, ...] = ()  # what limits a pass
-    # the bound that a declared arithmetic set: see :attr:`hil.compare.control.Bound.record`.
-    control: Mapping[str, Any] | None = None
-    criteria: tuple[CriterionResult, ...] = ()  # what judges the output instead of the tolerance
-    # elements, mismatches, nonfinite, masked: counts, as in :class:`hil.compare.stats.Stats`; None, as all statistics,
-    # where the shapes differ or no dtype holds the values of both.
-    elements: int | None = None
-    mismatches: int | None = None
-    nonfinite: int | None = None
-    masked: int | None = None
-    # first_index, first_values: of the first element out of tolerance, and both values there.
-    first_index: tuple[int, ...] | None = None
-    first_values: tuple[Any, Any] | None = None
-    # worst_index, worst_values: the same of the one that is furthest out of tolerance.
-    worst_index: tuple[int, ...] | None = None
-    worst_values: tuple[Any, Any] | None = None
-
-    @property
-    def mismatch_share(self) -> float | None:
-        """The share of elements that are out of tolerance, 0 to 1."""
-        if self.mismatches is None or self.elements is None:
-            return None
-        return self.mismatches / self.elements if self.elements else 0.0
-
-    def record(self) -> dict[str, Any]:
-        """Return the fields as records have them: the statistics after the counts, then the places."""
-        found = dict(vars(self))
-        if self.tolerance is not None:
-            found["tolerance"] = dict(vars(self.tolerance))
-        found["criteria"] = [dict(vars(criterion)) for criterion in self.criteria]
-        places = {name: found.pop(name) for name in _PLACES}
-        return found | {one.key: found.pop(one.key) for one in STATISTICS} | places
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hil.compare.comparison import OutputComparison
 from hil.compare.stats import STATISTICS
 from hil.compare.values import CHUNK, common_kind, reader
-from hil.compare.verdict import OutputComparison, outcome_of
+from hil.compare.verdict import outcome_of
 from hil.controller.analysis.tensors import elements
 from hil.controller.storage.pictures import new_figure, save_figure
 from hil.core.tensors import Array, shape_text, type_text

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hil.compare.comparison import OutputComparison
 from hil.compare.criteria import parse_accept
-from hil.compare.verdict import OutputComparison, compare, compare_output, depends_on_noise
+from hil.compare.verdict import compare, compare_output, depends_on_noise
 from hil.core.results import Outcome, RunResult
 from hil.errors import CriterionFailed, UsageError, VacuousTolerance
 

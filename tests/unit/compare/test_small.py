@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hil.compare.verdict import OutputComparison, compare, compare_output
+from hil.compare.comparison import OutputComparison
+from hil.compare.verdict import compare, compare_output
 from hil.core.results import NOISE_DTYPE, RunResult
 from hil.core.tensors import Array, dtype_of
 

@@ -12,8 +12,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from hil.compare.comparison import OutputComparison
 from hil.compare.tolerance import DEFAULT_TOLERANCES, fitted, scale_of
-from hil.compare.verdict import OutputComparison, compare, compare_output, depends_on_noise, judge
+from hil.compare.verdict import compare, compare_output, depends_on_noise, judge
 from hil.core.results import NOISE_DTYPE, Outcome, RunResult
 from hil.core.tensors import Array, dtype_of
 from hil.errors import VacuousTolerance

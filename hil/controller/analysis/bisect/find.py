@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.compare.verdict import OutputComparison, compare_output, outcome_of
+from hil.compare.comparison import OutputComparison
+from hil.compare.verdict import compare_output, outcome_of
 from hil.controller.analysis.bisect.result import WAYS, Bisection, Finding, LayerFinding
 from hil.controller.analysis.bisect.subject import Subject, expose, open_subject, with_flow
 from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.compare.verdict import OutputComparison
+from hil.compare.comparison import OutputComparison
 from hil.controller.storage.pictures import check_picture, new_figure, save_figure
 from hil.controller.storage.texts import line, table
 from hil.core.results import WRONG, Outcome, exit_code_of

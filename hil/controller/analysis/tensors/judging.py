@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hil.compare.verdict import OutputComparison, compare_output
+from hil.compare.comparison import OutputComparison
+from hil.compare.verdict import compare_output
 from hil.core.file_tensor import Tensor
 from hil.core.results import Outcome
 from hil.errors import HilError, UsageError, VacuousTolerance

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from hil.compare.verdict import OutputComparison
+from hil.compare.comparison import OutputComparison
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.record import case_record, verdict_record

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hil.compare.comparison import OutputComparison
 from hil.compare.criteria import Rule
 from hil.compare.stats import STATISTICS
-from hil.compare.verdict import OutputComparison, Verdict, compare, compare_output, depends_on_noise
+from hil.compare.verdict import Verdict, compare, compare_output, depends_on_noise
 from hil.controller.models.tensorflow.graphs import leaves, new_value
 from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in
 from hil.core.digest import digest_of
