@@ -51,14 +51,17 @@ def check_small(
         given: whether the user gave it: then only answers are found that lost most of the small values.
     """
     share = relative_limit(reference, tolerance, given=given)
-    pieces = list(_lost_pieces(actual, reference, tolerance, share, allowed, with_zeros=not given))
+    with_zeros = not given or not _has_eps(reference)
+    pieces = list(_lost_pieces(actual, reference, tolerance, share, allowed, with_zeros=with_zeros))
     if not any(piece.lost.size or piece.unjudged.size for piece in pieces):
         return None
     parts = ((one.small, one.absent, one.lost, one.unjudged) for one in pieces)
     found = _Piece(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     least = _LOST_SHARE if given or not _has_eps(reference) else 0.0
+    # A step beside a 0 is common in a few places: within a given tolerance, only the whole output tells them from noise.
+    along_axes = found.without_zeros() if given else found
     for axis in (*_axes(reference.shape), None):
-        groups = _groups(reference, axis, found, least)
+        groups = _groups(reference, axis, found if axis is None else along_axes, least)
         if groups is None:
             continue
         names, chosen, counted = groups
@@ -91,6 +94,11 @@ class _Piece:
     lost: Array
     unjudged: Array
 
+    def without_zeros(self) -> _Piece:
+        """Return the same without the values that are 0 in the reference."""
+        small, unjudged = (np.setdiff1d(places, self.absent) for places in (self.small, self.unjudged))
+        return _Piece(small, self.absent[:0], self.lost, unjudged)
+
 
 def _lost_pieces(
     actual: Tensor,
@@ -104,8 +112,8 @@ def _lost_pieces(
     """Yield the flat indices of small values, of those that are 0 in the reference, are lost, or cannot be judged.
 
     Args:
-        with_zeros: whether a value counts that is 0 in the reference. A tolerance that the user gave says how far from
-            0 such a value may be.
+        with_zeros: whether a value counts that is 0 in the reference. A tolerance that the user gave for floats says
+            how far from 0 such a value may be. For integers, one step from 0 may be the whole value.
     """
     read_a, read_b = reader(actual), reader(reference)
     tiny = float(float_limits(part_of(reference.dtype)).smallest_normal) if _has_eps(reference) else 0.0

@@ -285,6 +285,7 @@ SMALL = {
     4: ("float32", {"atol": 1e-3}, None),
     5: ("int8", {"atol": 2.0}, None),
     6: ("float32", {}, as_noise(np.zeros((12, 3)))),
+    7: ("int16", {"atol": 1.0}, None),
 }
 
 
@@ -329,6 +330,9 @@ def test_its_verdicts_are_those_of_hil(verify, tmp_path):
                 actual[:, 2] *= -1
             if number == 6:
                 reference[:, 2] = 0
+            if number == 7:  # one step from 0, in an integer
+                reference = np.where(reference.astype(np.int64) > 600, 90, 0).astype(np.int16)
+                actual = reference + np.int16(1)
         method = f"m{number}"
         signatures[method] = signature([], [reference])
         more = {"noise": {"y0": noise}} if noise is not None else {}

@@ -78,8 +78,16 @@ def test_small_values_where_zeros_are_expected_are_blind() -> None:
     assert of(with_column(reference, 5, lambda v: v + np.float32(1e-39)), reference).passed
     steps = np.zeros((1, 64), np.int8)
     steps[0, 0] = 100
-    assert of(steps + np.int8(1), steps, atol=1).passed, "the user says how far from 0 a value may be"
+    assert of(steps + np.int8(1), steps, atol=1).blind, "one step is the whole value"
     assert of(steps, steps + np.int8(1), atol=1).blind
+    floats = steps.astype(np.float32)
+    assert of(floats + 1, floats, atol=1).passed, "the user says how far from 0 a float may be"
+
+
+def test_single_steps_beside_zeros_agree_within_given_tolerance() -> None:
+    reference = np.where(RNG.random((32, 64)) < 0.1, 90, 0).astype(np.int8)
+    steps = (RNG.random(reference.shape) < 0.01).astype(np.int8)
+    assert of(reference + steps, reference, atol=1).passed
 
 
 def test_small_rows_of_inner_axes_are_found() -> None:

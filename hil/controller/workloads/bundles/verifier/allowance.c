@@ -69,7 +69,7 @@ struct group {
 enum { IS_NONZERO = 1, IS_SMALL = 2, IS_LOST = 4, IS_HIDDEN = 8 };
 
 static unsigned kind_at(const struct tensor *actual, const struct tensor *expected, double rtol, double atol, double share,
-                        bool given, const struct allowance *allowance, uint64_t index)
+                        bool with_zeros, const struct allowance *allowance, uint64_t index)
 {
     double a[2] = {0, 0}, b[2] = {0, 0}, size = magnitude_at(expected, index), noise = noise_at(allowance, index);
     if (!(size <= atol / (1 - rtol)))
@@ -79,7 +79,7 @@ static unsigned kind_at(const struct tensor *actual, const struct tensor *expect
     bool is_complex = actual->dtype->kind == 'c' || expected->dtype->kind == 'c';
     double distance = is_complex ? hypot(a[0] - b[0], a[1] - b[1]) : fabs(a[0] - b[0]);
     double tiny = has_eps(expected->dtype) ? expected->dtype->smallest / expected->dtype->eps : 0;
-    if (size == 0 && (given || !(distance > tiny))) /* a given tolerance says how far from 0 a value may be */
+    if (size == 0 && (!with_zeros || !(distance > tiny)))
         return 0;
     unsigned found = IS_NONZERO | IS_SMALL;
     if (!(distance > fmax(share * size, tiny)))
@@ -103,8 +103,10 @@ bool has_small_loss(const struct tensor *actual, const struct tensor *expected, 
         for (unsigned later = (unsigned)axis + 1; axis >= 0 && later < expected->rank; later++)
             stride *= expected->shape[later];
         struct group *groups = allocate(size, sizeof *groups);
+        /* A given tolerance says how far from 0 a float may be; one step from 0 is the whole value of an integer. */
+        bool with_zeros = !given || (!has_eps(expected->dtype) && axis < 0);
         for (uint64_t i = 0; i < expected->count; i++) {
-            unsigned kind = kind_at(actual, expected, rtol, atol, share, given, allowance, i);
+            unsigned kind = kind_at(actual, expected, rtol, atol, share, with_zeros, allowance, i);
             struct group *group = &groups[i / stride % size];
             group->nonzero += (kind & IS_NONZERO) != 0;
             group->small += (kind & IS_SMALL) != 0;
@@ -123,7 +125,7 @@ bool has_small_loss(const struct tensor *actual, const struct tensor *expected, 
         }
         for (uint64_t i = 0; *lost && i < expected->count; i++)
             if (groups[i / stride % size].nonzero &&
-                kind_at(actual, expected, rtol, atol, share, given, allowance, i) & IS_LOST) {
+                kind_at(actual, expected, rtol, atol, share, with_zeros, allowance, i) & IS_LOST) {
                 *first = i;
                 break;
             }
