@@ -67,7 +67,8 @@ def override_defaults(model: Model, tensors: Mapping[str, Array], context: RunCo
     for spec in default_specs(model):
         if spec.name in tensors:
             refuse_misfit(spec, tensors[spec.name])
-    key = Cache.key("defaults", model=model.digest, tensors=digest_of_samples([tensors]), version=_VERSION)
+    digest = digest_of_samples([tensors])
+    key = Cache.key("defaults", model=model.digest, file=model.path.name, tensors=digest, version=_VERSION)
 
     def make(folder: Path) -> None:
         with temporary_folder("hil-defaults-") as scratch:

@@ -70,6 +70,13 @@ def test_given_tensor_replaces_default_value(model, context, given):
     assert {name: array.tolist() for name, array in rest.items()} == {"x": [1, 1, 1]}
 
 
+def test_equal_models_of_other_names_are_kept_apart(model, context, tmp_path):
+    with_given_defaults(model, {"bias": BIAS}, context)
+    model.path.rename(tmp_path / "other.onnx")
+    renamed = import_model(tmp_path / "other.onnx", isolated=context.isolated, cache=context.cache)
+    assert weights_of(with_given_defaults(renamed, {"bias": BIAS}, context)[0])["bias"] == [5, 5, 5]
+
+
 def test_archive_replaces_default_value(model, context, tmp_path):
     np.savez(tmp_path / "given.npz", x=X, bias=BIAS)
     other, rest = with_given_defaults(model, [str(tmp_path / "given.npz")], context)
