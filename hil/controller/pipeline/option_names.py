@@ -46,7 +46,7 @@ def as_keyword(flag: str, value: str) -> str:
     name, repeats = spec
     given = value[1:]
     if not given:
-        return f"{name}="
+        return name
     key, equals, size = given.partition("=")
     if name == "dims" and equals:
         return f"{name}={{{key!r}: {size}}}"

@@ -19,10 +19,10 @@ ROOT = Path(hil.__file__).parent
     ("text", "pytests", "librarys"),
     [
         ("give --dim N=1, or more", "give --hil-dim N=1, or more", "give dims={'N': 1}, or more"),
-        ("raise it with --timeout, or stop", "raise it with --hil-timeout, or stop", "raise it with timeout=, or stop"),
+        ("raise it with --timeout, or stop", "raise it with --hil-timeout, or stop", "raise it with timeout, or stop"),
         ("--rtol 1e-3", "--hil-rtol 1e-3", "rtol=1e-3"),
         ("or --reference onnxruntime", "or --hil-reference onnxruntime", "or references=['onnxruntime']"),
-        ("--accept names output 'y'", "--hil-accept names output 'y'", "accept= names output 'y'"),
+        ("--accept names output 'y'", "--hil-accept names output 'y'", "accept names output 'y'"),
         ("--profile DIR", "--hil-runtime-profile DIR", "--profile DIR"),
         ("hil bench MODEL --iterations 9", "hil bench MODEL --iterations 9", "hil bench MODEL --iterations 9"),
         ("`hil board deploy --runtime x` helps", *["`hil board deploy --runtime x` helps"] * 2),
@@ -44,7 +44,7 @@ def test_every_option_of_pytest_is_renamed_from_hils_own() -> None:
 def test_library_names_its_keywords_in_errors() -> None:
     with pytest.raises(UsageError) as caught, hil.connect("sim") as board:
         hil.run("model.onnx", board, timeout=0.0)
-    assert caught.value.message == "timeout= must be above 0 seconds"
+    assert caught.value.message == "timeout must be above 0 seconds"
 
 
 def test_pytest_shows_no_error_with_hils_own_names() -> None:
