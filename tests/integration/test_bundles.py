@@ -259,7 +259,7 @@ def test_an_agent_with_trusted_keys_runs_what_they_signed_and_nothing_else(hil, 
     for name in ("mine", "other"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
     address = start_agent("--trusted-keys", str(tmp_path / "mine.pub"))
-    options = ("bundle", "create", two, "--function", "twice")
+    options = ("bundle", "create", two, "--function", "twice", "--case", two.parent / "seed0.npz")
     for name in ("mine", "other"):
         assert hil(*options, "--sign", name, "-o", f"{name}.hilb").code == 0
     assert hil("bundle", "run", "mine.hilb", "--board", address).code == 0
@@ -268,7 +268,8 @@ def test_an_agent_with_trusted_keys_runs_what_they_signed_and_nothing_else(hil, 
         assert ended.code == 3
         assert set(outcomes(ended.document)) == {"LOAD_ERROR"}
         assert "signed bundles only" in ended.document["cases"][0]["reason"]
-    ended = hil("run", two, "--function", "twice", "--board", address, "--runtime-hw-type", "sim")
+    given = ("--input", "3xi32=0 1 2", "--expected", "3xi32=0 2 4")
+    ended = hil("run", two, "--function", "twice", *given, "--board", address, "--runtime-hw-type", "sim")
     assert ended.code == 3 and "signed bundles only" in ended.out
     assert hil("bundle", "run", "mine.hilb", "--key", "other.pub").code == 2
 

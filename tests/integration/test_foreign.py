@@ -103,7 +103,8 @@ def test_a_program_without_a_declaration_takes_what_it_is_given(hil, simulator, 
 
 
 def test_types_come_from_the_mlir_where_it_is_there(hil, simulator, torch_module):
-    ended = hil("run", torch_module, "--board", simulator, "--input", "4xui8=1 2 3 254", "--input", "1", "--json")
+    given = ("--input", "4xui8=1 2 3 254", "--input", "1", "--expected", "4xui8=2 3 4 255", "--expected", "1")
+    ended = hil("run", torch_module, "--board", simulator, *given, "--json")
     assert (ended.code, ended.case["outcome"]) == (0, "PASS"), ended.out
     assert [output["dtype"] for output in ended.case["verdicts"][0]["outputs"]] == ["uint8", "int64"]
 
