@@ -23,7 +23,8 @@ from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.model_settings import for_model
 from hil.controller.pipeline.options import Options
-from hil.controller.pipeline.stages import PIPELINE, Step, Tools, make_case_inputs, refuse_ranges
+from hil.controller.pipeline.stages import PIPELINE, Step, make_case_inputs, refuse_ranges
+from hil.controller.pipeline.tools import Tools
 from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.results import Stage

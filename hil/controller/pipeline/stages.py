@@ -9,24 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hil import errors
 from hil.bundles.cases import check_loaded
-from hil.compare.random_outputs import mark_random
 from hil.compare.tolerance import check_tolerance
-from hil.compare.verdict import Verdict, compare, depends_on_noise, disagreement, judge, too_far
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.references import (
     expected_result,
-    measure_noise,
     refer_each,
     references,
     run_reference_with_fallback,
 )
-from hil.controller.backends.references.noise import largest_noise
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_resolver import choose
@@ -36,44 +32,25 @@ from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites
 from hil.controller.models.sizes import range_text
 from hil.controller.pipeline.accepting import load_rules
-from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.capture import Capture
-from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.flagfiles import comparable, tool_differs
-from hil.controller.pipeline.in_arithmetic import arithmetic_of, needs_control, with_control, without_other_control
-from hil.controller.pipeline.independence import hint_for_independence, not_asked, only_dependent, refusals, runtime_of
+from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.independence import runtime_of
+from hil.controller.pipeline.judging import PLAIN, compare_case
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Job, Options
 from hil.controller.pipeline.repeated import (
     compile_repeatedly,
-    instability,
-    judge_answers,
     run_repeatedly,
     with_profile,
 )
+from hil.controller.pipeline.tools import Tools, reference_settings
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import pick
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import COMPILE_FAILURE, storing
 from hil.core import clock
-from hil.core.board_config import BoardConfig
-from hil.core.results import Artifact, Outcome, Relation, RunResult, Stage
+from hil.core.results import Artifact, RunResult, Stage
 from hil.core.runtimes import compiler_for, runtime_for
 from hil.core.tensors import Array, TensorSpec, read_as
-
-# What the reference of the plain model is called among those that could not answer.
-_PLAIN = "of the plain model"
-
-
-@dataclass(frozen=True)
-class Tools:
-    """What stages work with."""
-
-    context: RunContext
-    config: BoardConfig | None = None  # of the board that the case is compiled for; None until that is known
-    session: BoardSession | None = None  # the board that the case runs on; None for the stages that need none
-    sink: ProgressSink = field(default_factory=ProgressSink)
-    lasting: bool = True  # whether the folders of cases stay when all is over
-    logs: bool = True  # whether to ask the board what a program that ran well wrote to stderr; a crash tells it anyway
 
 
 def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool = False) -> None:
@@ -273,7 +250,7 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     assert model is not None and inputs is not None
     start = time.monotonic()
     tools.sink.stage(case, Stage.REFER, "")
-    settings = _reference_settings(options, context, case.folder / "logs" / "reference.log")
+    settings = reference_settings(options, context, case.folder / "logs" / "reference.log")
     answers = [expected_result(options.expected, model.outputs)] if options.expected else []
     unanswered: Mapping[str, errors.StageError] = {}
     runtime = runtime_of(case, tools.config)
@@ -296,7 +273,7 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
         log = case.folder / "logs" / "plain-reference.log"
         case = replace(case, plain_reference=_refer_plain(inputs, options, context, log))
     except errors.StageError as error:
-        case = replace(case, unanswered={**case.unanswered, _PLAIN: error})
+        case = replace(case, unanswered={**case.unanswered, PLAIN: error})
     yield (case := case.timed(refer_s=time.monotonic() - start))
     tools.sink.keep(case, "references")
 
@@ -315,156 +292,10 @@ def _refer_plain(inputs: Mapping[str, Array], options: Options, context: RunCont
     if options.plain_model is None:
         return None
     model = import_model(options.plain_model, dims=options.dims, isolated=context.isolated, cache=context.cache)
-    settings = _reference_settings(options, context, log)
+    settings = reference_settings(options, context, log)
     if options.references:
         return refer_each(options.references, model, inputs, **settings)[0][0]
     return run_reference_with_fallback(model, inputs, **settings)[0]
-
-
-def _reference_settings(options: Options, context: RunContext, log: Path) -> dict[str, Any]:
-    return {
-        "cache": context.cache,
-        "isolated": context.isolated,
-        "recompute": options.recompute,
-        "timeout": options.timeout,
-        "log": log,
-    }
-
-
-def _compare(case: Case, tools: Tools) -> Iterator[Case]:
-    """Compare with the references and give the outcome."""
-    try:
-        for judged in _judge(case, tools):
-            yield judged
-    except errors.VacuousTolerance as error:
-        if not case.options.replace_blind_tolerance:
-            raise
-        case = replace(case, options=replace(case.options, rtol=None, atol=None))
-        for judged in _judge(case, tools):
-            yield (case := judged)
-        note = f"judged within hil's default tolerances: {error.message}"
-        yield replace(case, reason="; ".join(filter(None, (case.reason, note))))
-
-
-def _judge(case: Case, tools: Tools) -> Iterator[Case]:
-    context, options, result = tools.context, case.options, case.result
-    assert result is not None
-    start = time.monotonic()
-    tools.sink.stage(case, Stage.COMPARE, "")
-    tolerance = _tolerance(options)
-    case = without_other_control(case)
-    case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
-    if needs_control(case):
-        yield case
-        tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic_of(result)}")
-        case = with_control(case, _reference_settings(options, context, case.folder / "logs" / "control.log"))
-        tolerance |= {"rtol": None, "atol": None}
-        case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
-    if tolerance["atol"] is None and any(map(depends_on_noise, case.verdicts)):
-        tools.sink.stage(case, Stage.COMPARE, "measuring the reference's own noise")
-        case = _allow_for_noise(case, result, tolerance, context)
-    yield case
-    one, *others = case.references
-    # References compute in float32, whatever the board does.
-    plain = replace(one, control={})
-    between = [_marked(case, compare(comparable(other, one, case.model), plain, **tolerance)) for other in others]
-    outcome, reason = judge(case.verdicts, between)
-    case = replace(case, disagreement=disagreement(case.verdicts, between))
-    if options.expected and outcome is Outcome.PASS and case.verdicts[0].outcome is Outcome.FAIL:
-        # What the user expects is no oracle that others could outvote.
-        outcome, reason = Outcome.FAIL, f"{case.verdicts[0].reason}; {reason}"
-    passed = outcome is Outcome.PASS
-    first = comparable(result, one, case.model)
-    declared, types = (case.model and case.model.outputs) or (), options.element_types
-    if passed and (differs := tool_differs(first, one, types, case.inputs or {}, declared)):
-        outcome, reason, passed = Outcome.FAIL, differs, False
-    if case.plain_reference is not None:
-        case = replace(case, plain_verdict=compare(result, case.plain_reference))
-        assert case.plain_verdict is not None
-        if passed and (far := too_far(case.plain_verdict, options.min_sqnr_db)):
-            outcome, reason, passed = Outcome.FAIL, far, False
-    runtime = runtime_of(case, tools.config)
-    if passed and options.require_independent and (weak := only_dependent(case.verdicts)):
-        outcome, passed, reason = Outcome.REFERENCE_ERROR, False, weak
-    if outcome is Outcome.REFERENCE_ERROR:
-        reason = "; ".join(filter(None, (reason, not_asked(case, runtime))))
-    evidence, rest = refusals(case, runtime)
-    case = replace(case, outcome=outcome, reason="; ".join(filter(None, (*evidence, reason, *rest))))
-    case = judge_repetition(case)
-    passed = case.outcome is Outcome.PASS
-    yield case
-    if case.outcome is Outcome.REFERENCE_ERROR:
-        raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint_for_independence(case, runtime))
-    if passed and options.min_sqnr_db is not None and _PLAIN in case.unanswered:
-        why = case.unanswered[_PLAIN]
-        what = f"how near the answer is to the plain model's cannot be told: {why.message}"
-        raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
-    yield case.timed(compare_s=time.monotonic() - start)
-
-
-def _tolerance(options: Options) -> dict[str, Any]:
-    within = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind", "allow_flush")}
-    return {**within, "accept": load_rules(options.accept)}
-
-
-def judge_repetition(case: Case) -> Case:
-    """The case with the answers judged that differ between its iterations: UNSTABLE, unless they may differ."""
-    result, tolerance = case.result, _tolerance(case.options)
-    repetition = result.repetition if result is not None else None
-    if result is None or repetition is None or repetition.is_stable or case.error is not None:
-        return case
-
-    def judged(outputs: Mapping[str, Array]) -> Verdict:
-        verdicts = _verdicts(case, replace(result, outputs=outputs), case.references, tolerance)
-        strongest = [one for one in verdicts if one.relation is not Relation.SELF_CHECK] or verdicts
-        return next((one for one in strongest if not one), strongest[0])
-
-    verdicts = judge_answers(repetition, judged) if case.references else {}
-    is_unstable, text = instability(repetition, verdicts, case.model, case.options.allow_unstable)
-    case = replace(case, answer_verdicts=verdicts)
-    if is_unstable:
-        return replace(case, outcome=Outcome.UNSTABLE, reason=text)
-    return replace(case, reason="; ".join(filter(None, (case.reason, text))))
-
-
-def _verdicts(
-    case: Case, result: RunResult, references: Sequence[RunResult], tolerance: Mapping[str, Any]
-) -> tuple[Verdict, ...]:
-    """The verdicts; those that are a pass also say what they say nothing about."""
-    unseen = case.model.unseen if case.model is not None else ""
-    verdicts = [_marked(case, compare(comparable(result, one, case.model), one, **tolerance)) for one in references]
-    return tuple(
-        replace(one, reason="; ".join(filter(None, (one.reason, unseen)))) if one.outcome is Outcome.PASS else one
-        for one in verdicts
-    )
-
-
-def _marked(case: Case, verdict: Verdict) -> Verdict:
-    """The verdict, where the model draws random numbers with the outputs that depend on them marked."""
-    if case.model is None:
-        return verdict
-    return mark_random(verdict, case.model.random, case.model.random_outputs, case.options.allow_blind)
-
-
-def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], context: RunContext) -> Case:
-    """Judge once more within the references' noise. Where that changes nothing, the verdicts stay as they are.
-
-    Of several references the largest noise counts for each: it is the computation's, not one oracle's.
-    """
-    if case.model is None or case.inputs is None:
-        return case
-    settings = _reference_settings(case.options, context, case.folder / "logs" / "noise.log")
-    noise = largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
-    references = tuple(replace(one, noise=one.noise or noise) for one in case.references)
-    verdicts = _verdicts(case, result, references, tolerance)
-    if _judged(verdicts) == _judged(case.verdicts):
-        return case
-    return replace(case, references=references, verdicts=verdicts)
-
-
-def _judged(verdicts: Sequence[Verdict]) -> list[tuple[bool, bool]]:
-    """How every output was judged: one that is wrong beside it must not hide what noise explains of another."""
-    return [(output.passed, output.blind) for verdict in verdicts for output in verdict.outputs]
 
 
 def make_case_inputs(case: Case, specs: Sequence[TensorSpec]) -> Mapping[str, Array]:
@@ -499,6 +330,6 @@ PIPELINE = (
     Step(Stage.LOAD, _load, _has_program),
     Step(Stage.RUN, _run, _has_program),
     Step(Stage.REFER, _run_reference, lambda case: not case.references and None not in (case.model, case.inputs)),
-    Step(Stage.COMPARE, _compare, lambda case: case.result is not None and bool(case.references)),
+    Step(Stage.COMPARE, compare_case, lambda case: case.result is not None and bool(case.references)),
 )
 STAGES = tuple(step.stage for step in PIPELINE)

@@ -27,11 +27,12 @@ from hil.controller.models.dimensions import sizes_of_models
 from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.judging import judge_repetition
 from hil.controller.pipeline.model_settings import refuse_functions
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.stages import STAGES, choice_of, judge_repetition
+from hil.controller.pipeline.stages import STAGES, choice_of
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.origin import typed_command

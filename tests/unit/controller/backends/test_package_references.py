@@ -10,7 +10,7 @@ import pytest
 
 from hil.controller.backends.references import run_reference
 from hil.controller.pipeline.options import Options
-from hil.controller.pipeline.stages import _reference_settings
+from hil.controller.pipeline.tools import reference_settings
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model
 from hil.core.tensors import TensorSpec
@@ -89,4 +89,4 @@ def test_who_cannot_say_who_it_is_is_refused(answer, source: str, message: str) 
 
 def test_references_have_the_time_limit_that_was_given(tmp_path: Path, settings: dict[str, Any]) -> None:
     context = RunContext(settings["cache"], settings["isolated"])
-    assert _reference_settings(Options(timeout=5), context, tmp_path / "log")["timeout"] == 5
+    assert reference_settings(Options(timeout=5), context, tmp_path / "log")["timeout"] == 5
