@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from hil import errors
@@ -18,9 +19,8 @@ from hil.controller.pipeline.flagfiles import comparable, tool_differs
 from hil.controller.pipeline.in_arithmetic import arithmetic_of, needs_control, with_control, without_other_control
 from hil.controller.pipeline.independence import hint_for_independence, not_asked, only_dependent, refusals, runtime_of
 from hil.controller.pipeline.options import Options
-from hil.controller.pipeline.repeated import instability, judge_answers
+from hil.controller.pipeline.repeated import instability, judge_answers, may_differ
 from hil.controller.pipeline.tools import Tools, reference_settings
-from hil.controller.storage.run_context import RunContext
 from hil.core.results import Outcome, Relation, RunResult, Stage
 from hil.core.tensors import Array
 
@@ -44,22 +44,97 @@ def compare_case(case: Case, tools: Tools) -> Iterator[Case]:
 
 
 def _judge(case: Case, tools: Tools) -> Iterator[Case]:
-    context, options, result = tools.context, case.options, case.result
-    assert result is not None
     start = time.monotonic()
     tools.sink.stage(case, Stage.COMPARE, "")
+    for judged in _judge_answer(case, tools, noise := _NoiseOnce(case, tools)):
+        yield (case := judged)
+    runtime = runtime_of(case, tools.config)
+    evidence, rest = refusals(case, runtime)
+    case = replace(case, reason="; ".join(filter(None, (*evidence, case.reason, *rest))))
+    for judged in judge_repetition(case, tools, noise):
+        yield (case := judged)
+    if case.outcome is Outcome.REFERENCE_ERROR:
+        raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint_for_independence(case, runtime))
+    if case.outcome is Outcome.PASS and case.options.min_sqnr_db is not None and PLAIN in case.unanswered:
+        why = case.unanswered[PLAIN]
+        what = f"how near the answer is to the plain model's cannot be told: {why.message}"
+        raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
+    yield case.timed(compare_s=time.monotonic() - start)
+
+
+def judge_repetition(case: Case, tools: Tools, noise: _NoiseOnce | None = None) -> Iterator[Case]:
+    """Judge the answers that differ between a case's iterations: it is UNSTABLE, unless they may differ.
+
+    Every answer is judged by the rules for the first one.
+
+    Raises:
+        StageError: the answers may differ, and one of them cannot be judged.
+    """
+    result, allowed = case.result, case.options.allow_unstable
+    repetition = result.repetition if result is not None else None
+    if result is None or repetition is None or repetition.is_stable or case.error is not None:
+        yield case
+        return
+    noise = noise or _NoiseOnce(case, tools)
+
+    def judged(outputs: Mapping[str, Array]) -> Verdict:
+        answer = replace(case, result=replace(result, outputs=outputs, repetition=None))
+        *_, answer = _judge_answer(answer, tools, noise)
+        return _verdict_of(answer)
+
+    try:
+        verdicts = judge_answers(repetition, judged) if case.references else {}
+    except errors.StageError as error:
+        if may_differ(repetition, allowed):
+            raise
+        verdicts, why = {}, f"; they cannot be judged: {error.message}"
+    else:
+        why = ""
+    is_unstable, text = instability(repetition, verdicts, case.model, allowed)
+    case = replace(case, answer_verdicts=verdicts)
+    if is_unstable:
+        yield replace(case, outcome=Outcome.UNSTABLE, reason=text + why)
+    else:
+        yield replace(case, reason="; ".join(filter(None, (case.reason, text))))
+
+
+class _NoiseOnce:
+    """The noise of a case's references, measured when it is needed first.
+
+    Of several references the largest noise counts for each: it is the computation's, not one oracle's.
+    """
+
+    def __init__(self, case: Case, tools: Tools) -> None:
+        self._case = case
+        self._tools = tools
+
+    @cached_property
+    def value(self) -> Mapping[str, Array]:
+        """Output name -> noise."""
+        case, tools = self._case, self._tools
+        if case.model is None or case.inputs is None:
+            return {}
+        tools.sink.stage(case, Stage.COMPARE, "measuring the reference's own noise")
+        settings = reference_settings(case.options, tools.context, case.folder / "logs" / "noise.log")
+        return largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
+
+
+def _judge_answer(case: Case, tools: Tools, noise: _NoiseOnce) -> Iterator[Case]:
+    """Give the case the verdicts of its result, and the outcome and reason that follow from them."""
+    options, result = case.options, case.result
+    assert result is not None
     tolerance = _tolerance(options)
     case = without_other_control(case)
     case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
     if needs_control(case):
         yield case
         tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic_of(result)}")
-        case = with_control(case, reference_settings(options, context, case.folder / "logs" / "control.log"))
+        log = case.folder / "logs" / "control.log"
+        case = with_control(case, reference_settings(options, tools.context, log))
         tolerance |= {"rtol": None, "atol": None}
         case = replace(case, verdicts=_verdicts(case, result, case.references, tolerance))
     if tolerance["atol"] is None and any(map(depends_on_noise, case.verdicts)):
-        tools.sink.stage(case, Stage.COMPARE, "measuring the reference's own noise")
-        case = _allow_for_noise(case, result, tolerance, context)
+        case = _allow_for_noise(case, result, tolerance, noise.value)
     yield case
     one, *others = case.references
     # References compute in float32, whatever the board does.
@@ -80,48 +155,28 @@ def _judge(case: Case, tools: Tools) -> Iterator[Case]:
         assert case.plain_verdict is not None
         if passed and (far := too_far(case.plain_verdict, options.min_sqnr_db)):
             outcome, reason, passed = Outcome.FAIL, far, False
-    runtime = runtime_of(case, tools.config)
     if passed and options.require_independent and (weak := only_dependent(case.verdicts)):
-        outcome, passed, reason = Outcome.REFERENCE_ERROR, False, weak
+        outcome, reason = Outcome.REFERENCE_ERROR, weak
     if outcome is Outcome.REFERENCE_ERROR:
-        reason = "; ".join(filter(None, (reason, not_asked(case, runtime))))
-    evidence, rest = refusals(case, runtime)
-    case = replace(case, outcome=outcome, reason="; ".join(filter(None, (*evidence, reason, *rest))))
-    case = judge_repetition(case)
-    passed = case.outcome is Outcome.PASS
-    yield case
-    if case.outcome is Outcome.REFERENCE_ERROR:
-        raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint_for_independence(case, runtime))
-    if passed and options.min_sqnr_db is not None and PLAIN in case.unanswered:
-        why = case.unanswered[PLAIN]
-        what = f"how near the answer is to the plain model's cannot be told: {why.message}"
-        raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
-    yield case.timed(compare_s=time.monotonic() - start)
+        reason = "; ".join(filter(None, (reason, not_asked(case, runtime_of(case, tools.config)))))
+    yield replace(case, outcome=outcome, reason=reason)
+
+
+def _verdict_of(case: Case) -> Verdict:
+    """Return the verdict that a judged case's outcome rests on, with that outcome and its reason.
+
+    REFERENCE_ERROR says nothing about the answer: there the verdict stays.
+    """
+    strongest = [one for one in case.verdicts if one.relation is not Relation.SELF_CHECK] or case.verdicts
+    verdict = next((one for one in strongest if not one), strongest[0])
+    if case.outcome is None or case.outcome is Outcome.REFERENCE_ERROR:
+        return verdict
+    return replace(verdict, outcome=case.outcome, reason=case.reason)
 
 
 def _tolerance(options: Options) -> dict[str, Any]:
     within = {name: getattr(options, name) for name in ("rtol", "atol", "allow_blind", "allow_flush")}
     return {**within, "accept": load_rules(options.accept)}
-
-
-def judge_repetition(case: Case) -> Case:
-    """The case with the answers judged that differ between its iterations: UNSTABLE, unless they may differ."""
-    result, tolerance = case.result, _tolerance(case.options)
-    repetition = result.repetition if result is not None else None
-    if result is None or repetition is None or repetition.is_stable or case.error is not None:
-        return case
-
-    def judged(outputs: Mapping[str, Array]) -> Verdict:
-        verdicts = _verdicts(case, replace(result, outputs=outputs), case.references, tolerance)
-        strongest = [one for one in verdicts if one.relation is not Relation.SELF_CHECK] or verdicts
-        return next((one for one in strongest if not one), strongest[0])
-
-    verdicts = judge_answers(repetition, judged) if case.references else {}
-    is_unstable, text = instability(repetition, verdicts, case.model, case.options.allow_unstable)
-    case = replace(case, answer_verdicts=verdicts)
-    if is_unstable:
-        return replace(case, outcome=Outcome.UNSTABLE, reason=text)
-    return replace(case, reason="; ".join(filter(None, (case.reason, text))))
 
 
 def _verdicts(
@@ -143,15 +198,8 @@ def _marked(case: Case, verdict: Verdict) -> Verdict:
     return mark_random(verdict, case.model.random, case.model.random_outputs, case.options.allow_blind)
 
 
-def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], context: RunContext) -> Case:
-    """Judge once more within the references' noise. Where that changes nothing, the verdicts stay as they are.
-
-    Of several references the largest noise counts for each: it is the computation's, not one oracle's.
-    """
-    if case.model is None or case.inputs is None:
-        return case
-    settings = reference_settings(case.options, context, case.folder / "logs" / "noise.log")
-    noise = largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
+def _allow_for_noise(case: Case, result: RunResult, tolerance: Mapping[str, Any], noise: Mapping[str, Array]) -> Case:
+    """Judge once more within the references' noise. Where that changes nothing, the verdicts stay as they are."""
     references = tuple(replace(one, noise=one.noise or noise) for one in case.references)
     verdicts = _verdicts(case, result, references, tolerance)
     if _judged(verdicts) == _judged(case.verdicts):

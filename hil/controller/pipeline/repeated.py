@@ -151,6 +151,12 @@ def worst_answer(verdicts: Mapping[int, Verdict]) -> int:
     return max(verdicts, key=severity)
 
 
+def may_differ(repetition: Repetition, allowed: Sequence[str]) -> bool:
+    """Return whether patterns of names allow every output that differs to do so."""
+    differing = repetition.differing
+    return bool(differing) and all(any(fnmatchcase(name, one) for one in allowed) for name in differing)
+
+
 def instability(
     repetition: Repetition | None, verdicts: Mapping[int, Verdict], model: Model | None, allowed: Sequence[str]
 ) -> tuple[bool, str]:
@@ -164,7 +170,7 @@ def instability(
     if repetition is None or repetition.is_stable:
         return False, ""
     differing = repetition.differing
-    is_allowed = bool(differing) and all(any(fnmatchcase(name, one) for one in allowed) for name in differing)
+    is_allowed = may_differ(repetition, allowed)
     unseen = len(repetition.answers) - len(verdicts) + repetition.others
     if is_allowed and not unseen and all(verdicts.values()):
         return False, f"{repetition.text} in {', '.join(differing)}, allowed by --allow-unstable"
@@ -176,8 +182,13 @@ def instability(
     if not verdicts:
         return True, text
     worst = worst_answer(verdicts)
-    first = "the first passes" if verdicts[0] else f"the first is wrong ({verdicts[0].reason})"
+    first = f"the first {_judged(verdicts[0])}"
     if not worst:
         return True, f"{text}; {first}, and no other is worse"
-    how = "passes" if verdicts[worst] else f"is wrong ({verdicts[worst].reason})"
-    return True, f"{text}; {first}, the worst {how}"
+    return True, f"{text}; {first}, the worst {_judged(verdicts[worst])}"
+
+
+def _judged(verdict: Verdict) -> str:
+    if verdict:
+        return "passes"
+    return f"{'cannot be judged' if verdict.outcome is Outcome.BLIND else 'is wrong'} ({verdict.reason})"

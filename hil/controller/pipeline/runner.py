@@ -21,6 +21,7 @@ from hil.controller.models.inputs import OpenDimensions, with_sizes_of
 from hil.controller.models.size_hints import suggest_sizes
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.judging import judge_repetition
 from hil.controller.pipeline.model_settings import for_model
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.stages import PIPELINE, Step, make_case_inputs, refuse_ranges
@@ -109,6 +110,13 @@ class Runner(Tools):
         if early is not None:
             case = self.with_references(case, early)
         return self._advance(case, Stage.REFER, Stage.COMPARE)
+
+    def judge_repetition(self, case: Case) -> Case:
+        """Judge the answers of more iterations of a case that is judged already."""
+        repetition = case.result.repetition if case.result is not None else None
+        if case.error is not None or repetition is None or repetition.is_stable:
+            return case
+        return self._do(case, Step(Stage.COMPARE, judge_repetition, lambda case: True))
 
     def with_references(self, case: Case, early: Case) -> Case:
         """A case with what :meth:`refer_early` got for it: references, or the error that took their place."""

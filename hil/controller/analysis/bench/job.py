@@ -27,7 +27,6 @@ from hil.controller.models.dimensions import sizes_of_models
 from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.board_pool import BoardPool, BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.judging import judge_repetition
 from hil.controller.pipeline.model_settings import refuse_functions
 from hil.controller.pipeline.options import Job
 from hil.controller.pipeline.record import Recorder
@@ -269,7 +268,7 @@ class _Bench:
                     cold=False,
                     repetition=side.repetition,
                 )
-                side.case = judge_repetition(replace(side.case, result=result))
+                side.case = self.runner.judge_repetition(replace(side.case, result=result))
         measured = {side.case.name: side.case for side in self.sides}
         self.cases = [measured.get(case.name, case) for case in self.cases]
         for case in self.cases:

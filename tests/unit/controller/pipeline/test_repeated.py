@@ -76,6 +76,14 @@ def test_instability_of_wrong_answers_reports_the_first():
     assert "; the first is wrong (output y: 3 of 4 values" in instability(found, judged(found), None, ())[1]
 
 
+def test_instability_names_answers_that_cannot_be_judged():
+    found = answers(RIGHT, WRONG)
+    blind = {number: replace(one, outcome=Outcome.BLIND, reason="blind") for number, one in judged(found).items()}
+    assert instability(found, {**judged(found), 1: blind[1]}, None, ())[1].endswith(
+        "; the first passes, the worst cannot be judged (blind)"
+    )
+
+
 def test_instability_without_references_has_its_shares():
     assert instability(answers(RIGHT, WRONG), {}, None, ()) == (
         True,
