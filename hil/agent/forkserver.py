@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,14 +154,23 @@ class _Worker:
         if profile is None:
             hint = "one that can has a method for it: see hil.agent.runtimes.Program"
             raise RunFailed("this runtime cannot profile", hint=hint)
-        self.program.bind(self._given(order["inputs"], order["bytes"]))
         runs = order["warmup"] + order["iterations"]
+        fresh = FreshInputs(self._in, order["inputs"], order["bytes"])
+        self.program.bind(self._given(order["inputs"], order["bytes"], fresh))
         # In the program's folder, or a sandbox's own: they go with the program, whatever becomes of this process.
         where = None if self._sandboxed else self._folder
         with tempfile.TemporaryDirectory(dir=where, prefix="profile-") as place:
             tool = Path(order["tool"]) if order["tool"] else None
             answers = AnswerLog(self._out, [spec.name for spec in self.program.outputs], runs)
-            files = profile(order["warmup"], order["iterations"], Path(place), tool, answers.add)
+
+            def check(arrays: Sequence[Array]) -> None:
+                answers.add(arrays)
+                fresh.restore()
+
+            files = profile(order["warmup"], order["iterations"], Path(place), tool, check)
+            if answers.runs not in (0, runs):
+                what = f"its profile method reported the outputs of {answers.runs} runs, and there were {runs}"
+                raise RunFailed(what, hint="it calls check once a run: see hil.agent.runtimes.Program")
             size = sum(file.stat().st_size for file in files)
             if size > order["limit"]:
                 what = f"the profile has {size} bytes and the board {order['limit']} of memory"

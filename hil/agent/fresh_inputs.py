@@ -1,4 +1,9 @@
-"""Give a program the same inputs before every run of a call: some programs write to the memory of their inputs."""
+"""Give a program the same inputs before every run of a call: some programs write to the memory of their inputs.
+
+Inputs of at most :data:`FULL_BYTES` together are copied again before every run. Of larger ones all bytes are compared
+after the first run, and blocks of :data:`FULL_BYTES` together after every later one, which move on from run to run; an
+input that has changed is copied again before every further run.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from hil.agent.ipc import Arena
+from hil.agent.iterations import BLOCK_BYTES, FULL_BYTES, sampled_blocks
 
-_PIECE = 1 << 16
+_Span = tuple[int, int]
 
 
 class FreshInputs:
     """Inputs in a private mapping of the arena: what the program writes there never reaches the arena itself.
-
-    After the first run the mapping is compared with the arena. Inputs that the program has changed are copied from the
-    arena before every further run; a program that changes none costs one comparison and no memory.
 
     Args:
         entries: the inputs, as messages describe them.
@@ -23,20 +26,42 @@ class FreshInputs:
 
     def __init__(self, arena: Arena, entries: Sequence[dict[str, Any]], size: int) -> None:
         self._fd = arena.fd
-        self._spans = [(entry["at"], entry["at"] + entry["bytes"]) for entry in entries]
-        self._changed: list[tuple[int, int]] | None = None
+        self._size = size
+        self._unchanged: list[_Span] = [(entry["at"], entry["at"] + entry["bytes"]) for entry in entries]
+        self._changed: list[_Span] = []
+        self._number = 0
         self.view = arena.private_view(size)
 
     def restore(self) -> None:
         """Put back what the program has changed; called between two runs."""
-        if self._changed is None:
-            self._changed = [span for span in self._spans if not self._is_unchanged(*span)]
-        for begin, end in self._changed:
-            while begin < end:
-                begin += os.preadv(self._fd, [self.view[begin:end]], begin)
+        if self._size <= FULL_BYTES:
+            self._copy(0, self._size)
+            return
+        if found := self._find_changed():
+            self._unchanged = [span for span in self._unchanged if span not in found]
+            self._changed += found
+        self._number += 1
+        for span in self._changed:
+            self._copy(*span)
 
-    def _is_unchanged(self, begin: int, end: int) -> bool:
-        piece = bytearray(_PIECE)
+    def _find_changed(self) -> set[_Span]:
+        """Return the inputs that a run has changed, of those that no run before has."""
+        sizes = [end - begin for begin, end in self._unchanged]
+        if self._number == 0 or sum(sizes) <= FULL_BYTES:
+            return {span for span in self._unchanged if not self._is_equal(*span)}
+        found = set()
+        for place, begin, end in sampled_blocks(sizes, sum(sizes), self._number):
+            base = self._unchanged[place][0]
+            if not self._is_equal(base + begin, base + end):
+                found.add(self._unchanged[place])
+        return found
+
+    def _copy(self, begin: int, end: int) -> None:
+        while begin < end:
+            begin += os.preadv(self._fd, [self.view[begin:end]], begin)
+
+    def _is_equal(self, begin: int, end: int) -> bool:
+        piece = bytearray(BLOCK_BYTES)
         while begin < end:
             size = min(os.preadv(self._fd, [piece], begin), end - begin)
             if piece[:size] != self.view[begin : begin + size]:

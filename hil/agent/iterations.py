@@ -63,6 +63,11 @@ class AnswerLog:
         self.others = 0  # runs whose answers were not told apart
 
     @property
+    def runs(self) -> int:
+        """How many runs there were so far."""
+        return self._number
+
+    @property
     def outputs(self) -> list[dict[str, Any]]:
         """The outputs of the first run, as messages describe them."""
         return self._answers[0].entries or [] if self._answers else []
@@ -132,7 +137,7 @@ class AnswerLog:
             total = sum(part.nbytes for part in kept)
             return all(
                 bytearray(kept[place][begin:end]) == parts[place][begin:end]
-                for place, begin, end in _sampled([part.nbytes for part in kept], total, number)
+                for place, begin, end in sampled_blocks([part.nbytes for part in kept], total, number)
             )
         return all(map(_equal, kept, parts))
 
@@ -155,8 +160,8 @@ def _equal(kept: Any, data: memoryview) -> bool:
     return kept.nbytes == data.nbytes and all(same)
 
 
-def _sampled(sizes: Sequence[int], total: int, number: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (output, begin, end) of the blocks that a run compares: spread evenly, one further on in every run."""
+def sampled_blocks(sizes: Sequence[int], total: int, number: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (tensor, begin, end) of the blocks that a run compares: spread evenly, one further on in every run."""
     count = -(-total // BLOCK_BYTES)
     wanted = FULL_BYTES // BLOCK_BYTES
     for step in range(wanted):

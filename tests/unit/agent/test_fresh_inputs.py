@@ -7,6 +7,7 @@ import pytest
 
 from hil.agent.fresh_inputs import FreshInputs
 from hil.agent.ipc import Arena, lay_out
+from hil.agent.iterations import BLOCK_BYTES, FULL_BYTES
 from hil.core.tensors import Array
 
 
@@ -37,12 +38,30 @@ def test_writing_never_reaches_the_arena():
     assert not any(arena.view(100, grow=False))
 
 
-def test_restore_leaves_inputs_alone_that_the_first_run_did_not_change():
-    _, inputs, views = fresh(np.zeros(10, np.uint8))
+@pytest.mark.parametrize("size", [10, FULL_BYTES, FULL_BYTES + 1, 5 * FULL_BYTES + 7])
+def test_restore_notices_a_change_of_a_later_run(size: int):
+    """The changed byte of a large input is in a block that is compared at the latest when all blocks were."""
+    given = [np.zeros(3, np.uint8), np.arange(size, dtype=np.uint32).view(np.uint8)]
+    _, inputs, views = fresh(*given)
     inputs.restore()
-    views[0][:] = 1
     inputs.restore()
-    assert views[0].tolist() == [1] * 10
+    views[1][-1] ^= 1
+    for _ in range(-(-size // BLOCK_BYTES) + 1):
+        inputs.restore()
+    assert np.array_equal(views[1], given[1])
+    views[1][0] ^= 1
+    inputs.restore()
+    assert np.array_equal(views[1], given[1])
+
+
+def test_large_inputs_that_do_not_change_are_not_copied(monkeypatch: pytest.MonkeyPatch):
+    _, inputs, views = fresh(np.zeros(2 * FULL_BYTES, np.uint8), np.zeros(2 * FULL_BYTES, np.uint8))
+    views[0][5] = 1
+    copied: list[tuple[int, int]] = []
+    monkeypatch.setattr(inputs, "_copy", lambda begin, end: copied.append((begin, end)))
+    inputs.restore()
+    inputs.restore()
+    assert copied == [(0, 2 * FULL_BYTES)] * 2
 
 
 def test_no_inputs_need_nothing():
