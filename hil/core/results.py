@@ -261,6 +261,11 @@ class Artifact:
     # the last of ``inputs``, where the program takes more than its model does: what they are given, in order.
     carried: Mapping[str, Array] = field(default_factory=dict, compare=False)
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of its outputs, as far as they are known: programs may have lost those of their models."""
+        return tuple(spec.name for spec in self.outputs or ())
+
 
 MOST_NAMES = 200
 # ExecuTorch's own kernels, and its backends as `--backend=` and as programs call them. Of several that the flag names,

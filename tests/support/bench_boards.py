@@ -26,7 +26,15 @@ class PacedProgram:
     name: str
     pace: Callable[[], int]
 
-    def run(self, inputs: Mapping[str, Any], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0) -> Any:
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        warmup: int = 0,
+        iterations: int = 1,
+        timeout: float = 60.0,
+        names: tuple[str, ...] = (),
+    ) -> Any:
         self.board.calls.append((self.name, warmup, iterations))
         if self.board.fail_at and len(self.board.calls) == self.board.fail_at:
             raise self.board.failure
@@ -37,7 +45,8 @@ class PacedProgram:
             start = self.board.now_ns
             self.board.now_ns += self.pace()
             stamps.append((start, self.board.now_ns))
-        return RunResult("paced", {}, tuple(stamps), 7), Invocation({}, (), warm, (0, 0), None, 0, 0, 0.0, 0.0)
+        outputs = {name: np.zeros(1) for name in names}
+        return RunResult("paced", outputs, tuple(stamps), 7), Invocation({}, (), warm, (0, 0), None, 0, 0, 0.0, 0.0)
 
     def unload(self) -> None:
         self.board.loaded.remove(self.name)

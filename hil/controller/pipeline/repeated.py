@@ -80,7 +80,7 @@ def run_repeatedly(
         The program, and its result and call: those of the first run, with the times of all of the first program's runs
         and the repetition of all runs.
     """
-    names = tuple(spec.name for spec in artifact.outputs or ())
+    names = artifact.output_names
     counts: dict[str, Any] = {name: getattr(options, name) for name in ("warmup", "iterations", "timeout")}
 
     def load(one: Artifact) -> LoadedProgram:
@@ -117,14 +117,21 @@ def _answers_of(result: RunResult) -> Repetition:
     return result.repetition or Repetition((Answer(1, 0, result.outputs),))
 
 
-def with_profile(result: RunResult, taken: ProfilePass | None) -> RunResult:
-    """Return a result with the answers of the profile pass among those of its iterations."""
+def with_profile(
+    result: RunResult, taken: ProfilePass | None, convert: Callable[[Mapping[str, Array]], Mapping[str, Array]]
+) -> RunResult:
+    """Return a result with the answers of the profile pass among those of its iterations.
+
+    Args:
+        convert: makes of the outputs of a run what the result has of its own.
+    """
     if taken is None:
         return result
     repetition = taken.repetition
     if repetition is None:
         note = "the answers of the profile pass were not checked: the profiler does not give them out"
         return replace(result, provenance={**result.provenance, "notes": [*result.provenance.get("notes", ()), note]})
+    repetition = repetition.converted(convert)
     given = list(repetition.answers[0].outputs or {})
     if len(given) == len(result.outputs):
         repetition = repetition.renamed(dict(zip(given, result.outputs, strict=True)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hil import errors
-from hil.bundles.cases import check_loaded
+from hil.bundles.cases import Signature, check_loaded
 from hil.compare.tolerance import check_tolerance
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.references import (
@@ -204,8 +204,12 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
             others = case.compilations.programs if case.compilations is not None else ()
             program, result, call = run_repeatedly(session, artifact, others, inputs, options)
             spent = time.monotonic() - start
-            if case.signature is not None:
-                result = _as_signed(result, program.loaded.outputs, case.signature.outputs)
+            convert = _signing(program.loaded.outputs, case.signature)
+            result = replace(
+                result,
+                outputs=convert(result.outputs),
+                repetition=result.repetition and result.repetition.converted(convert),
+            )
             if arithmetic := options.arithmetic or session.board.config.arithmetic_of(artifact.runtime):
                 result = replace(result, provenance={**result.provenance, "arithmetic": arithmetic})
             case = replace(case, result=result).timed(
@@ -220,7 +224,7 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
                 capture.timed(call, inputs, result.outputs)
                 tools.sink.stage(case, Stage.RUN, "once more, under the profiler")
                 capture.profile(program, inputs, **counts)
-                yield (case := replace(case, result=with_profile(result, capture.taken)))
+                yield (case := replace(case, result=with_profile(result, capture.taken, convert)))
         if tools.logs:
             yield replace(case, worker_log=tuple(program.log()))
     except (errors.RunCrashed, errors.StageTimeout):
@@ -230,17 +234,19 @@ def _run(case: Case, tools: Tools) -> Iterator[Case]:
         session.after_run(artifact, broken=broken)
 
 
-def _as_signed(result: RunResult, own: Sequence[TensorSpec], signed: Sequence[TensorSpec]) -> RunResult:
-    """The result with integers of which the program does not say whether they have a sign as the signature says."""
-    if not len(result.outputs) == len(own) == len(signed):
-        return result
+def _signing(
+    own: Sequence[TensorSpec], signature: Signature | None
+) -> Callable[[Mapping[str, Array]], Mapping[str, Array]]:
+    """Return what gives integers the sign of the signature, in outputs of which the program does not say it."""
+    signed = signature.outputs if signature is not None else ()
 
-    def converted(outputs: Mapping[str, Array]) -> dict[str, Array]:
+    def convert(outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        if not len(outputs) == len(own) == len(signed):
+            return outputs
         triples = zip(outputs.items(), own, signed, strict=True)
         return {name: read_as(array, spec.dtype, one) for (name, array), one, spec in triples}
 
-    repetition = result.repetition and result.repetition.converted(converted)
-    return replace(result, outputs=converted(result.outputs), repetition=repetition)
+    return convert
 
 
 def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:

@@ -249,11 +249,15 @@ class _Meter:
     def _run(self, iterations: int, warmup: int = 0) -> tuple[Nanoseconds, Nanoseconds]:
         """Starts and durations of iterations, by the board's clock or else the host's."""
         side, case = self._side, self._side.case
-        assert self._program is not None and case.inputs is not None
+        assert self._program is not None and case.inputs is not None and case.artifact is not None
         begun = clock.now_ns()
         with _blamed(side, Stage.RUN):
             result, call = self._program.run(
-                case.inputs, warmup=warmup, iterations=iterations, timeout=case.options.timeout
+                case.inputs,
+                warmup=warmup,
+                iterations=iterations,
+                timeout=case.options.timeout,
+                names=case.artifact.output_names,
             )
         side.warmup_s += call.warmup_ns / 1e9
         side.result = result

@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hil.bundles.cases import Signature
 from hil.compare.verdict import Verdict, compare
+from hil.controller.devices.board_client import ProfilePass
 from hil.controller.pipeline.repeated import (
     compile_repeatedly,
     instability,
     judge_answers,
     run_repeatedly,
+    with_profile,
     worst_answer,
 )
+from hil.controller.pipeline.stages import _signing
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Model, Outcome, RunResult
+from hil.core.tensors import TensorSpec
+from hil.core.timeline import Span
 
 RIGHT = {"y": np.float32([1, 2, 3, 4])}
 WRONG = {"y": np.float32([1, 2, 3, 9])}
@@ -191,3 +197,17 @@ def test_allow_unstable_needs_every_answer():
     found = answers(RIGHT, close, None)
     is_unstable, text = instability(found, judged(found), None, ("y",))
     assert is_unstable and "1 of them were not fetched" in text
+
+
+def test_with_profile_reads_answers_as_the_result_does():
+    """IREE tells neither the sign of an integer nor an output's name; the bundle's signature does."""
+    raw = np.array([1, 200], np.uint8).view(np.int8)
+    own, signed = TensorSpec("output0", "", ()), TensorSpec("y", "uint8", (2,))
+    convert = _signing([own], Signature((), (signed,)))
+    outputs = convert({"y": raw})
+    assert outputs["y"].tolist() == [1, 200]
+    result = RunResult("board", outputs, repetition=Repetition((Answer(3, 0, outputs),)))
+    passed = Repetition((Answer(2, 0, {"output0": raw}),))
+    span = Span("profile", 0, 1)
+    found = with_profile(result, ProfilePass({}, [], span, span, 0, 2, passed), convert).repetition
+    assert found is not None and found.is_stable and found.iterations == 5

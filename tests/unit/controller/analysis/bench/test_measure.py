@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import under_load
 from hil.controller.pipeline.options import Job
 from hil.core.results import Outcome
+from hil.core.tensors import TensorSpec
 from hil.errors import RunCrashed
 
 JOB = Job(models=(Path("a"), Path("b")))
@@ -143,3 +145,12 @@ def test_only_what_ran_while_all_copies_ran_counts_as_under_load():
     assert starts.tolist() == [15, 20, 25, 30]
     assert durations.tolist() == [10] * 4
     assert rate == pytest.approx(4 / 25 * 1e9)
+
+
+def test_batches_name_outputs_as_the_model_does():
+    side = side_on(PacedBoard({"m": lambda: 10**6}), "A", "m")
+    assert side.case.artifact is not None
+    artifact = replace(side.case.artifact, outputs=(TensorSpec("y", "float64", (1,)),))
+    side.case = replace(side.case, artifact=artifact)
+    measure([side], bench(iterations=5), lambda *_: None, random.Random(0))
+    assert side.result is not None and list(side.result.outputs) == ["y"]
