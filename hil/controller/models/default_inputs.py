@@ -10,15 +10,13 @@ from pathlib import Path
 from hil.controller.models.importers import IMPORT_TIMEOUT_S, import_model
 from hil.controller.models.inputs import digest_of_samples, parse_input, refuse_misfit
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.isolated import function_version, naming_errors
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.results import Model
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed
-
-_VERSION = 1
 
 
 def default_specs(model: Model) -> tuple[TensorSpec, ...]:
@@ -68,7 +66,7 @@ def override_defaults(model: Model, tensors: Mapping[str, Array], context: RunCo
         if spec.name in tensors:
             refuse_misfit(spec, tensors[spec.name])
     digest = digest_of_samples([tensors])
-    key = Cache.key("defaults", model=model.digest, file=model.path.name, tensors=digest, version=_VERSION)
+    key = Cache.key("defaults", model=model.digest, file=model.path.name, tensors=digest, write=function_version(write))
 
     def make(folder: Path) -> None:
         with temporary_folder("hil-defaults-") as scratch:

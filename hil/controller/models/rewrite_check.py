@@ -13,6 +13,7 @@ from hil.controller.models.inputs import digest_of_samples
 from hil.controller.models.onnx_rewrites import INLINER, rewrites
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
+from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.installed import version
 from hil.core.results import Model
@@ -23,8 +24,6 @@ from hil.errors import ImportFailed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Increase this when the check changes: older results in the cache are then not used.
-_VERSION = 1
 # Both models run on the same kernels without optimizations, so only their roundings may differ.
 _EPSILONS = 16
 _HINT = "the board was given a wrong model: export it with opset 17 or newer, without local functions"
@@ -55,7 +54,7 @@ def check_rewrites(
         inputs=digest_of_samples([inputs]),
         names=names,
         tools=[version("onnx"), version("onnxruntime")],
-        version=_VERSION,
+        code=code_digest(*ONNX_REWRITING, "controller/models/rewrite_check.py"),
     )
 
     def ask() -> dict[str, str]:

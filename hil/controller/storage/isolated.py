@@ -55,7 +55,7 @@ def function_name(function: IsolatedFunction) -> str:
 
 
 def function_version(function: IsolatedFunction) -> str:
-    """Return what a function's results depend on: its name, and the digest of its file if that is a package's own.
+    """Return what a function's results depend on: its name, and the digest of its file.
 
     Raises:
         ValueError: as :func:`function_name`.
@@ -65,12 +65,10 @@ def function_version(function: IsolatedFunction) -> str:
 
 
 def file_version(module: str) -> str:
-    """The digest of a module's file, for keys of the cache: a package may be edited without a new version.
+    """Return the digest of a module's file, for keys of the cache: it may be edited without a new version.
 
-    "" where there is no file, and of hil's own modules, which have such versions.
+    "" where there is no file.
     """
-    if module.partition(".")[0] == "hil":
-        return ""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.models.compiling import LOG, call_isolated, compile_cached, compiling
 from hil.controller.storage.cache import Cache, digests_in
+from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
 from hil.core.arithmetic import FLOAT32, check_arithmetic
 from hil.core.digest import digest_of
 from hil.core.installed import version
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 FLAG = "--arithmetic="
 # What one protobuf message holds, and some room.
 _MAX_BYTES = 1 << 30
-# Raise this when the rewritten model changes.
-_VERSION = 1
 _FILE = "model.onnx"
 
 
@@ -49,7 +48,7 @@ def in_arithmetic(model: Model, arithmetic: str, work: Work) -> Model:
         dims=dict(model.dims),
         arithmetic=arithmetic,
         onnx=version("onnx"),
-        version=_VERSION,
+        code=code_digest(*ONNX_REWRITING, "controller/backends/compilers/arithmetic.py"),
     )
 
     def build(folder: Path) -> None:

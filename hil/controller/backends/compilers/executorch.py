@@ -14,6 +14,7 @@ from hil.controller.models.compiling import CompileOrder, call_isolated, compile
 from hil.controller.models.executorch_backends import lower, pick_backend
 from hil.controller.models.flows.recipe import recipe_notes
 from hil.controller.storage.cache import Cache, digests_in
+from hil.controller.storage.isolated import function_version
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.texts import foreign_errors
 from hil.core.results import BACKEND_FLAG, BACKENDS, DELEGATE_FLAG, PORTABLE, Artifact, Model
@@ -61,7 +62,8 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     versions = [needed_version(package, "executorch") for package in _PACKAGES]
     by = f"executorch {versions[0]} {name}"
     how_made = {"backend": name, "options": options, **backend.made_by()}
-    key = Cache.key("executorch", model=model.digest, versions=versions, how=how_made, version=_VERSION)
+    parts = {"versions": versions, "how": how_made, "build": function_version(build), "version": _VERSION}
+    key = Cache.key("executorch", model=model.digest, **parts)
     debug_ir = order["debug_ir"]
 
     def make(folder: Path) -> None:

@@ -27,6 +27,7 @@ from hil.controller.models.compiling import (
 )
 from hil.controller.models.importers.mlir import declaration_of, declare, functions_in, parse
 from hil.controller.storage.cache import META, Cache, digests_in
+from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
 from hil.controller.storage.packages import needed_version
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
@@ -64,8 +65,10 @@ FUNCTION = "function"
 # IREE narrows float64 to float32 by default; a test of a model keeps the model's dtypes. Models without float64 do not
 # get the flag: IREE lowers some of their float32 operators through float64, and then cannot compile that.
 KEEP_FLOAT64 = "--iree-input-demote-f64-to-f32=false"
-# Raise this when the way to MLIR, or what is refused, changes: older programs in the cache are then not used.
+# Raise this when what is refused, or the way to MLIR outside of these files, changes: older programs in the cache are
+# then not used.
 _VERSION = 5
+_TO_MLIR = (*ONNX_REWRITING, "controller/backends/compilers/onnx_to_mlir.py")
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,7 @@ def recipe_of(model: Model, flags: Sequence[str]) -> Recipe:
         "files": [digest_file(Path(value)) for value in values if is_file(value)],
         "host": host_cpu() if any(flag.endswith("=host") for flag in all_flags) else "",
         "version": _VERSION,
+        "code": code_digest(*_TO_MLIR) if model.format == "onnx" else "",
     }
     compiler = f"iree {compiler_version}"
     meta = {"model": model.name, "compiler": compiler, "flags": list(all_flags)}

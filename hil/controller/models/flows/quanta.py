@@ -14,7 +14,7 @@ from hil.controller.models.importers.onnx_nodes import constants_of
 from hil.controller.models.importers.pt2 import is_tensor, output_names
 from hil.controller.models.importers.pt2_archive import load_program
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import IsolatedError
+from hil.controller.storage.isolated import IsolatedError, function_version
 from hil.errors import ImportFailed
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 _TIMEOUT_S = 600.0
-# Raise this when what is found out changes.
-_VERSION = 3
 
 
 def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> float | None:
@@ -55,7 +53,7 @@ def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> floa
         except IsolatedError as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
 
-    key = Cache.key("quanta", model=model.digest, version=_VERSION)
+    key = Cache.key("quanta", model=model.digest, find=function_version(look))
     steps, _ = context.cache.get_or_compute(key, {"model": model.name}, find)
     chosen = [one for one in steps if not one["integer"]] or steps
     return max((one["step"] * min(flow.quanta, one["roundings"]) for one in chosen), default=None)

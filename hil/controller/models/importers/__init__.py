@@ -20,6 +20,7 @@ from hil.controller.storage.isolated import (
     lent,
     naming_errors,
 )
+from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
 from hil.controller.storage.packages import Registered, pick, registered
 from hil.controller.storage.paths import is_file
 from hil.core.digest import digest_file
@@ -270,6 +271,8 @@ def _describe(
         function=function,
         dims=dict(dims),
         version=_VERSION,
+        # The description of an ONNX model lists the rewrites that it needs.
+        code=code_digest(*ONNX_REWRITING, "controller/models/random_nodes.py"),
     )
 
     def ask() -> dict[str, Any]:

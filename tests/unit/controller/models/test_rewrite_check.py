@@ -61,6 +61,14 @@ def test_check_passes_a_right_conversion_once(checked: Callable[..., int], hardm
     assert checked(hardmax, {"x": X["x"] + 1}) == 1
 
 
+def test_check_is_repeated_when_its_code_changes(
+    checked: Callable[..., int], hardmax: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (checked(hardmax), checked(hardmax)) == (1, 0)
+    monkeypatch.setattr(rewrite_check, "code_digest", lambda *patterns: "another digest")
+    assert checked(hardmax) == 1
+
+
 def test_check_names_the_rewrite_that_changed_an_output(
     checked: Callable[..., int], hardmax: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +94,7 @@ def test_check_names_the_inliner(
     model = import_model(path, isolated=isolated)
     assert checked(model) == 1
     monkeypatch.setattr(onnx_rewrites, "inline_functions", inliner.inline_local_functions)
-    monkeypatch.setattr(rewrite_check, "_VERSION", -1)
+    monkeypatch.setattr(rewrite_check, "code_digest", lambda *patterns: "another digest")
     with pytest.raises(ImportFailed, match=r"^onnx.inliner changed output y: "):
         checked(model)
 

@@ -1,0 +1,42 @@
+"""Digests of hil's own code follow the files that they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hil.controller.storage import own_code
+from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "models").mkdir()
+    for name in ("models/onnx_a.py", "models/onnx_b.py", "models/other.py"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(own_code, "_HIL", tmp_path)
+    return tmp_path
+
+
+def digest() -> str:
+    code_digest.cache_clear()
+    return code_digest("models/onnx_*.py")
+
+
+def test_digest_changes_with_the_files_that_match(package: Path):
+    first = digest()
+    (package / "models/other.py").write_text("changed")
+    assert digest() == first
+    (package / "models/onnx_b.py").write_text("changed")
+    assert digest() != first
+
+
+def test_pattern_without_a_file_is_refused(package: Path):
+    with pytest.raises(ValueError, match=r"matches 'models/gone\.py'"):
+        code_digest("models/gone.py")
+
+
+def test_patterns_of_rewriting_match_files():
+    code_digest.cache_clear()
+    assert code_digest(*ONNX_REWRITING).startswith("blake3:")
