@@ -4,26 +4,57 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from hil.controller.pipeline.options import Options, flag_of, specs_of
+from hil.core.arithmetic import ARITHMETICS
+from hil.core.runtimes import RUNTIMES
 from hil.errors import HilError
 
 # Returns what an interface calls an option, from its flag and the value after it (" N=1", "" without one).
 Rename = Callable[[str, str], str]
-# A command of hil's, which stays as it is; or an option, with its value: what is no word of a sentence.
+# A command of hil's, which stays as it is; or an option, and the word after it, which may be its value.
 _NAMED = re.compile(
     r"(?P<command>`[^`]*`|\bhil (?:[a-z]+ )+[^,;]*)"
-    r"|(?P<flag>(?<![\w-])--[a-z][a-z-]*)(?P<value>[ =][^\s,;:]*[^\sa-z,;:][^\s,;:]*| [a-z-]+(?=$|[,;]))?"
+    r"|(?P<flag>(?<![\w-])--[a-z][a-z-]*)"
+    r"""(?P<value>[ =](?:"[^"]*"|'[^']*'|[^\s,;:()"'`]+(?::[^\s,;:()"'`]+)*))?"""
 )
+_PUNCTUATION = ".!?"
+# Words of prose have none of these: digits, capitals, signs within a word.
+_NOT_PROSE = re.compile(r"[0-9A-Z=/<>\"'*]|\.\w")
 
 
 def rename_options(text: str, rename: Rename) -> str:
     """Return a message with the options that an interface names in its own way."""
 
     def one(found: re.Match[str]) -> str:
-        return found[0] if found["command"] else rename(found["flag"], found["value"] or "")
+        if found["command"]:
+            return found[0]
+        flag, after = found["flag"], found["value"] or ""
+        value = after.rstrip(_PUNCTUATION)
+        if not _is_value(flag, value):
+            value = ""
+        return rename(flag, value) + after[len(value) :]
 
     return _NAMED.sub(one, text)
+
+
+def _is_value(flag: str, text: str) -> bool:
+    """Return whether the word after an option is its value rather than the next word of the sentence."""
+    name, _ = _KEYWORDS.get(flag, ("", False))
+    if not name or isinstance(getattr(Options(), name), bool):
+        return False
+    if name == "dims":
+        return "=" in text[1:]
+    return text.startswith("=") or bool(_NOT_PROSE.search(text)) or text[1:] in _known_values()
+
+
+@cache
+def _known_values() -> frozenset[str]:
+    """Return the values of options that look like words."""
+    from hil.controller.backends.references import references
+
+    return frozenset([*RUNTIMES, *ARITHMETICS, *references()])
 
 
 def rename_in_error(error: HilError, rename: Rename) -> HilError:
@@ -44,13 +75,24 @@ def as_keyword(flag: str, value: str) -> str:
     if spec is None:
         return flag + value
     name, repeats = spec
-    given = value[1:]
+    given = value[1:].strip("\"'")
     if not given:
         return name
-    key, equals, size = given.partition("=")
-    if name == "dims" and equals:
-        return f"{name}={{{key!r}: {size}}}"
-    return f"{name}=[{given!r}]" if repeats else f"{name}={given}"
+    if name == "dims":
+        key, _, size = given.partition("=")
+        return f"{name}={{{key!r}: {_literal(size)}}}"
+    if name == "input_range":
+        return f"{name}=({', '.join(given.split(':'))})"
+    return f"{name}=[{given!r}]" if repeats else f"{name}={_literal(given)}"
+
+
+def _literal(text: str) -> str:
+    """Return a value as Python has it; placeholders, such as DIR, stay as they are."""
+    try:
+        float(text)
+    except ValueError:
+        return text if text.isupper() else repr(text)
+    return text
 
 
 _KEYWORDS = {flag_of(name, spec): (name, spec.repeats) for name, spec in specs_of(Options).items()}
