@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,36 @@ import pytest
 from support import verdict_cases
 from support.commands import Ended
 from support.verdict_cases import VerdictCase
+from support.verdict_cases.examples import CASES as EXAMPLES
 from support.verdict_cases.workloads import hw_type_of, run_bundle, run_case, run_pytest, run_suite, shared_options
 
 import hil as library
 
 MODULES = [f"support.verdict_cases.{info.name}" for info in pkgutil.iter_modules(verdict_cases.__path__)]
 CASES: list[VerdictCase] = [case for name in MODULES for case in getattr(importlib.import_module(name), "CASES", [])]
+
 GROUPS = {
     options: list(cases) for options, cases in itertools.groupby(sorted(CASES, key=shared_options), key=shared_options)
 }
 
 
+def marks_for(cases: Iterable[VerdictCase]) -> list[Any]:
+    """Return the mark of cases that the daily tests leave out: each workload costs seconds, and the runner is one."""
+    return [] if any(case in EXAMPLES for case in cases) else [pytest.mark.slow]
+
+
 def named(workload: str) -> list[Any]:
-    return [pytest.param(case, id=case.name) for case in CASES if workload in case.workloads]
+    chosen = [case for case in CASES if workload in case.workloads]
+    return [pytest.param(case, id=case.name, marks=[] if workload == "run" else marks_for([case])) for case in chosen]
 
 
 def grouped(workload: str) -> list[Any]:
     chosen = ((options, [case for case in cases if workload in case.workloads]) for options, cases in GROUPS.items())
-    return [pytest.param(cases, id=" ".join(options) or "defaults") for options, cases in chosen if cases]
+    return [
+        pytest.param(cases, id=" ".join(options) or "defaults", marks=marks_for(cases))
+        for options, cases in chosen
+        if cases
+    ]
 
 
 def wrong(cases: list[VerdictCase], found: dict[str, str]) -> dict[str, tuple[str, tuple[str, ...]]]:
