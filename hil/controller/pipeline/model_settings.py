@@ -8,10 +8,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hil.controller.models.sizes import range_text
 from hil.controller.pipeline.options import CaseSettings, Kind, RunSettings, checked, specs_of
 from hil.errors import UsageError, did_you_mean
 
 T = TypeVar("T", bound=CaseSettings)
+
+# Fields of RunSettings: sizes of dimensions, and ranges of sizes, which are taken out of the sizes.
+_DIMS, _RANGES = "dims", "dim_ranges"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -43,15 +47,23 @@ def checked_models(values: Any) -> dict[str, dict[str, Any]]:
 def for_model(settings: T, path: Path) -> T:
     """Return the settings with those that the project file has for a model, by name or path; later patterns win.
 
-    Settings that the class lacks are left out: a suite's flow has the runtime and the flags.
+    Sizes of dimensions are merged one by one. Settings that the class lacks are left out: a suite's flow has the
+    runtime and the flags.
     """
     if not settings.per_model:
         return settings
+    own = {field.name for field in dataclasses.fields(settings)}
     found: dict[str, Any] = {}
+    if _DIMS in own:
+        ranges = {name: range_text(sizes) for name, sizes in getattr(settings, _RANGES).items()}
+        found[_DIMS] = {**getattr(settings, _DIMS), **ranges}
     for pattern, values in checked_models(settings.per_model).items():
         if fnmatchcase(path.name, pattern) or fnmatchcase(path.as_posix(), pattern):
-            found |= values
-    own = {field.name for field in dataclasses.fields(settings)}
+            dims = {**found.get(_DIMS, {}), **values.get(_DIMS, {})}
+            found |= {**values, _DIMS: dims}
+    if _DIMS in own:
+        # Of the merged ones: a size may have taken the place of a range.
+        found[_RANGES] = {}
     return dataclasses.replace(settings, per_model={}, **{name: found[name] for name in own & found.keys()})
 
 

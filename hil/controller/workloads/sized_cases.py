@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.models.dimensions import own_sizes, sizes_of_models
+from hil.controller.models.dimensions import sizes_of_models
 from hil.controller.models.sizes import (
     Range,
     next_combination,
@@ -64,17 +64,14 @@ def sized_cases(job: Job, options: Options, context: RunContext) -> list[SizedCa
     found: list[SizedCase] = []
     for name, path, own in zip(names, job.models, given, strict=True):
         mine = for_model(options, path)
-        dims = _own_and_given(options.dims, own, mine.dims)
-        ranges = _own_and_given(options.dim_ranges, own, mine.dim_ranges)
+        # Of the sizes for all models those that it has; the project file's for the model are checked as it is read.
+        others = {*options.dims, *options.dim_ranges} - own.keys()
+        dims = {dim: size for dim, size in mine.dims.items() if dim not in others}
+        ranges = {dim: sizes for dim, sizes in mine.dim_ranges.items() if dim not in others}
         chosen = replace(mine, dims=dims, dim_ranges={})
         one = SizedCase(name, name, path, chosen, ranges)
         found += [one.resized(sizes) for sizes in sweep(ranges)]
     return found
-
-
-def _own_and_given(every: Mapping[str, T], own: Iterable[str], of_model: Mapping[str, T]) -> dict[str, T]:
-    """Return those of the sizes for all models that a model has, and what the project file has for the model."""
-    return {**own_sizes(every, own), **({} if of_model == every else of_model)}
 
 
 class FailureSearch:

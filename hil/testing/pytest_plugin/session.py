@@ -231,7 +231,7 @@ class PluginSession:
             if unread := [file for file in files if file not in known]:
                 layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
                 models = [model for file in unread for model in self._sized[file]]
-                specs = cases_of(models, flow, self.context, layers=layers, seed=request.settings.seed)
+                specs = cases_of(models, flow, self.context, layers=layers, settings=request.settings)
                 for file in unread:
                     names = {model.name for model in self._sized[file]}
                     known[file] = tuple(spec for spec in specs if spec.model in names)
@@ -301,7 +301,8 @@ class PluginSession:
         """
         models = {path: model for folder in self.folders for path, model in folder.models.items()}
         found: dict[Path, list[SuiteModel]] = defaultdict(list)
-        for model in sized_models(list(models.values()), self.request.dims, self.context, "--hil-dim"):
+        request = self.request
+        for model in sized_models(list(models.values()), request.dims, self.context, request.settings, "--hil-dim"):
             found[model.path].append(model)
         return found
 

@@ -31,7 +31,8 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import OpenDimensions, make_inputs
 from hil.controller.models.size_hints import suggest_sizes
 from hil.controller.models.sizes import sized_name, sweep
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, split_dims
+from hil.controller.pipeline.model_settings import for_model
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, CaseSettings, RunSettings, split_dims
 from hil.controller.storage.paths import exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
@@ -66,7 +67,7 @@ def cases_of(
     context: RunContext,
     *,
     layers: LayerChoice | None,
-    seed: int = 0,
+    settings: CaseSettings,
     dims: Mapping[str, int | str] | None = None,
 ) -> tuple[CaseSpec, ...]:
     """The cases of models, in their order: ``<model>_full_model``, ``<model>_<case>`` for each that came with it, then
@@ -79,14 +80,16 @@ def cases_of(
     Args:
         models: their names differ.
         layers: None for no layers.
-        dims: sizes of symbolic dimensions, or ranges of them, for the models that have these dimensions.
+        settings: seed, and what the project file has for models: of that the seed, the range and the sizes of inputs.
+        dims: sizes of symbolic dimensions, or ranges of them, for the models that have these dimensions; None where
+            the models have their sizes already.
 
     Raises:
         UsageError: layers of a kind that there is not, or a dimension that no model has.
         StorageError: the cache cannot be written.
     """
-    sized = sized_models(models, dims or {}, context)
-    wholes = [_Whole(model, flow, context, seed) for model in sized]
+    sized = models if dims is None else sized_models(models, dims, context, settings)
+    wholes = [_Whole(model, flow, context, _settings_of(model, settings)) for model in sized]
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
         found = list(pool.map(lambda whole: _cases(whole, layers), wholes))
     every = [spec for specs in found for spec in specs]
@@ -97,27 +100,40 @@ def cases_of(
 
 
 def sized_models(
-    models: Sequence[SuiteModel], dims: Mapping[str, int | str], context: RunContext, option: str = "--dim"
+    models: Sequence[SuiteModel],
+    dims: Mapping[str, int | str],
+    context: RunContext,
+    settings: CaseSettings,
+    option: str = "--dim",
 ) -> list[SuiteModel]:
     """Return the models with the sizes that are theirs; for a range of sizes a model for each of its edges.
+
+    The project file's sizes for a model win over those for all.
 
     Of these the one of the largest sizes alone has layers, and none has tensors of the files beside the model.
 
     Raises:
         UsageError: no model has one of the dimensions.
     """
-    if not dims:
+    given = [_settings_of(model, settings) for model in models]
+    if not dims and not any(own.dims or own.dim_ranges for own in given):
         return list(models)
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="symbols") as pool:
         symbols = list(pool.map(lambda model: symbols_of(model.path, context), models))
     check_known(dims, {model.name: own for model, own in zip(models, symbols, strict=True)}, option)
-    sizes, ranges = split_dims(dims)
     found: list[SuiteModel] = []
-    for model, own in zip(models, symbols, strict=True):
-        model = replace(model, dims={**model.dims, **own_sizes(sizes, own)})
-        swept = own_sizes(ranges, own)
+    for model, symbols_of_model, own in zip(models, symbols, given, strict=True):
+        sizes, ranges = split_dims(own_sizes(dims, symbols_of_model))
+        fixed = {name: size for name, size in {**model.dims, **sizes}.items() if name not in own.dim_ranges}
+        model = replace(model, dims={**fixed, **own.dims})
+        swept = {**{name: one for name, one in ranges.items() if name not in own.dims}, **own.dim_ranges}
         found += [with_sizes(model, one, is_cut=one == sweep(swept)[-1]) for one in sweep(swept)] if swept else [model]
     return found
+
+
+def _settings_of(model: SuiteModel, settings: CaseSettings) -> RunSettings:
+    """Return the settings with which a model's inputs are made."""
+    return for_model(RunSettings(seed=settings.seed, per_model=settings.per_model), model.path)
 
 
 def with_sizes(model: SuiteModel, sizes: Mapping[str, int], *, is_cut: bool) -> SuiteModel:
@@ -218,11 +234,11 @@ def _raising(error: HilError) -> Callable[[Path], CaseData]:
 class _Whole:
     """A model read, given inputs, put through the flow's recipe, run by the reference: each once, when asked for."""
 
-    def __init__(self, source: SuiteModel, flow: Flow, context: RunContext, seed: int) -> None:
+    def __init__(self, source: SuiteModel, flow: Flow, context: RunContext, settings: RunSettings) -> None:
         self.source = source
         self.flow = flow
         self.context = context
-        self._seed = seed
+        self._settings = settings
         self._lock = threading.RLock()
         self._known: dict[str, Any] = {}
 
@@ -239,7 +255,7 @@ class _Whole:
         whole = self
         if others:
             path = override_defaults(self._plain(), others, self.context).path
-            whole = _Whole(replace(self.source, path=path, given=dict), self.flow, self.context, self._seed)
+            whole = _Whole(replace(self.source, path=path, given=dict), self.flow, self.context, self._settings)
         return whole._data(inputs, given.expected_outputs, folder)
 
     def _data(self, inputs: Mapping[str, Array], expected: Mapping[str, Array], folder: Path) -> CaseData:
@@ -270,7 +286,7 @@ class _Whole:
         )
         if changed := changed_layers([layer], computed, **limits, **work):
             raise ImportFailed(changed[layer.name], stage="import")
-        return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._seed))
+        return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._settings.seed))
 
     def final(self, log: Path) -> Model:
         """The model as the recipe made it, every dimension that the inputs settle fixed: what layers are cut from."""
@@ -324,7 +340,14 @@ class _Whole:
             if model.inputs is None:  # only the board knows them: what is missing is made when it has said
                 return dict(given)
             try:
-                return make_inputs(model.inputs, given, seed=self._seed, ranges=model.ranges, dims=model.dims)
+                return make_inputs(
+                    model.inputs,
+                    given,
+                    seed=self._settings.seed,
+                    ranges=model.ranges,
+                    user_range=self._settings.input_range,
+                    dims=model.dims,
+                )
             except UsageError as error:
                 if isinstance(error, OpenDimensions):
                     error.suggest(suggest_sizes(model, self.context))

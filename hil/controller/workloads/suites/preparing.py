@@ -17,7 +17,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.flows import Flow, quantum_atol
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.model_settings import for_model
-from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options
+from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options, RunSettings
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
 from hil.controller.storage.run_context import RunContext
@@ -113,10 +113,13 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
     What the project file has for a model is for the whole model. So are criteria that name no output: what a layer
     returns is judged within the tolerance.
     """
+    input_range = None
     if spec.layer:
         settings = replace(settings, per_model={})
     else:
-        settings = for_model(settings, Path(spec.file.path) if spec.file is not None else data.path)
+        path = Path(spec.file.path) if spec.file is not None else data.path
+        input_range = for_model(RunSettings(per_model=settings.per_model), path).input_range
+        settings = for_model(settings, path)
     accept = settings.accept or flow.accept
     chosen: dict[str, Any] = {
         "debug_ir": settings.debug_ir / spec.id if settings.debug_ir else None,
@@ -135,6 +138,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
         compile_flags=flow.compile_flags,
         dims=data.dims,
         inputs=data.inputs,
+        input_range=input_range,
         expected=data.expected,
         plain_model=data.plain_path,
         plain_expected=data.plain_expected,

@@ -75,7 +75,7 @@ def open_suite(request: Request, flow: Flow, context: RunContext) -> Suite:
     if own == "operators":
         return Suite(own, source, operator_cases(flow, context), _SHIPPED / "operators.toml")
     choice = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
-    how: dict[str, Any] = {"layers": choice, "seed": request.settings.seed, "dims": request.dims}
+    how: dict[str, Any] = {"layers": choice, "settings": request.settings, "dims": request.dims}
     if own == "models":
         return Suite(own, source, cases_of(zoo_models(context), flow, context, **how), _SHIPPED / "models.toml")
     path = Path(source)

@@ -147,6 +147,15 @@ def test_for_model_takes_later_patterns_and_paths() -> None:
     assert for_model(options, Path("c.mlir")) == Options(rtol=0.5)
 
 
+def test_for_model_merges_sizes_of_dimensions() -> None:
+    per_model = {"*.onnx": {"dims": {"N": 4, "S": "1..8"}}, "b.*": {"dims": {"S": 2}}}
+    options = Options(dims={"N": 1, "C": 3, "S": "1..64", "T": "1..2"}, per_model=per_model)
+    a, b, c = (for_model(options, Path(name)) for name in ("a.onnx", "b.onnx", "c.mlir"))
+    assert (a.dims, a.dim_ranges) == ({"N": 4, "C": 3}, {"S": (1, 8), "T": (1, 2)})
+    assert (b.dims, b.dim_ranges) == ({"N": 4, "C": 3, "S": 2}, {"T": (1, 2)})
+    assert (c.dims, c.dim_ranges) == (options.dims, options.dim_ranges)
+
+
 def test_settings_of_models_come_back_from_a_record() -> None:
     job = Job(per_model={"*.onnx": {"accept": ("argmax",), "dims": {"N": 4}}})
     again = Job.of_record(json.loads(json.dumps(jsonable(vars(job)))))

@@ -63,6 +63,13 @@ def test_project_file_gives_sizes_to_its_model_alone(models, context):
     assert [one.name for one in sized_cases(job, job.options(), context)] == ["batch_N-1", "batch_N-2"]
 
 
+def test_project_file_adds_to_sizes_for_all_models(models, context, tmp_path):
+    both = save_relu(tmp_path / "both.onnx", "N", "S")
+    job = Job(models=(*models, both), dims={"S": 3, "N": 1}, per_model={"both.*": {"dims": {"N": 2}}})
+    found = [dict(one.options.dims) for one in sized_cases(job, job.options(), context)]
+    assert found == [{"S": 3}, {"N": 1}, {"S": 3, "N": 2}]
+
+
 @pytest.mark.parametrize("size", [3, "1..3"])
 def test_unknown_dimension_is_refused_with_models(models, context, size):
     with pytest.raises(UsageError, match=r"--dim Q: none of .*seq.onnx, .*batch.onnx has a dimension of that name"):

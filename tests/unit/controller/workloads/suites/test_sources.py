@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.request import Request
+from hil.controller.workloads.suites.request import Request, Settings
 from hil.controller.workloads.suites.sources import open_suite
 from hil.controller.workloads.suites.spec import CaseData, Suite, model_files
 from hil.errors import ImportFailed, UsageError
@@ -145,6 +146,33 @@ def test_range_of_sizes_makes_case_of_each_edge(tmp_path, context, data_of):
         "net_N-3_layer_Relu_clamp",
     ]
     assert [data_of(suite, f"net_N-{size}_full_model").inputs["x"].shape for size in (1, 2)] == [(1, 3), (2, 3)]
+
+
+def test_project_file_sets_inputs_of_its_models(tmp_path, context, data_of):
+    for name in ("net", "other"):
+        two_layers(tmp_path / f"{name}.onnx", batch="N")
+    per_model = {"net.*": {"dims": {"N": 4}, "seed": 5, "input_range": (10.0, 11.0)}}
+    request = Request(str(tmp_path), dims={"N": 2}, settings=Settings(per_model=per_model))
+    suite = open_suite(request, PLAIN, context)
+    x, other = (data_of(suite, f"{name}_full_model").inputs["x"] for name in ("net", "other"))
+    assert (x.shape, other.shape) == ((4, 3), (2, 3))
+    assert x.min() >= 10 and other.max() < 10
+    del per_model["net.*"]["seed"]
+    again = open_suite(request, PLAIN, context)
+    shutil.rmtree(tmp_path / "case")
+    assert not np.array_equal(data_of(again, "net_full_model").inputs["x"], x)
+
+
+def test_project_file_ranges_sizes_of_its_models(tmp_path, context):
+    for name in ("net", "other"):
+        two_layers(tmp_path / f"{name}.onnx", batch="N")
+    settings = Settings(per_model={"net.*": {"dims": {"N": "1..2"}}})
+    request = Request(str(tmp_path), dims={"N": 2}, layers=False, settings=settings)
+    suite = open_suite(request, PLAIN, context)
+    assert ids(suite) == ["net_N-1_full_model", "net_N-2_full_model", "other_full_model"]
+    settings = Settings(per_model={"net.*": {"dims": {"N": 2}}})
+    request = Request(str(tmp_path / "net.onnx"), dims={"N": "1..3"}, layers=False, settings=settings)
+    assert ids(open_suite(request, PLAIN, context)) == ["net_full_model"]
 
 
 def test_a_dimension_that_no_model_has_is_refused(tmp_path, context):
