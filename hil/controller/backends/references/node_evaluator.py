@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,28 @@ _MAX_TRIPS = 10_000
 _JUMPING = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "Hardmax", "Shrink", "ThresholdedRelu"})
 # These step as finely as their model was meant to: that is rounding.
 _QUANTIZING = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+_OTHER_PATH = "rounding changes which operators the model runs, or the shapes that they get"
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
+@dataclass(frozen=True)
+class _Decision:
+    """What a node gave in one of its runs."""
+
+    node: int  # its id; the evaluator keeps the nodes
+    operands: tuple[tuple[int, ...], ...]  # their shapes
+    result: Array
+
+
 class Decisions:
-    """What operators that jump gave in one run, in order, for other runs to take instead of their own results."""
+    """What operators that jump gave in one run, in order, for other runs to take instead of their own results.
+
+    A decision is held for the node that made it and for operands of the same shapes. Elsewhere a run takes another path
+    through the model than the first one, and cannot be compared with it.
+    """
 
     def __init__(self) -> None:
-        self._made: list[Array] = []
+        self._made: list[_Decision] = []
         self._next: int | None = None
 
     def __bool__(self) -> bool:
@@ -48,16 +63,29 @@ class Decisions:
         return again
 
     def decide(self, node: Any, operands: Env, result: Array) -> Array:
-        """Return what a node gave: its own result, noted, or the one that was noted."""
+        """Return what a node gave: its own result, noted, or the one that was noted.
+
+        Raises:
+            ReferenceFailed: the run takes another path than the one whose decisions it takes.
+        """
         floats = any(dtype_name(one.dtype) in _FLOATS for one in operands.values())
         is_float = dtype_name(result.dtype) in _FLOATS
         if not floats or node.op_type in _QUANTIZING or (is_float and node.op_type not in _JUMPING):
             return result
+        made = _Decision(id(node), tuple(one.shape for one in operands.values()), result)
         if self._next is None:
-            self._made.append(result)
+            self._made.append(made)
             return result
+        held = self._made[self._next] if self._next < len(self._made) else None
+        if held is None or (held.node, held.operands) != (made.node, made.operands):
+            raise ReferenceFailed(f"{_OTHER_PATH} at {node.op_type} {node.name!r}")
         self._next += 1
-        return self._made[self._next - 1]
+        return held.result
+
+    def check_all_taken(self) -> None:
+        """Raise ReferenceFailed if a run has taken fewer decisions than there are."""
+        if self._next is not None and self._next < len(self._made):
+            raise ReferenceFailed(_OTHER_PATH)
 
 
 class NodeEvaluator:
@@ -77,6 +105,7 @@ class NodeEvaluator:
         graph = self._model.graph
         env = {name: rounding.value(array, name) for name, array in given.items()}
         outputs = self._run_graph(graph, env, rounding)
+        self._decisions.check_all_taken()
         return dict(zip([value.name for value in graph.output], outputs, strict=True))
 
     def _run_graph(self, graph: Any, env: Env, rounding: Exact) -> list[Array]:
