@@ -29,7 +29,7 @@ from hil.controller.devices.board_resolver import choose
 from hil.controller.models.default_inputs import with_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.models.rewrite_check import check_rewrites
+from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.models.sizes import range_text
 from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.capture import Capture
@@ -272,7 +272,9 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     elif not answers:
         answer, unanswered = run_reference_with_fallback(model, inputs, runtime=runtime, **settings)
         answers.append(answer)
-    if _is_rewritten(case, answers):
+    makers = [case.artifact.compiler if case.artifact is not None else ""]
+    makers += [str(answer.provenance.get("reference", "")) for answer in answers]
+    if is_rewritten(model, makers):
         check_rewrites(model, inputs, **settings)
     yield (case := replace(case, references=tuple(answers), unanswered=unanswered))
     try:
@@ -282,14 +284,6 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
         case = replace(case, unanswered={**case.unanswered, PLAIN: error})
     yield (case := case.timed(refer_s=time.monotonic() - start))
     tools.sink.keep(case, "references")
-
-
-def _is_rewritten(case: Case, answers: Sequence[RunResult]) -> bool:
-    """Return whether the program or an answer is of a model that hil rewrote, which it does for IREE's importer."""
-    compilers = [case.artifact.compiler if case.artifact is not None else ""]
-    compilers += [str(answer.provenance.get("reference", "")) for answer in answers]
-    is_onnx = case.model is not None and case.model.format == "onnx"
-    return is_onnx and any(compiler.startswith("iree") for compiler in compilers)
 
 
 def _refer_plain(inputs: Mapping[str, Array], options: Options, context: RunContext, log: Path) -> RunResult | None:

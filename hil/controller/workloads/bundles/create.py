@@ -9,6 +9,7 @@ from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.checks import checked_inputs
+from hil.compare.criteria import criteria_for
 from hil.controller.backends.references import (
     default_references,
     expected_result,
@@ -22,7 +23,9 @@ from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.devices.board_client import Loaded
 from hil.controller.models.dimensions import check_known, own_sizes
 from hil.controller.models.inputs import make_inputs
+from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.models.sizes import sized_name, sweep
+from hil.controller.pipeline.accepting import load_rules
 from hil.controller.pipeline.board_pool import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.model_settings import for_model
@@ -106,7 +109,7 @@ def create_bundle(
         check_known(request.options.dim_ranges, symbols)
         say(f"{artifact.compiler}: {', '.join(signatures)}")
         files = list(_files(request, list(signatures)))
-        collected = _Cases(request, files, context, Path(folder) / "reference.log", say, artifact.runtime)
+        collected = _Cases(request, files, context, Path(folder) / "reference.log", say, artifact)
         arithmetic = request.options.arithmetic or choice.config.arithmetic_of(artifact.runtime)
         suites = [
             MethodTestSuite(
@@ -188,7 +191,18 @@ class _Cases:
     context: RunContext
     log: Path
     say: Callable[[str], None]
-    runtime: str  # of the program, which the references judge
+    program: Artifact  # which the references judge
+
+    @property
+    def _work(self) -> dict[str, Any]:
+        """How references and checks are run."""
+        return {
+            "cache": self.context.cache,
+            "isolated": self.context.isolated,
+            "recompute": self.request.options.recompute,
+            "timeout": self.request.options.timeout,
+            "log": self.log,
+        }
 
     def of(self, method: str, signature: Signature, model: Model, *, only: bool) -> Iterator[MethodTestCase]:
         """A method's cases, with what they expect.
@@ -231,44 +245,43 @@ class _Cases:
     def with_control(
         self, method: str, case: MethodTestCase, signature: Signature, model: Model, arithmetic: str
     ) -> MethodTestCase:
-        """The case with the control of the board's arithmetic, where hil can compute the model in it."""
+        """The case with the control of the board's arithmetic, where hil can compute the model in it.
+
+        None is needed where a tolerance is given, or criteria judge every output.
+        """
+        options = self.request.options
         if arithmetic in ("", FLOAT32) or model.format != "onnx" or model.random:
             return case
-        options = self.request.options
+        rules = load_rules(options.accept)
+        judged_otherwise = all(criteria_for(spec.name, rules) for spec in signature.outputs)
+        if options.rtol is not None or options.atol is not None or judged_otherwise:
+            return case
         inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
         self.say(f"computing {case.name} in {arithmetic}")
-        found = measure_control(
-            model,
-            inputs,
-            arithmetic,
-            cache=self.context.cache,
-            isolated=self.context.isolated,
-            recompute=options.recompute,
-            timeout=options.timeout,
-            log=self.log,
-        )
+        found = measure_control(model, inputs, arithmetic, **self._work)
         names = zip((spec.name for spec in signature.outputs), (spec.name for spec in model.outputs or ()), strict=True)
         return replace(case, control={name: found[theirs] for name, theirs in names if theirs in found})
 
     def _complete(self, method: str, case: MethodTestCase, signature: Signature, model: Model) -> MethodTestCase:
-        """The case with the tolerances asked for and, where it expects nothing yet, with a reference's answer."""
-        options = self.request.options
+        """The case with the tolerances asked for and, where it expects nothing yet, with a reference's answer.
+
+        Raises:
+            ImportFailed: a rewrite of the model for its compiler, or for the reference, changed an output.
+        """
+        options, settings = self.request.options, self._work
         case = replace(case, rtol=options.rtol, atol=options.atol, accept=options.accept)
-        if len(case.expected_outputs):
-            return case if case.source else replace(case, source="given with the case")
         inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
-        settings: dict[str, Any] = {
-            "cache": self.context.cache,
-            "isolated": self.context.isolated,
-            "recompute": options.recompute,
-            "timeout": options.timeout,
-            "log": self.log,
-        }
+        if len(case.expected_outputs):
+            if is_rewritten(model, [self.program.compiler]):
+                check_rewrites(model, inputs, **settings)
+            return case if case.source else replace(case, source="given with the case")
         self.say(f"asking the reference for {case.name}")
         if options.references:
-            result = run_reference(options.references[0], model, inputs, runtime=self.runtime, **settings)
+            result = run_reference(options.references[0], model, inputs, runtime=self.program.runtime, **settings)
         else:
-            result, _ = run_reference_with_fallback(model, inputs, runtime=self.runtime, **settings)
+            result, _ = run_reference_with_fallback(model, inputs, runtime=self.program.runtime, **settings)
+        if is_rewritten(model, [self.program.compiler, result.provenance["reference"]]):
+            check_rewrites(model, inputs, **settings)
         outputs = list(result.outputs.values())
         # The board judges itself with what stands in the bundle: there is no reference to ask.
         measured = telling_noise(result.outputs, measure_noise(model, inputs, result, **settings))

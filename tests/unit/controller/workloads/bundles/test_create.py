@@ -54,7 +54,7 @@ def create(model: Path, context: RunContext, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(model.parent)
 
     def call(*cases: str, random: int | None = None, functions: tuple[str, ...] = (), **options: Any) -> Bundle:
-        request = Request(model, functions, Options(runtime="onnxruntime", **options), cases, random)
+        request = Request(model, functions, Options(**{"runtime": "onnxruntime", **options}), cases, random)
         return create_bundle(request, choose(), context, connect=lambda: pytest.fail("no board is needed"))
 
     return call
@@ -200,3 +200,24 @@ def test_a_module_without_functions_is_told(context: RunContext, tmp_path: Path,
     (tmp_path / "none.mlir").write_text(text)
     with pytest.raises(ImportFailed, match=r"none\.mlir has no public function"):
         create_bundle(Request(tmp_path / "none.mlir", (), Options()), choose(), context, connect=pytest.fail)
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise ImportFailed("the converter changed output sum", stage="import")
+
+
+@pytest.mark.parametrize("case", ["whole.npz", "asks.npz"])
+def test_wrongly_rewritten_model_makes_no_bundle(create, monkeypatch, case):
+    monkeypatch.setattr("hil.controller.workloads.bundles.create.check_rewrites", refuse)
+    assert create(case).methods
+    with pytest.raises(ImportFailed, match="the converter changed output sum"):
+        create(case, runtime="iree", dims={"N": 2})
+
+
+@pytest.mark.parametrize("given", [{"rtol": 1e-3}, {"atol": 1e-3}, {"accept": ("cosine>=0.9",)}])
+def test_control_is_not_measured_where_a_tolerance_is_given(create, monkeypatch, given):
+    monkeypatch.setattr("hil.controller.workloads.bundles.create.measure_control", refuse)
+    assert not create("asks.npz", arithmetic="float16", **given).methods[0].cases[0].control
+    for others in ({}, {"accept": ("other: cosine>=0.9",)}):
+        with pytest.raises(ImportFailed):
+            create("asks.npz", arithmetic="float16", **others)
