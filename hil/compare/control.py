@@ -10,13 +10,15 @@ control gives.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hil.compare.values import EXACT_DTYPES
+from hil.compare.groups import Channels, Groups, Magnitudes
+from hil.compare.values import CHUNK, EXACT_DTYPES, Reader
 from hil.core.arithmetic import FLOATS
 from hil.core.results import Control, Deviation, Tolerance
 from hil.core.tensors import Array, dtype_name
@@ -33,6 +35,7 @@ MAX_JUMPS = 20_000
 _LEAST_ELEMENTS = 4
 _MAX_CHANNELS = 4096
 _NOTHING = Tolerance(0.0, 0.0)
+_STILL = Deviation(0.0, 0.0)
 
 
 def control_of(
@@ -52,49 +55,75 @@ def control_of(
     if exact.dtype.kind in "OUSc" or not exact.size or any(one.shape != exact.shape for one in held):
         return None
     base = _wide(exact)
-    values = np.stack([_wide(one) for one in (*held, *free)])
-    errors = np.stack([_distance(one, base) for one in values])
-    if not errors.any():
+    moved, over = False, np.zeros(base.size, np.bool_)
+    for one in held:
+        errors = _distances(one, base)
+        moved |= bool(errors.any())
+        over |= ~np.isfinite(errors)  # what overflows has no deviation either
+    if not moved and not any(_distances(one, base).any() for one in free):
         return None
-    # What overflows has no deviation either.
-    over = ~np.isfinite(errors[: len(held)]).all(axis=0)
-    control = _measured(arithmetic, source, exact.shape, base, errors[: len(held)], over)
+    control = _measured(arithmetic, source, exact.shape, base, held, over)
     limits = Bound(control, exact, _NOTHING).limits
-    jumps = over | (errors > limits).any(axis=0)
+    jumps = over
+    for one in {id(one): one for one in (*held, *free)}.values():
+        jumps |= _distances(one, base) > limits
     places = np.flatnonzero(jumps)
-    kept = {int(place): tuple(map(float, values[len(held) :, place])) for place in places[:MAX_JUMPS]}
-    return replace(control, jumps=kept, jumping=len(places))
+    kept = places[:MAX_JUMPS]
+    values = np.array([_wide(one.reshape(-1)[kept]) for one in free]).reshape(len(free), len(kept)).T.tolist()
+    jumping = {place: tuple(runs) for place, runs in zip(kept.tolist(), values, strict=True)}
+    return replace(control, jumps=jumping, jumping=len(places))
 
 
-def _measured(arithmetic: str, source: str, shape: tuple[int, ...], base: Array, errors: Array, over: Array) -> Control:
-    errors = np.where(over, np.nan, errors)
-    axes = {axis: _along(errors.reshape(-1, *shape), axis + 1) for axis in _channel_axes(shape)}
-    exponents = _exponents(base)
-    sizes = {int(one): _deviation(errors[:, exponents == one]) for one in np.unique(exponents[~np.isnan(exponents)])}
+def _measured(
+    arithmetic: str, source: str, shape: tuple[int, ...], base: Array, held: Sequence[Array], over: Array
+) -> Control:
+    magnitudes, axes = Magnitudes(base), _channel_axes(shape)
+    groups: tuple[Groups, ...] = (Channels(shape), magnitudes, *(Channels(shape, axis) for axis in axes))
+    measured = [_Measured(one, over) for one in groups]
+    for run in held:
+        errors = _distances(run, base)
+        errors[over] = 0.0
+        for one in measured:
+            one.add(errors)
+    (whole,), sizes, *along = (
+        one.deviations(least=_LEAST_ELEMENTS * bool(number)) for number, one in enumerate(measured)
+    )
     return Control(
         arithmetic,
         source,
-        _deviation(errors, least=0) or Deviation(0.0, 0.0),
-        axes,
-        {exponent: one for exponent, one in sizes.items() if one is not None},
+        whole or _STILL,
+        dict(zip(axes, along, strict=True)),
+        {exponent: one for exponent, one in zip(magnitudes.exponents, sizes, strict=True) if one is not None},
     )
 
 
-def _along(errors: Array, axis: int) -> tuple[Deviation | None, ...]:
-    """The deviation of each index along an axis of errors by run."""
-    moved = np.moveaxis(errors, axis, 0)
-    return tuple(_deviation(one.reshape(one.shape[0], -1)) for one in moved)
+class _Measured:
+    """How far groups of elements move in several runs; elements that overflow are left out."""
 
+    def __init__(self, groups: Groups, over: Array) -> None:
+        self._groups = groups
+        self._counts = groups.count() - groups.sum_squares(over.astype(np.float64))
+        self._squares, self._largest, self._moved = (np.zeros(self._counts.size) for _ in range(3))
+        self._runs = 0
 
-def _deviation(errors: Array, least: int = _LEAST_ELEMENTS) -> Deviation | None:
-    """The deviation of elements, an array of errors by run (NaN is left out); None where they are too few to tell."""
-    there = ~np.isnan(errors[0])
-    errors = errors[:, there]
-    if least and errors.shape[1] >= least and not errors.any():
-        return Deviation(0.0, 0.0)  # the arithmetic does not move them: class numbers, flags
-    if errors.shape[1] < max(least, 1) or (least and np.count_nonzero(errors) * 2 < errors.size):
-        return None
-    return Deviation(float(np.sqrt(np.mean(errors**2, axis=1)).max()), float(errors.max()))
+    def add(self, errors: Array) -> None:
+        """Add a run."""
+        self._squares = np.maximum(self._squares, self._groups.sum_squares(errors))
+        self._largest = np.maximum(self._largest, self._groups.largest(errors))
+        self._moved += self._groups.sum_squares((errors != 0).astype(np.float64))
+        self._runs += 1
+
+    def deviations(self, least: int) -> tuple[Deviation | None, ...]:
+        """Return the deviation of each group; None where too few elements tell, or move."""
+        found = zip(self._counts, self._squares, self._largest, self._moved, strict=True)
+        return tuple(self._deviation(*one, least) for one in found)
+
+    def _deviation(self, count: float, squares: float, largest: float, moved: float, least: int) -> Deviation | None:
+        if least and count >= least and not moved:
+            return _STILL  # the arithmetic does not move them: class numbers, flags
+        if count < max(least, 1) or (least and 2 * moved < count * self._runs):
+            return None
+        return Deviation(math.sqrt(squares / count), float(largest))
 
 
 def _channel_axes(shape: tuple[int, ...]) -> list[int]:
@@ -103,17 +132,21 @@ def _channel_axes(shape: tuple[int, ...]) -> list[int]:
     return [axis for axis in sorted(found) if 1 < shape[axis] <= _MAX_CHANNELS]
 
 
-def _exponents(base: Array) -> Array:
-    """The exponent of 16 of each magnitude; NaN for zeros and what is not finite."""
-    with np.errstate(all="ignore"):
-        found = np.floor(np.log2(np.abs(base)) / 4)
-    return np.where(np.isfinite(found), found, np.nan)
+def _distances(one: Array, base: Array) -> Array:
+    """Return |a-b| of each element, flat."""
+    flat, found = one.reshape(-1), np.empty(base.size)
+    for start in range(0, base.size, CHUNK):
+        part = slice(start, start + CHUNK)
+        found[part] = _distance(_wide(flat[part]), base[part])
+    return found
 
 
 def _distance(one: Array, base: Array) -> Array:
-    """|a-b| of each element: 0 where both are the same infinity or NaN, infinite where only one is."""
+    """Return |a-b| of each element: 0 where both are the same infinity or NaN, infinite where only one is."""
     with np.errstate(invalid="ignore"):
         error = np.abs(one - base)
+    if np.isfinite(error).all():
+        return np.asarray(error)
     same = (one == base) | (np.isnan(one) & np.isnan(base))
     return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
 
@@ -125,6 +158,23 @@ def _wide(array: Array) -> Array:
 def _eps(arithmetic: str) -> float:
     """The relative step of an arithmetic's values; int8 rounds no results."""
     return FLOATS[arithmetic].eps if arithmetic in FLOATS else 0.0
+
+
+class _Deviating:
+    """Groups of elements with their deviations: infinite where the control has too few elements to tell.
+
+    Args:
+        name: what a group is called; ``{}`` is its number, "" all elements.
+    """
+
+    def __init__(self, groups: Groups, deviations: Sequence[Deviation | None], name: str = "") -> None:
+        self.groups = groups
+        self.name = name
+        self.known = np.array([one is not None for one in deviations], np.bool_)
+        self.rms, self.largest = (
+            np.array([math.inf if one is None else getattr(one, key) for one in deviations], np.float64)
+            for key in ("rms", "largest")
+        )
 
 
 @dataclass(frozen=True)
@@ -149,29 +199,24 @@ class Bound:
         self._shape = reference.shape
         self._wanted = _wide(reference)
         self._whole_numbers = dtype_name(reference.dtype) in EXACT_DTYPES
-        # One step of the arithmetic more: the board may round a result once more than the control.
-        magnitudes = np.where(np.isfinite(self._wanted), np.abs(self._wanted), 0.0)
         self._atol = plain.atol
+        # One step of the arithmetic more: the board may round a result once more than the control.
         self._rtol = plain.rtol + (0.0 if self._whole_numbers else _eps(control.arithmetic))
-        exponents = _exponents(self._wanted).reshape(self._shape)
-        groups: list[tuple[Any, Deviation]] = [(..., control.whole)]
-        groups += [(exponents == exponent, one) for exponent, one in control.sizes.items()]
-        groups += [
-            ((slice(None),) * axis + (place,), one)
-            for axis, along in control.axes.items()
-            for place, one in enumerate(along)
-            if one is not None
-        ]
-        limits, atol = np.full(self._shape, np.inf), np.full(self._shape, plain.atol)
-        sizes, whole = magnitudes.reshape(self._shape), _rms(magnitudes)
-        for group, deviation in groups:
-            limits[group] = np.minimum(limits[group], FACTOR * deviation.largest)
+        magnitudes = np.abs(self._wanted)
+        magnitudes[~np.isfinite(magnitudes)] = 0.0
+        self._groups = self._read_control(control)
+        self.limits, self._floor = (np.full(self._wanted.size, one) for one in (np.inf, plain.atol))
+        whole, *_ = _rms(self._groups[0].groups, magnitudes)
+        for one in self._groups:
+            one.groups.clip(self.limits, FACTOR * one.largest)
             # The default tolerance of a group follows the group's own values: scores beside pixel coordinates.
-            if own := _rms(sizes[group]):
-                atol[group] = np.minimum(atol[group], plain.atol * min(1.0, own / whole))
-        self._groups = groups
-        self._floor = atol.reshape(-1) + self._rtol * magnitudes
-        self.limits = limits.reshape(-1) + self._floor
+            own = _rms(one.groups, magnitudes)
+            share = np.where(one.known & (own > 0), np.minimum(1.0, own / (whole or 1.0)), 1.0)
+            one.groups.clip(self._floor, plain.atol * share)
+        magnitudes *= self._rtol
+        self._floor += magnitudes
+        self.limits += self._floor
+        self._allowed = [FACTOR * one.rms + _rms(one.groups, self._floor) for one in self._groups]
         self._jumps = np.zeros(self._wanted.size, np.bool_)
         self._places = np.fromiter(control.jumps, np.int64, len(control.jumps))
         self._jumps[self._places] = True
@@ -182,14 +227,27 @@ class Bound:
             .T
         )
 
+    def _read_control(self, control: Control) -> list[_Deviating]:
+        magnitudes = Magnitudes(self._wanted)
+        sizes = [control.sizes.get(exponent) for exponent in magnitudes.exponents]
+        channels = [
+            _Deviating(Channels(self._shape, axis), along, f"channel {{}} of axis {axis}")
+            for axis, along in control.axes.items()
+        ]
+        return [
+            _Deviating(Channels(self._shape), [control.whole]),
+            _Deviating(magnitudes, sizes, "the elements of one magnitude"),
+            *channels,
+        ]
+
     @property
     def tolerance(self) -> Tolerance:
         """The widest that it allows of any element."""
         return Tolerance(self._rtol, self._atol + FACTOR * self._control.whole.largest)
 
-    def excess(self, actual: Array) -> Array:
-        """How far each element is out of its limit."""
-        return np.asarray(_distance(_wide(actual), self._wanted) - self.limits)
+    def excess(self, actual: Array, places: Array) -> Array:
+        """Return how far elements are out of their limits, by flat index."""
+        return np.asarray(_distance(_wide(actual.reshape(-1)[places]), self._wanted[places]) - self.limits[places])
 
     @property
     def record(self) -> dict[str, Any]:
@@ -207,7 +265,7 @@ class Bound:
     def judge(self, actual: Array) -> Finding:
         """Judge what a board computed, of the reference's shape."""
         given = _wide(actual)
-        error = _distance(given, self._wanted)
+        error = _distances(given, self._wanted)
         error[self._jumps] = 0.0
         wrong = error > self.limits
         jumping = self._control.jumping
@@ -249,48 +307,57 @@ class Bound:
 
     def _too_far(self, error: Array) -> str:
         """Why the error is too large in all, though no element's is; "" where it is not."""
-        error, floor = error.reshape(self._shape), self._floor.reshape(self._shape)
-        for group, deviation in self._groups:
-            own, allowed = _rms(error[group]), FACTOR * deviation.rms + _rms(floor[group])
-            if own > allowed:
-                where = "" if group is ... else f" of {self._group_text(group)}"
-                name = self._control.arithmetic
-                return f"the error{where} (RMSE {own:.3g}) is more than {name} explains ({allowed:.3g})"
+        for one, allowed in zip(self._groups, self._allowed, strict=True):
+            found = _rms(one.groups, error)
+            for place in np.flatnonzero(found > allowed)[:1]:
+                where = f" of {one.name.format(place)}" if one.name else ""
+                return (
+                    f"the error{where} (RMSE {found[place]:.3g}) is more than {self._control.arithmetic} explains "
+                    f"({allowed[place]:.3g})"
+                )
         return ""
 
-    def _agrees(self, other: Array) -> bool:
-        """Whether another answer than the reference would agree with it."""
-        error = np.where(self._jumps, 0.0, _distance(other, self._wanted))
-        plain = self._floor - _eps(self._control.arithmetic) * np.abs(self._wanted)
-        return bool((error > plain).any() and (error <= self.limits).all() and not self._too_far(error))
+    def _agrees(self, read: Reader) -> bool:
+        """Whether another answer than the reference, read in parts, would agree with it."""
+        eps, differs = _eps(self._control.arithmetic), False
+        errors = np.empty(self._wanted.size)
+        for start in range(0, errors.size, CHUNK):
+            stop = min(start + CHUNK, errors.size)
+            part = slice(start, stop)
+            wanted = self._wanted[part]
+            errors[part] = error = np.where(self._jumps[part], 0.0, _distance(read(start, stop), wanted))
+            if not (error <= self.limits[part]).all():
+                return False
+            differs = differs or bool((error > self._floor[part] - eps * np.abs(wanted)).any())
+        return differs and not self._too_far(errors)
 
     def _agreeing_wrong_answer(self) -> str:
-        others = {
-            "zeros": np.zeros_like(self._wanted),
-            "every sign flipped": -self._wanted,
-            "its values in another order": np.roll(self._wanted, 1),
+        # Twice the reference is as far from it as zeros.
+        wanted = self._wanted
+        others: dict[str, Reader] = {
+            "zeros": lambda start, stop: np.zeros(stop - start),
+            "every sign flipped": lambda start, stop: -wanted[start:stop],
+            "its values in another order": lambda start, stop: wanted[np.arange(start - 1, stop - 1)],
         }
-        found = [name for name, other in others.items() if self._agrees(other)]
+        found = [name for name, read in others.items() if self._agrees(read)]
         name = self._control.arithmetic
         return f"{name} moves it so far that a wrong answer would agree: {', '.join(found)}" if found else ""
 
     def _blind_channels(self) -> tuple[str, str]:
         """Why channels within whose bound zeros agree are too many; and a note where they are few."""
-        wanted, notes = self._wanted.reshape(self._shape), []
-        for axis, along in self._control.axes.items():
-            known = [place for place, one in enumerate(along) if one is not None]
-            blind = [
-                place
-                for place in known
-                if 0 < _rms(np.take(wanted, place, axis)) <= FACTOR * getattr(along[place], "rms", 0.0)
-            ]
-            if not blind:
+        notes = []
+        _, _, *channels = self._groups
+        for axis, one in zip(self._control.axes, channels, strict=True):
+            own = _rms(one.groups, self._wanted)
+            blind = np.flatnonzero(one.known & (own > 0) & (own <= FACTOR * one.rms))
+            if not blind.size:
                 continue
+            known = int(np.count_nonzero(one.known))
             text = (
-                f"{self._control.arithmetic} moves {len(blind)} of {len(known)} channels of axis {axis} "
+                f"{self._control.arithmetic} moves {len(blind)} of {known} channels of axis {axis} "
                 f"as far as their values: {', '.join(map(str, blind[:8]))}{', ...' * (len(blind) > 8)}"
             )
-            if len(blind) > MAX_BLIND_SHARE * len(known):
+            if len(blind) > MAX_BLIND_SHARE * known:
                 return text, ""
             notes.append(text)
         return "", "; ".join(notes)
@@ -313,11 +380,7 @@ class Bound:
             f"{self._control.arithmetic} explains, first at {index}: {values} ({how})"
         )
 
-    def _group_text(self, group: Any) -> str:
-        if isinstance(group, tuple):
-            return f"channel {group[-1]} of axis {len(group) - 1}"
-        return "the elements of one magnitude"
 
-
-def _rms(values: Array) -> float:
-    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
+def _rms(groups: Groups, values: Array) -> Array:
+    """Return the root mean square of each group's values."""
+    return np.asarray(np.sqrt(groups.sum_squares(values) / groups.count()))

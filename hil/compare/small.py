@@ -58,7 +58,7 @@ def check_small(
     parts = ((one.small, one.absent, one.lost, one.unjudged) for one in pieces)
     found = _Piece(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     least = _LOST_SHARE if given or not _has_eps(reference) else 0.0
-    # A step beside a 0 is common in a few places: within a given tolerance, only the whole output tells them from noise.
+    # A step beside a 0 is common in a few places: within a given tolerance, only the whole output tells it from noise.
     along_axes = found.without_zeros() if given else found
     for axis in (*_axes(reference.shape), None):
         groups = _groups(reference, axis, found if axis is None else along_axes, least)

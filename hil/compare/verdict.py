@@ -178,7 +178,7 @@ def _within_control(
     found = bound.judge(given)
     wrong = np.flatnonzero(found.wrong)
     first = int(wrong[0]) if wrong.size else None
-    worst = int(wrong[np.argmax(bound.excess(given)[wrong])]) if wrong.size else None
+    worst = int(wrong[np.argmax(bound.excess(given, wrong))]) if wrong.size else None
     may_be_blind = any(fnmatchcase(name, one) for one in allow_blind)
     return replace(
         plain,

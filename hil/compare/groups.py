@@ -1,0 +1,102 @@
+"""The groups of an output's elements that a control measures: channels, and elements of one magnitude.
+
+Values are an array of one float64 for each element, flat.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hil.compare.values import CHUNK
+from hil.core.tensors import Array
+
+
+class Channels:
+    """The elements of each place along an axis; with no axis, all elements as one group."""
+
+    def __init__(self, shape: tuple[int, ...], axis: int | None = None) -> None:
+        before, size, after = (
+            (1, 1, shape) if axis is None else (math.prod(shape[:axis]), shape[axis], shape[axis + 1 :])
+        )
+        self._shape = (before, size, math.prod(after))
+
+    def count(self) -> Array:
+        """Count the elements of each group."""
+        before, size, after = self._shape
+        return np.full(size, before * after)
+
+    def sum_squares(self, values: Array) -> Array:
+        """Add up the squares of each group's values."""
+        cube = values.reshape(self._shape)
+        return np.asarray(np.einsum("ijk,ijk->j", cube, cube))
+
+    def largest(self, values: Array) -> Array:
+        """Return each group's largest value; no value may be negative."""
+        return np.asarray(values.reshape(self._shape).max(axis=(0, 2), initial=0.0))
+
+    def clip(self, values: Array, limits: Array) -> None:
+        """Lower every value to at most the limit of its group, in place."""
+        cube = values.reshape(self._shape)
+        np.minimum(cube, limits.reshape(1, -1, 1), out=cube)
+
+
+class Magnitudes:
+    """The elements whose magnitudes have one exponent of 16; zeros and what is not finite are in none of them.
+
+    Attributes:
+        exponents: those that occur, in ascending order: a group each.
+    """
+
+    def __init__(self, values: Array) -> None:
+        numbers = np.empty(values.size, np.int16)  # 0 is no group
+        limits = np.finfo(np.float64)
+        lowest = int(_exponent_of_16(np.frexp(limits.smallest_subnormal)[1])) - 1
+        counts = np.zeros(_exponent_of_16(limits.maxexp) - lowest + 1, np.intp)
+        for start in range(0, values.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            chunk = values[part]
+            found = _exponent_of_16(np.frexp(chunk)[1]) - lowest
+            numbers[part] = np.where(np.isfinite(chunk) & (chunk != 0), found, 0)
+            counts += np.bincount(numbers[part], minlength=counts.size)
+        present = 1 + np.flatnonzero(counts[1:])
+        self.exponents = [int(one) + lowest for one in present]
+        self._numbers, self._counts = numbers, counts[present]
+        # Where the groups that occur are in tables of all.
+        self._present, self._size = present, counts.size
+
+    def count(self) -> Array:
+        """Count the elements of each group."""
+        return self._counts
+
+    def sum_squares(self, values: Array) -> Array:
+        """Add up the squares of each group's values."""
+        sums = np.zeros(self._size)
+        for start in range(0, values.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            sums += np.bincount(self._numbers[part], np.square(values[part]), minlength=sums.size)
+        return sums[self._present]
+
+    def largest(self, values: Array) -> Array:
+        """Return each group's largest value; no value may be negative."""
+        found = np.zeros(self._size)
+        np.maximum.at(found, self._numbers, values)
+        return found[self._present]
+
+    def clip(self, values: Array, limits: Array) -> None:
+        """Lower every value to at most the limit of its group, in place."""
+        table = np.full(self._size, np.inf)
+        table[self._present] = limits
+        for start in range(0, values.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            np.minimum(values[part], table[self._numbers[part]], out=values[part])
+
+
+Groups = Channels | Magnitudes
+
+
+def _exponent_of_16(binary: Any) -> Any:
+    """Return the exponent of 16 of magnitudes whose exponent is ``binary``, as ``frexp`` has it."""
+    return (binary - 1) // 4
