@@ -1,14 +1,15 @@
 """Judge an output by named criteria instead of a tolerance, and the criteria by wrong answers.
 
 Shape and dtype must match as ever, and NaN and infinities must be in the same places unless only functions and
-unordered sets judge the output. Criteria that would accept a wrong answer are BLIND: the reference negated, zeros, or
-most shuffles of its values. They are judged together: one strict criterion is enough.
+unordered sets judge the output. Criteria that would accept a wrong answer are BLIND: the reference negated, doubled,
+zeros, or most shuffles of its values. They are judged together: one strict criterion is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ import numpy as np
 from hil.compare.comparison import CriterionResult, OutputComparison
 from hil.compare.criteria import Criterion
 from hil.compare.measures import Pair
-from hil.compare.values import EXACT_DTYPES, common_kind
+from hil.compare.sampling import sample_of
+from hil.compare.values import EXACT_DTYPES, common_kind, largest, part_of
 from hil.core.file_tensor import Tensor
-from hil.core.tensors import Array, dtype_name
+from hil.core.tensors import Array, dtype_name, float_limits, int_limits
 from hil.errors import CriterionFailed, UsageError
 
 # Shuffles of the reference, of which half must be rejected. Of large tensors each costs a pass, and few are enough:
@@ -124,29 +126,60 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     array = np.asarray(reference)
     if kind == "string" or not array.size:
         return ""
+    measured = [one for one in criteria if one.measure is not None]
+    sample = sample_of(array, _whole_axes(measured, array.ndim)) if measured else None
 
-    def accepts(wrong: Array) -> bool:
-        pair = Pair(wrong, array, plain.tolerance, kind)
-        try:
-            if any(one.is_positional for one in criteria) and pair.stats.nonfinite:
-                return False
-            return all(_judge(name, one, pair, wrong, array).passed for one in criteria)
-        except CriterionFailed:
+    def accepts(change: Callable[[Array], Array]) -> bool | None:
+        """Whether the criteria accept a wrong answer; None where it is a right one. Functions take whole outputs."""
+        if sample is not None and _accept(name, measured, plain, change(sample), sample, kind) is False:
             return False
+        wrong = change(array)
+        return None if _equal(wrong, array) else _accept(name, criteria, plain, wrong, array, kind)
 
     listed = ", ".join(criterion.text for criterion in criteria)
-    wrong_answers = {"the reference with every sign flipped": _negated(array), "zeros": _zeroed(array)}
-    for what, wrong in wrong_answers.items():
-        if not _equal(wrong, array) and accepts(wrong):
+    wrong_answers = {"the reference with every sign flipped": _negated, "zeros": _zeroed}
+    # Logits at another scale have the same classes. Whether a function depends on the scale is its author's decision.
+    if all(one.measure is not None and not one.measure.is_of_classes for one in criteria):
+        wrong_answers["the reference at another scale"] = _scaled
+    for what, change in wrong_answers.items():
+        if accepts(change):
             return f"{listed} would accept {what}"
     # Without a second column, every order of a set is the same set.
     is_single_column = array.ndim < 2 or array.shape[-1] == 1
     if is_single_column and all(not one.is_positional and one.measure is not None for one in criteria):
         return ""
-    shuffles = [accepts(wrong) for wrong in _shuffles(array, criteria) if not _equal(wrong, array)]
-    if shuffles and 2 * sum(shuffles) >= len(shuffles):
+    few = array.size > _LARGE or len(measured) < len(criteria)
+    tried = [accepts(partial(_shuffled, seed=seed)) for seed in range(FEW_SHUFFLES if few else SHUFFLES)]
+    wrong = [one for one in tried if one is not None]
+    if wrong and 2 * sum(wrong) >= len(wrong):
         return f"{listed} would accept the reference's values in any order"
     return ""
+
+
+def _accept(
+    name: str, criteria: Sequence[Criterion], plain: OutputComparison, wrong: Array, reference: Array, kind: str
+) -> bool | None:
+    """Return whether the criteria accept an answer; None where they cannot be computed."""
+    pair = Pair(wrong, reference, plain.tolerance, kind)
+    try:
+        if any(one.is_positional for one in criteria) and pair.stats.nonfinite:
+            return False
+        return all(_judge(name, one, pair, wrong, reference).passed for one in criteria)
+    except CriterionFailed:
+        return False
+    except UsageError:
+        return None
+
+
+def _whole_axes(criteria: Sequence[Criterion], rank: int) -> set[int]:
+    """Return the axes of an output that its criteria measure along."""
+    return {
+        axis % rank
+        for one in criteria
+        if one.measure
+        for axis in one.measure.axes(one.arguments)
+        if -rank <= axis < rank
+    }
 
 
 def _usual(array: Array) -> Any:
@@ -169,16 +202,27 @@ def _zeroed(array: Array) -> Array:
     return zeroed
 
 
-def _shuffles(array: Array, criteria: Sequence[Criterion]) -> Iterator[Array]:
-    """Yield shuffles of the finite elements, the same ones each time; other elements keep their places."""
+def _scaled(array: Array) -> Array:
+    """Return the finite elements doubled; halved where the dtype has no value that large for one of them."""
+    usual, scaled = _usual(array), array.copy()
+    values = array[usual]
+    if dtype_name(array.dtype) in EXACT_DTYPES:
+        wide = values.astype(np.uint64 if array.dtype == np.uint64 else np.int64)
+        limit = 0 if array.dtype.kind == "b" else int(int_limits(array.dtype).max) // 2
+        is_small = bool((np.abs(wide) <= limit).all())
+        scaled[usual] = wide * 2 if is_small else wide // 2
+    else:
+        is_small = largest(np.abs(values)) <= float(float_limits(part_of(array.dtype)).max) / 2
+        scaled[usual] = values + values if is_small else values / 2
+    return scaled
+
+
+def _shuffled(array: Array, *, seed: int) -> Array:
+    """Shuffle the finite elements, the same way each time; other elements keep their places."""
     kept = _usual(array)
-    values = array[kept]
-    few = values.size > _LARGE or any(criterion.measure is None for criterion in criteria)
-    random = np.random.default_rng(_SEED)
-    for _ in range(FEW_SHUFFLES if few else SHUFFLES):
-        wrong = array.copy()
-        wrong[kept] = random.permutation(values)
-        yield wrong
+    wrong = array.copy()
+    wrong[kept] = np.random.default_rng([_SEED, seed]).permutation(array[kept])
+    return wrong
 
 
 def _equal(one: Array, other: Array) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,10 +17,10 @@ import numpy as np
 from hil.compare.row_sets import BOXES, match_share
 from hil.compare.stats import STATISTICS, Statistic, measure
 from hil.compare.tolerance import tolerance_for
-from hil.compare.values import EXACT_DTYPES, Floats
+from hil.compare.values import CHUNK, EXACT_DTYPES, Floats
 from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
-from hil.core.tensors import dtype_name
+from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError, VacuousTolerance
 
 # Probabilities below this count as this: a float16 softmax has zeros where a float32 one has 1e-9.
@@ -55,19 +55,33 @@ class Pair:
     @cached_property
     def values(self) -> tuple[Floats, Floats]:
         """Both as float64. Raises UsageError: they are strings or complex."""
-        if self._kind not in ("real", "integer"):
-            raise UsageError(f"it cannot be computed for {self.dtype} outputs")
-        with np.errstate(invalid="ignore"):  # a signalling NaN warns when it is cast
-            actual, reference = (np.asarray(one).astype(np.float64) for one in (self._actual, self._reference))
-        return actual, reference
+        self._check_kind()
+        return _wide(np.asarray(self._actual)), _wide(np.asarray(self._reference))
 
-    def rows(self, axis: int = -1) -> tuple[Floats, Floats]:
-        """Both as matrices with a row for each set of values along an axis."""
-        actual, reference = (np.atleast_1d(one) for one in self.values)
+    def rows(self, axis: int = -1) -> Iterator[tuple[Floats, Floats]]:
+        """Yield both as float64 matrices with a row for each set of values along an axis, some rows at a time.
+
+        Raises:
+            UsageError: they are strings or complex, or have no such axis.
+        """
+        self._check_kind()
+        actual, reference = (np.atleast_1d(np.asarray(one)) for one in (self._actual, self._reference))
         if not -actual.ndim <= axis < actual.ndim:
             raise UsageError(f"axis={axis} does not exist: the output has {actual.ndim} axes")
-        first, second = (np.moveaxis(one, axis, -1).reshape(-1, one.shape[axis]) for one in (actual, reference))
-        return first, second
+        size = actual.shape[axis]
+        first, second = (np.moveaxis(one, axis, -1).reshape(-1, size) for one in (actual, reference))
+        count = max(CHUNK // max(size, 1), 1)
+        for start in range(0, len(first), count):
+            yield _wide(first[start : start + count]), _wide(second[start : start + count])
+
+    def _check_kind(self) -> None:
+        if self._kind not in ("real", "integer"):
+            raise UsageError(f"it cannot be computed for {self.dtype} outputs")
+
+
+def _wide(values: Array) -> Floats:
+    with np.errstate(invalid="ignore"):  # a signalling NaN warns when it is cast
+        return values.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,14 @@ class Measure:
     arguments: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
     default: float | None = None  # the bound of a criterion that gives none; None if a bound is required
     is_positional: bool = True  # whether elements are compared that have the same index
+    is_of_classes: bool = False  # whether it compares classes or their probabilities: the scale of logits may differ
     name: str = ""  # how the guide calls it, if that is not the key
+
+    def axes(self, arguments: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the axes along which values are measured together; none where each element counts by itself."""
+        if not self.is_positional:
+            return -2, -1
+        return (arguments.get("axis", -1),) if "axis" in self.arguments else ()
 
     @property
     def title(self) -> str:
@@ -128,37 +149,53 @@ def _mismatch_share(pair: Pair) -> float:
 
 
 def _top(pair: Pair, k: int = 1, axis: int = -1) -> float | None:
-    actual, reference = pair.rows(axis)
-    if actual.shape[1] <= k:
-        raise VacuousTolerance(
-            f"top{k} cannot fail: a row has {actual.shape[1]} value{'s' * (actual.shape[1] != 1)}",
-            hint="use a smaller k, or axis=N for the axis of the classes",
-        )
-    if not actual.size:
-        return None
-    actual, reference = (np.where(np.isnan(one), -np.inf, one) for one in (actual, reference))
-    best = reference == reference.max(axis=1, keepdims=True)
-    # Of several that tie for the reference's maximum any will do; what ties with it on the board alone ranks before it.
-    chosen = np.where(best, actual, -np.inf).max(axis=1, keepdims=True)
-    ahead = np.count_nonzero((actual >= chosen) & ~best, axis=1)
-    return float(np.mean(ahead < k))
+    rows = hits = 0
+    for actual, reference in pair.rows(axis):
+        if actual.shape[1] <= k:
+            raise VacuousTolerance(
+                f"top{k} cannot fail: a row has {actual.shape[1]} value{'s' * (actual.shape[1] != 1)}",
+                hint="use a smaller k, or axis=N for the axis of the classes",
+            )
+        actual, reference = (np.where(np.isnan(one), -np.inf, one) for one in (actual, reference))
+        best = reference == reference.max(axis=1, keepdims=True)
+        # Of several that tie for the reference's maximum any will do; what ties with it on the board alone ranks before
+        # it.
+        chosen = np.where(best, actual, -np.inf).max(axis=1, keepdims=True)
+        ahead = np.count_nonzero((actual >= chosen) & ~best, axis=1)
+        hits += int(np.count_nonzero(ahead < k))
+        rows += len(ahead)
+    return hits / rows if rows else None
 
 
 def _kl(pair: Pair, axis: int = -1) -> float | None:
-    actual, reference = pair.rows(axis)
-    fine = ~(np.isnan(reference) | np.isposinf(reference)).any(axis=1)
-    actual, reference = actual[fine], reference[fine]
-    if not reference.size:
-        return None
-    sums = reference.sum(axis=1)
-    probabilities = bool((reference >= 0).all() and (np.abs(sums - 1) <= PROBABILITY_SUM_ERROR).all())
+    def comparable() -> Iterator[tuple[Floats, Floats]]:
+        for actual, reference in pair.rows(axis):
+            fine = ~(np.isnan(reference) | np.isposinf(reference)).any(axis=1)
+            if fine.any():
+                yield actual[fine], reference[fine]
+
+    probabilities, scaled = True, False
     with np.errstate(all="ignore"):
-        if probabilities and not (np.abs(actual.sum(axis=1) - 1) <= PROBABILITY_SUM_ERROR).all():
+        for actual, reference in comparable():
+            probabilities = bool((reference >= 0).all()) and _add_up_to_1(reference)
+            if not probabilities:
+                break
+            scaled = scaled or not _add_up_to_1(actual)
+        if probabilities and scaled:
             return math.inf  # no probabilities: scaled, or with a part missing
-        p, q = (_log_probabilities(one, probabilities) for one in (reference, actual))
-        terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
-        largest = float(terms.sum(axis=1).max())
-    return largest if math.isnan(largest) else max(largest, 0.0)
+        found = [_largest_divergence(*one, probabilities=probabilities) for one in comparable()]
+    # NaN stays.
+    return float(np.max(found)) if found else None
+
+
+def _add_up_to_1(rows: Floats) -> bool:
+    return bool((np.abs(rows.sum(axis=1) - 1) <= PROBABILITY_SUM_ERROR).all())
+
+
+def _largest_divergence(actual: Floats, reference: Floats, *, probabilities: bool) -> Any:
+    p, q = (_log_probabilities(one, probabilities) for one in (reference, actual))
+    terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
+    return np.maximum(terms.sum(axis=1).max(), 0.0)
 
 
 def _log_probabilities(rows: Floats, probabilities: bool) -> Floats:
@@ -253,9 +290,20 @@ MEASURES = (
         1.0,
         0.0,
         _AXIS,
+        is_of_classes=True,
         name="topK",
     ),
-    Measure("argmax", "as `top1`; without a bound, in every row", _top, True, 1.0, 0.0, _AXIS, default=1.0),
+    Measure(
+        "argmax",
+        "as `top1`; without a bound, in every row",
+        _top,
+        True,
+        1.0,
+        0.0,
+        _AXIS,
+        default=1.0,
+        is_of_classes=True,
+    ),
     Measure(
         "kl",
         "largest Kullback-Leibler divergence of a row, in nats; of the softmax of logits, or of probabilities where "
@@ -265,6 +313,7 @@ MEASURES = (
         0.0,
         math.inf,
         _AXIS,
+        is_of_classes=True,
     ),
     Measure(
         "psnr_db",

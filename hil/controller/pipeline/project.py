@@ -3,7 +3,7 @@
 ::
 
     [defaults]                                   # of options that the command line does not give
-    accept = ["cosine>=0.999"]
+    accept = ["sqnr>=60"]
     rtol = 1e-3
 
     [models."*_int8.onnx"]                       # a pattern of file names; later tables win

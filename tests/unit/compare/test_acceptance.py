@@ -64,9 +64,27 @@ def test_weak_criteria_are_blind(text: str) -> None:
 
 def test_cosine_of_positive_values_is_blind_to_their_order() -> None:
     pixels = 100 + REFERENCE
-    found = judge("cosine>=0.9", pixels, pixels)
+    found = judge("cosine>=0.9, rmse<=50", pixels, pixels)
     assert outcome(found) == "BLIND" and "in any order" in found.reason
-    assert outcome(judge("cosine>=0.9", REFERENCE, REFERENCE)) == "PASS"
+    assert outcome(judge("cosine>=0.9, rmse<=0.5", REFERENCE, REFERENCE)) == "PASS"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int4", "uint64", "float8_e4m3fn", "complex64"])
+def test_cosine_alone_is_blind_to_the_scale(dtype: str) -> None:
+    from hil.core.tensors import dtype_of
+
+    values = (REFERENCE * 3).astype(np.int8).astype(dtype_of(dtype))
+    for reference in (values, values * values.dtype.type(4000) if dtype == "float16" else values):
+        found = judge("cosine>=0.9", reference, reference)
+        assert outcome(found) == "BLIND" and "would accept the reference at another scale" in found.reason
+    assert outcome(judge("cosine>=0.9, rmse<=0.5", values, values)) == "PASS"
+
+
+def test_classes_and_functions_may_ignore_the_scale() -> None:
+    for text in ("top1>=0.9", "argmax", "kl<=1e-3", "top1>=0.9, cosine>=0.9"):
+        assert outcome(judge(text, 40 * REFERENCE, 40 * REFERENCE)) == "PASS", text
+    classes = judge("python:f.py:f", NEAR, REFERENCE, lambda a, b: bool((a.argmax(1) == b.argmax(1)).mean() > 0.9))
+    assert outcome(classes) == "PASS"
 
 
 def test_strict_criterion_protects_a_weak_one() -> None:
