@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hil.bundles.cases import BundledCase, MethodTestCase, Signature, Values
+from hil.bundles.controls import find_misfit
 from hil.compare.criteria import check_outputs, parse_accept
 from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
 from hil.core.results import NOISE_DTYPE
@@ -78,6 +79,9 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
             raise UsageError(f"{where}: noise of {output!r} has a value that is no number")
     if unknown := [output for output in case.control if output not in expected]:
         raise UsageError(f"{where}: control of {unknown[0]!r}, which is no output")
+    for output, control in case.control.items():
+        if misfit := find_misfit(control, expected[output]):
+            raise UsageError(f"{where}: invalid control of output {output!r}: {misfit}", hint="create the bundle again")
     return BundledCase(
         name,
         inputs,

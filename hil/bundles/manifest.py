@@ -367,6 +367,8 @@ def take_controls(value: Any, where: str) -> tuple[Any, dict[str, Control]]:
     where, given = f"{where}.control", value["control"]
     try:
         controls = {name_of(name, where): control_from_json(one) for name, one in given.items()}
+        for name, control in controls.items():
+            name_of(control.source, f"{where}.{name}.source", most=MAX_TEXT, empty=True)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise refused(where, "is damaged") from error
     return {key: one for key, one in value.items() if key != "control"}, controls

@@ -77,7 +77,7 @@ def control_of(
 def _measured(
     arithmetic: str, source: str, shape: tuple[int, ...], base: Array, held: Sequence[Array], over: Array
 ) -> Control:
-    magnitudes, axes = Magnitudes(base), _channel_axes(shape)
+    magnitudes, axes = Magnitudes(base), channel_axes(shape)
     groups: tuple[Groups, ...] = (Channels(shape), magnitudes, *(Channels(shape, axis) for axis in axes))
     measured = [_Measured(one, over) for one in groups]
     for run in held:
@@ -126,8 +126,8 @@ class _Measured:
         return Deviation(math.sqrt(squares / count), float(largest))
 
 
-def _channel_axes(shape: tuple[int, ...]) -> list[int]:
-    """The axes along which channels may be: the second and the last one."""
+def channel_axes(shape: tuple[int, ...]) -> list[int]:
+    """Return the axes along which channels may be: the second and the last one."""
     found = {1, len(shape) - 1} if len(shape) > 1 else set()
     return [axis for axis in sorted(found) if 1 < shape[axis] <= _MAX_CHANNELS]
 
@@ -161,7 +161,7 @@ def _eps(arithmetic: str) -> float:
 
 
 class _Deviating:
-    """Groups of elements with their deviations: infinite where the control has too few elements to tell.
+    """Groups of elements with how far they may deviate: infinite where the control has too few elements to tell.
 
     Args:
         name: what a group is called; ``{}`` is its number, "" all elements.
@@ -172,7 +172,7 @@ class _Deviating:
         self.name = name
         self.known = np.array([one is not None for one in deviations], np.bool_)
         self.rms, self.largest = (
-            np.array([math.inf if one is None else getattr(one, key) for one in deviations], np.float64)
+            np.array([math.inf if one is None else FACTOR * getattr(one, key) for one in deviations], np.float64)
             for key in ("rms", "largest")
         )
 
@@ -208,7 +208,7 @@ class Bound:
         self.limits, self._floor = (np.full(self._wanted.size, one) for one in (np.inf, plain.atol))
         whole, *_ = _rms(self._groups[0].groups, magnitudes)
         for one in self._groups:
-            one.groups.clip(self.limits, FACTOR * one.largest)
+            one.groups.clip(self.limits, one.largest)
             # The default tolerance of a group follows the group's own values: scores beside pixel coordinates.
             own = _rms(one.groups, magnitudes)
             share = np.where(one.known & (own > 0), np.minimum(1.0, own / (whole or 1.0)), 1.0)
@@ -216,7 +216,7 @@ class Bound:
         magnitudes *= self._rtol
         self._floor += magnitudes
         self.limits += self._floor
-        self._allowed = [FACTOR * one.rms + _rms(one.groups, self._floor) for one in self._groups]
+        self._allowed = [one.rms + _rms(one.groups, self._floor) for one in self._groups]
         self._jumps = np.zeros(self._wanted.size, np.bool_)
         self._places = np.fromiter(control.jumps, np.int64, len(control.jumps))
         self._jumps[self._places] = True
@@ -295,7 +295,7 @@ class Bound:
         finite = np.isfinite(known)
         low = np.min(known, axis=0, where=finite, initial=np.inf)
         high = np.max(known, axis=0, where=finite, initial=-np.inf)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             room = high - low + self.limits[self._places]
             between = finite.any(axis=0) & (given >= low - room) & (given <= high + room)
         return np.asarray(~(same.any(axis=0) | between))
@@ -349,7 +349,7 @@ class Bound:
         _, _, *channels = self._groups
         for axis, one in zip(self._control.axes, channels, strict=True):
             own = _rms(one.groups, self._wanted)
-            blind = np.flatnonzero(one.known & (own > 0) & (own <= FACTOR * one.rms))
+            blind = np.flatnonzero(one.known & (own > 0) & (own <= one.rms))
             if not blind.size:
                 continue
             known = int(np.count_nonzero(one.known))

@@ -76,7 +76,9 @@ class Magnitudes:
         sums = np.zeros(self._size)
         for start in range(0, values.size, CHUNK):
             part = slice(start, start + CHUNK)
-            sums += np.bincount(self._numbers[part], np.square(values[part]), minlength=sums.size)
+            with np.errstate(over="ignore"):
+                squares = np.square(values[part])
+            sums += np.bincount(self._numbers[part], squares, minlength=sums.size)
         return sums[self._present]
 
     def largest(self, values: Array) -> Array:

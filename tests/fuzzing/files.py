@@ -89,7 +89,9 @@ def _bundles() -> list[bytes]:
         made.save(folder / "a.hilb")
         plain = (folder / "a.hilb").read_bytes()
         head = bundle_files.forged(made, lambda document: document["methods"][0]["cases"].pop())
-    return [plain, head]
+        bundle_files.bundle(folder, bundle_files.case(6, control=bundle_files.control(6))).save(folder / "b.hilb")
+        controlled = (folder / "b.hilb").read_bytes()
+    return [plain, head, controlled]
 
 
 def _bundle(data: bytes, rng: Random) -> bytes:
@@ -128,12 +130,15 @@ def _bundle(data: bytes, rng: Random) -> bytes:
 
 
 def _read_bundle(path: Path) -> None:
+    from support import bundle_files
+
     from hil.bundles import Bundle
     from hil.bundles.signature import verify
     from hil.controller.workloads.bundles.show import document_of
 
     bundle = Bundle.open(path)
     document_of(bundle, path)
+    bundle_files.judge_controls(bundle)
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
         before = sorted(path.parent.iterdir())
         bundle.extract(Path(place))

@@ -11,8 +11,10 @@ import numpy as np
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.bundles.layout import HEADER_BYTES, Head, aligned, canonical_json
+from hil.compare.control import control_of
+from hil.compare.verdict import compare_output
 from hil.core.digest import digest_of
-from hil.core.results import Artifact
+from hil.core.results import Artifact, Control
 from hil.core.tensors import TensorSpec
 
 X = TensorSpec("x", "float32", ("N", 2))
@@ -32,6 +34,27 @@ def case(size: int = 3, **more: Any) -> MethodTestCase:
     """A case of the program above."""
     x = np.arange(2 * size, dtype=np.float32).reshape(size, 2)
     return MethodTestCase([x], [x.sum(1)], **more)
+
+
+def control(size: int = 6) -> dict[str, Control]:
+    """The control of the output of such a case, with an element that jumps and one that overflows."""
+    (exact,) = case(size).expected_outputs
+    held = [exact * np.float32(1 + 0.001 * run) for run in range(1, 4)]
+    free = [run.copy() for run in held]
+    free[1][1], free[2][2] = 30, np.inf
+    found = control_of("float16", "test", exact, held, free)
+    assert found is not None and found.jumping == 2
+    return {"y": found}
+
+
+def judge_controls(made: Bundle) -> None:
+    """Judge answers near and far by the control of each case."""
+    for method in made.methods:
+        for one in method.cases:
+            for name, control in one.control.items():
+                for factor in (1.002, -1.0, 40.0):
+                    answer = (one.expected_outputs[name] * factor).astype(one.expected_outputs[name].dtype)
+                    compare_output(name, answer, one.expected_outputs[name], control=control)
 
 
 def bundle(folder: Path, *cases: MethodTestCase) -> Bundle:

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bundle_files import bundle, case, digest_patched, forged
+from support.bundle_files import bundle, case, control, digest_patched, forged, judge_controls
 
 from hil.bundles import Bundle
+from hil.bundles.controls import find_misfit
 from hil.bundles.layout import MAX_FILE_BYTES, MAX_MANIFEST_BYTES
+from hil.compare.control import control_of
 from hil.core.digest import digest_of
 from hil.errors import UsageError
 
@@ -195,6 +197,72 @@ def test_any_value_in_any_place_of_the_manifest_is_refused_or_harmless(made, tmp
         assert "Traceback" not in str(error)
     else:
         assert opened.methods[0].cases[0].inputs["x"].shape == (3, 2)
+
+
+@pytest.fixture(scope="module")
+def controlled(tmp_path_factory) -> Bundle:
+    return bundle(tmp_path_factory.mktemp("controlled"), case(6, control=control()))
+
+
+def _control(document):
+    return document["methods"][0]["cases"][0]["control"]["y"]
+
+
+MISFITS = {
+    "unknown arithmetic 'float9'": lambda c: c.update(arithmetic="float9"),
+    "a deviation is not finite": lambda c: c.update(whole=["inf", "inf"]),
+    "channels along axis 1, the output": lambda c: c["axes"].update({"1": [None]}),
+    "channels along axis -1, the output": lambda c: c["axes"].update({"-1": [None]}),
+    "no value has the exponent 999": lambda c: c["sizes"].update({"999": [0.1, 0.1]}),
+    "2 jumping elements, and counts 3": lambda c: c.update(jumping=3),
+    "0 jumping elements, and counts 2": lambda c: c.update(jumps={}),
+    "counts -1": lambda c: c.update(jumps={}, jumping=-1),
+    "not one of the 6": lambda c: c["jumps"].update({"6": c["jumps"].pop("1")}),
+    "not one of the 6 ": lambda c: c["jumps"].update({"-7": c["jumps"].pop("1")}),
+    "different numbers of values": lambda c: c["jumps"]["1"].pop(),
+}
+
+
+@pytest.mark.parametrize("text", MISFITS)
+def test_control_that_does_not_fit_is_refused(controlled, tmp_path, text):
+    data = forged(controlled, lambda document: MISFITS[text](_control(document)))
+    message = refused(data, tmp_path)
+    assert "method 'f', case 0 ('0'): invalid control of output 'y': " in message and text.strip() in message
+
+
+def test_control_of_channels_must_have_the_outputs_places(tmp_path):
+    wide = np.arange(12, dtype=np.float32).reshape(3, 4)
+    found = control_of("float16", "test", wide, [wide * np.float32(1.001)], [])
+    assert found.axes.keys() == {1} and find_misfit(found, wide) == ""
+    assert "4 channels along axis 1, the output 3x5 float32 has 5" in find_misfit(found, np.ones((3, 5), np.float32))
+    assert "has no control" in find_misfit(found, np.array(["text"], object))
+
+
+@pytest.mark.parametrize("damaged", [{"whole": [-1.0, 1.0]}, {"whole": ["nan", 1.0]}, {"source": "\x1b[2J"}])
+def test_control_with_damaged_fields_is_refused(controlled, tmp_path, damaged):
+    assert "control" in refused(forged(controlled, lambda document: _control(document).update(damaged)), tmp_path)
+
+
+@given(data=st.data(), value=values | st.sampled_from(["inf", "nan", -1, 5, 1e308]))
+@settings(max_examples=150)
+def test_any_value_in_a_control_is_refused_or_can_judge(controlled, tmp_path_factory, data, value):
+    def change(document):
+        place = _control(document)
+        while True:
+            key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))
+            if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.integers(0, 3)) == 0:
+                place[key] = value
+                return
+            place = place[key]
+
+    path = tmp_path_factory.getbasetemp() / "control.hilb"
+    path.write_bytes(forged(controlled, change))
+    try:
+        opened = Bundle.open(path)
+    except UsageError as error:
+        assert "control" in error.message
+    else:
+        judge_controls(opened)
 
 
 @given(st.binary(max_size=600))
