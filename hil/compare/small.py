@@ -19,8 +19,9 @@ from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
 from hil.core.tensors import Array, dtype_name, float_limits
 
-# Small values are looked at where they are this share of the values of an output that are not 0...
-_SHARE = 1 / 4
+# Small values are looked at where they are this share of the values of an output that are not 0 (the first within a
+# default tolerance of floats, where they are about one in 1e5 by chance; the second within any other)...
+_SHARE, _GIVEN_SHARE = 1 / 16, 1 / 4
 # ...or of those of a row or column that has at least two.
 _GROUP_SHARE = 1 / 2
 _GROUP_LEAST = 2
@@ -57,11 +58,12 @@ def check_small(
         return None
     parts = ((one.small, one.absent, one.lost, one.unjudged) for one in pieces)
     found = _Piece(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-    least = _LOST_SHARE if given or not _has_eps(reference) else 0.0
+    share_of_all, least = (_GIVEN_SHARE, _LOST_SHARE) if given or not _has_eps(reference) else (_SHARE, 0.0)
     # A step beside a 0 is common in a few places: within a given tolerance, only the whole output tells it from noise.
     along_axes = found.without_zeros() if given else found
     for axis in (*_axes(reference.shape), None):
-        groups = _groups(reference, axis, found if axis is None else along_axes, least)
+        many = share_of_all if axis is None else _GROUP_SHARE
+        groups = _groups(reference, axis, found if axis is None else along_axes, many, least)
         if groups is None:
             continue
         names, chosen, counted = groups
@@ -148,8 +150,15 @@ def _axes(shape: tuple[int, ...]) -> Iterator[int]:
         yield from range(len(shape) - 1)
 
 
-def _groups(reference: Tensor, axis: int | None, found: _Piece, least: float) -> tuple[str, Array, Array] | None:
-    """Return the names of the groups along an axis in which too many small values are lost, the lost ones, and all."""
+def _groups(
+    reference: Tensor, axis: int | None, found: _Piece, share: float, least: float
+) -> tuple[str, Array, Array] | None:
+    """Return the names of the groups along an axis in which too many small values are lost, the lost ones, and all.
+
+    Args:
+        share: of the values that are not 0, from which on small values are many.
+        least: of the small values, above which lost ones are too many.
+    """
     size = reference.shape[axis] if axis is not None else 1
     stride = math.prod(reference.shape[axis % reference.ndim + 1 :]) if axis is not None else max(reference.size, 1)
 
@@ -164,7 +173,7 @@ def _groups(reference: Tensor, axis: int | None, found: _Piece, least: float) ->
     if not ((losts > least * smalls) | (hidden > 0)).any():
         return None
     nonzero = sum((counts(places) for places in _nonzero(reference)), counts(found.absent))
-    many = smalls >= (_SHARE if axis is None else _GROUP_SHARE) * nonzero
+    many = smalls >= share * nonzero
     many &= (nonzero >= _GROUP_LEAST) & (smalls > 0)
     bad, lost = many & (losts > least * smalls), found.lost
     if not bad.any():

@@ -286,6 +286,9 @@ SMALL = {
     5: ("int8", {"atol": 2.0}, None),
     6: ("float32", {}, as_noise(np.zeros((12, 3)))),
     7: ("int16", {"atol": 1.0}, None),
+    8: ("float32", {}, None),
+    9: ("float32", {}, as_noise(np.full((1, 5), 1e-14))),
+    10: ("float32", {}, as_noise(np.full((1, 17), 1e-14))),
 }
 
 
@@ -333,6 +336,10 @@ def test_its_verdicts_are_those_of_hil(verify, tmp_path):
             if number == 7:  # one step from 0, in an integer
                 reference = np.where(reference.astype(np.int64) > 600, 90, 0).astype(np.int16)
                 actual = reference + np.int16(1)
+            if number > 7:  # one small value of a single row
+                reference = np.array([[*[9.0] * (16 if number == 10 else 4), 1e-6]], np.float32)
+                actual = reference.copy()
+                actual[:, -1] *= -1
         method = f"m{number}"
         signatures[method] = signature([], [reference])
         more = {"noise": {"y0": noise}} if noise is not None else {}

@@ -60,6 +60,7 @@ node = helper.make_node
 PIXELS = RNG.integers(0, 256, (2, 50)).astype(np.float32)
 BOXES = np.abs(floats(80, 6)) + np.float32(0.5)
 SIZES = np.array([640, 640, 640, 640, 1e-6, 1e-6], np.float32)
+ONE_BOX = BOXES[:1, :5] * SIZES[:5]
 CHANNELS = np.abs(floats(1, 5, 40)) + np.float32(0.5)
 STRETCH = np.array([500, 500, 500, 500, 1e-6], np.float32).reshape(1, 5, 1)
 TAILS = (np.linspace(0, 60, 200, dtype=np.float32)[None] + floats(1, 200)).astype(np.float32)
@@ -120,6 +121,8 @@ CASES = [
         s=STRETCH,
     ),
     case("boxes_right", SCALE, "PASS", BOXES, BOXES * SIZES, IREE, s=SIZES),
+    case("score_of_one_row_negated", SCALE, WRONG, BOXES[:1, :5], swapped(ONE_BOX, 4, np.negative), s=SIZES[:5]),
+    case("score_of_one_row_right", SCALE, "PASS", BOXES[:1, :5], ONE_BOX, IREE, s=SIZES[:5]),
     case(
         "softmax_tail_doubled",
         [node("Softmax", ["x"], ["y"], axis=-1)],

@@ -52,6 +52,19 @@ def test_small_column_beside_large_ones_is_judged(fault: str) -> None:
     assert of(wrong, BOXES, allow_blind=["y"]).passed
 
 
+def test_small_value_of_a_single_row_is_judged() -> None:
+    row = np.array([[10, 20, 30, 40, 1e-6]], np.float32)
+    wrong = with_column(row, 4, lambda v: -v)
+    assert of(wrong, row).blind and "1 of its values are smaller than the tolerance" in of(wrong, row).reason
+    for size, passed, blind in ((2.0**-45, False, False), (2.0**-17, True, False)):
+        found = of(wrong, row, noise=noise(size, row.shape))
+        assert (found.passed, found.blind) == (passed, blind), "noise that explains the difference settles it"
+    assert of(with_column(row, 4, lambda v: v * np.float32(1.0003)), row).passed, "half of its digits agree"
+    long = np.append(np.full((1, 16), 9, np.float32), row[:, 4:], axis=1)
+    assert of(with_column(long, 16, lambda v: -v), long).passed, "one of 17 may be small by chance"
+    assert of(wrong, row, atol=1e-5).passed, "the user says how far off it may be"
+
+
 def test_small_column_passes_where_it_agrees() -> None:
     near = BOXES * (1 + np.float32(2e-7) * RNG.standard_normal(BOXES.shape).astype(np.float32))
     assert of(near, BOXES).passed

@@ -4,7 +4,7 @@
 #include <math.h>
 
 static const double CEILING_EPS = 1e4, CEILING = 0x1p-5, UNSTEADY_SHARE = 0x1p-3, NO_NOISE = 0x1p-127;
-static const double SMALL_SHARE = 0.25, GROUP_SHARE = 0.5, LOST_SHARE = 0.25;
+static const double SMALL_SHARE = 0.0625, GIVEN_SHARE = 0.25, GROUP_SHARE = 0.5, LOST_SHARE = 0.25;
 
 static double magnitude_at(const struct tensor *tensor, uint64_t index)
 {
@@ -93,7 +93,8 @@ bool has_small_loss(const struct tensor *actual, const struct tensor *expected, 
                     const struct allowance *allowance, uint64_t *lost, uint64_t *first)
 {
     double share = relative_limit(expected->dtype, rtol, given);
-    double least = given || !has_eps(expected->dtype) ? LOST_SHARE : 0;
+    bool is_coarse = given || !has_eps(expected->dtype);
+    double least = is_coarse ? LOST_SHARE : 0, share_of_all = is_coarse ? GIVEN_SHARE : SMALL_SHARE;
     int rank = (int)expected->rank, count = rank > 1 ? rank + 1 : 1;
     for (int place = 0; place < count; place++) {
         void *before = last_allocated();
@@ -113,7 +114,7 @@ bool has_small_loss(const struct tensor *actual, const struct tensor *expected, 
             group->lost += (kind & IS_LOST) != 0;
             group->hidden += (kind & IS_HIDDEN) != 0;
         }
-        double many = axis < 0 ? SMALL_SHARE : GROUP_SHARE;
+        double many = axis < 0 ? share_of_all : GROUP_SHARE;
         bool is_hidden = false;
         *lost = 0;
         for (uint64_t i = 0; i < size; i++) {
