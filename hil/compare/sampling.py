@@ -12,7 +12,7 @@ from hil.core.tensors import Array
 
 # Elements of a sample, at least; outputs of up to LARGE elements are judged whole.
 SAMPLE = 1 << 17
-LARGE = 1 << 20
+LARGE = 1 << 18
 _SEED = 33
 
 
