@@ -1,17 +1,20 @@
 """Comparing two 100 MB float32 tensors with every statistic, beside numpy in the same run.
 
 Each case has its bar: ``np.allclose`` alone (ratio at most 1.0), or ``np.array_equal`` where the two are bit-equal
-(at most 1.3).
+(at most 1.3). Judging by the control of an arithmetic, or by criteria, has a bar in seconds.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from benchmarks import common
+from hil.compare.control import control_of
+from hil.compare.criteria import parse_accept
 from hil.compare.verdict import compare_output
 from hil.core.tensors import Array
 
@@ -28,6 +31,30 @@ def cases(elements: int) -> Iterator[tuple[str, Array, Array, Callable[[Array, A
     yield "one element differs", _one_off(b), b, np.allclose, 1.0
     yield "a third out of tolerance", b + np.float32(1e-5) * noise, b, np.allclose, 1.0
     yield "unrelated", noise, b, np.allclose, 1.0
+
+
+# Values in a row of an output that is judged in more ways than one by one: a class, a channel.
+_ROW = 1000
+_SIGMA = np.float32(1e-3)  # of float16
+_CRITERIA = ("max_abs<=0.1", "sqnr>=40", "top1>=0.9", "top1>=0.9, kl<=1e-2")
+_CONTROL_BAR, _CRITERIA_BAR = 3.0, 2.0
+
+
+def judged(elements: int) -> Iterator[tuple[str, Callable[[], object], float]]:
+    """Name, call and the seconds not to exceed."""
+    rng = np.random.default_rng(0)
+    b = rng.standard_normal((elements // _ROW, _ROW), dtype=np.float32)
+
+    def near() -> Array:
+        return b * (1 + _SIGMA * rng.standard_normal(b.shape, dtype=np.float32))
+
+    answer, runs = near(), [near(), near()]
+    control = control_of("float16", "benchmark", b, runs, runs)
+    yield "by a control: right", lambda: compare_output("y", answer, b, control=control), _CONTROL_BAR
+    yield "by a control: wrong", lambda: compare_output("y", -answer, b, control=control), _CONTROL_BAR
+    for text in _CRITERIA:
+        rules = parse_accept([text])
+        yield f"by {text}", lambda rules=rules: compare_output("y", answer, b, accept=rules), _CRITERIA_BAR
 
 
 def _one_off(b: Array) -> Array:
@@ -54,6 +81,9 @@ def main() -> None:
         }
         taken = common.interleave(measured, asked.rounds)
         rows.append(common.beside(name, taken["hil"], f"np.{rival.__name__}", taken["rival"], 1e3, "ms", f"<= {bar}"))
+    for name, call, bar in judged(asked.elements):
+        times = common.timed(call, asked.rounds)
+        rows.append(common.Row(name, statistics.median(times), "s", bar=f"<= {bar:g} s"))
     common.show("compare", rows, [f"float32, {asked.elements} elements a tensor"], as_json=asked.json)
 
 
