@@ -210,9 +210,9 @@ known_hosts = "{board_aarch64.known_hosts}"
     )
     done = hil("study", "run", FOURTEEN, "--experiment", "fc_batchnorm", "--board", "arm.toml", "--json")
     assert done.code == 0, done.err + json.dumps(done.document, indent=1)
-    assert [(row["way"], row["outcome"], row["steps"]) for row in done.document["rows"]] == [
-        ("tfcompile", "PASS", 5),
-        ("iree", "PASS", 5),
+    assert [(row["way"], row["outcome"], row["relation"], row["steps"]) for row in done.document["rows"]] == [
+        ("tfcompile", "PASS", "same library", 5),
+        ("iree", "PASS", "independent", 5),
     ]
 
 

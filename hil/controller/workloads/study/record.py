@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.core.config_files import parse_toml
 from hil.core.files import read_text
-from hil.core.results import BOARD_OUTCOMES, Outcome, exit_code_of
+from hil.core.results import BOARD_OUTCOMES, Outcome, Relation, exit_code_of
 from hil.errors import EXIT_INTERRUPTED, UsageError, did_you_mean
 
 LIST = "study.toml"
@@ -97,7 +97,7 @@ PASSED, FAILED, NOT_REACHED = "pass", "fail", "not reached"
 
 
 # Fields of a row that its document has as they are.
-_PLAIN = ("way", "compiler", "detail", "steps", "placement")
+_PLAIN = ("way", "compiler", "relation", "detail", "steps", "placement")
 
 
 @dataclass
@@ -127,6 +127,7 @@ class Row:
     program: str = ""  # the program's file in the study's folder; what it was made of and what it gave lie beside it
     # where the program ran: fields of :class:`hil.core.results.Part`; None where the runtime did not tell.
     placement: list[dict[str, Any]] | None = None
+    relation: str = Relation.INDEPENDENT.value  # of TensorFlow's training to the compiled program
 
     @property
     def failed(self) -> StageResult | None:

@@ -13,6 +13,7 @@ from typing import Any
 from hil.compare.criteria import Rule
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare_output
+from hil.controller.backends.references.independence import relation_of
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.importers import import_model
@@ -167,7 +168,12 @@ class _Study:
         self.created, self.origin = time.time(), origin_of(asked.labels)
         self.command = typed_command()
         self.rows: list[Row] = [
-            Row(one, way, [StageResult(name) for name in WAYS[way].all_stages])
+            Row(
+                one,
+                way,
+                [StageResult(name) for name in WAYS[way].all_stages],
+                relation=relation_of(WAYS[way].runtime, "tensorflow").value,
+            )
             for one in asked.experiments
             for way in asked.ways
         ]

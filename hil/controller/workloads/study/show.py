@@ -16,6 +16,7 @@ from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
 from hil.controller.workloads.suites.reports.summary import markdown_table
 from hil.controller.workloads.suites.reports.tables import csv_text
 from hil.controller.workloads.suites.store import CaseRecord
+from hil.core.results import Outcome, Relation
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,6 +49,8 @@ def cells(row: Row) -> dict[str, str]:
     found["max difference"] = "" if worst is None else f"{worst:.1e}"
     found["size"] = "" if row.size is None else f"{row.size / 1024:.0f} KiB"
     found["outcome"] = row.outcome.value if row.outcome else "not run"
+    if row.outcome is Outcome.PASS:
+        found["outcome"] = Relation(row.relation).named(found["outcome"])
     found["reported"] = row.experiment.reported
     return found
 
@@ -71,8 +74,11 @@ def terminal_table(rows: Sequence[Row]) -> Table:
     from rich.text import Text
 
     lines = [cells(row) for row in rows]
-    styles = {"PASS": "green", "not run": "dim"}
-    shown = [{**line, "outcome": Text(line["outcome"], styles.get(line["outcome"], "red"))} for line in lines]
+    styles = {Outcome.PASS: "green", None: "dim"}
+    shown = [
+        {**line, "outcome": Text(line["outcome"], styles.get(row.outcome, "red"))}
+        for row, line in zip(rows, lines, strict=True)
+    ]
     return table(list(lines[0]) if lines else (), [list(line.values()) for line in shown])
 
 
@@ -111,6 +117,8 @@ def _record(row: Row) -> CaseRecord:
         stage=failed.name if failed else "",
         message=failed.message if failed else "",
         detail=row.detail,
+        against="TensorFlow's training",
+        relation=row.relation,
         timings={stage.name: stage.seconds for stage in row.stages},
         artifact_bytes=row.size,
         outputs=({"name": worst.get("of"), "passed": failed is None, "max_abs": worst.get("max_abs")},)
@@ -126,7 +134,7 @@ def write_tables(rows: Sequence[Row], folder: Path) -> None:
     lines = []
     for row in rows:
         document = row.document()
-        names = ("experiment", "title", "way", "compiler", "outcome", "failed_stage", "message")
+        names = ("experiment", "title", "way", "compiler", "relation", "outcome", "failed_stage", "message")
         line = {name: document[name] for name in names}
         for column, stage in _stages(row).items():
             line[column] = stage and stage.outcome

@@ -110,6 +110,17 @@ def test_the_table_names_the_stage_that_failed_and_leaves_nothing_out(tmp_path):
     assert summary(rows) == "tfcompile: 0 of 1 passed; iree: 1 of 1 passed"
 
 
+def test_pass_by_the_same_library_is_marked(tmp_path):
+    rows = [replace(row("tfcompile"), relation="same library"), row("iree")]
+    assert [cells(one)["outcome"] for one in rows] == ["PASS (same library)", "PASS"]
+    assert "PASS (same library)" in markdown(rows)
+    write_tables(rows, tmp_path)
+    assert [line["relation"] for line in csv.DictReader((tmp_path / "study.csv").read_text().splitlines())] == [
+        "same library",
+        "independent",
+    ]
+
+
 def test_a_message_that_begins_like_a_formula_is_a_text_in_the_table(tmp_path):
     told = row("tfcompile", "link", Outcome.COMPILE_ERROR)
     stages = tuple(replace(stage, message="=cmd|' /C calc'!A0" if stage.message else "") for stage in told.stages)
