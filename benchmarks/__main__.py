@@ -31,6 +31,7 @@ NAMES = (
     "cold",
     "model",
     "compare",
+    "checks",
     "stream",
     "trace",
     "profiling",

@@ -39,8 +39,6 @@ from hil.core.results import Artifact, Model
 
 TIMEOUT_S = 600.0
 TARGET = load_board("sim").compile_flags["iree"]
-# hil's default for every ONNX model.
-DTYPES = "--iree-input-demote-f64-to-f32=false"
 CORES = os.cpu_count() or 1
 
 # Operator, shape of the input, shapes of the weights, attributes.
@@ -115,7 +113,7 @@ def by_commands(paths: Sequence[Path], folder: Path) -> list[Path]:
     for path in paths:
         imported, program = (folder / f"{path.stem}{suffix}" for suffix in (".mlir", ".vmfb"))
         subprocess.run([str(commands / "iree-import-onnx"), str(path), "-o", str(imported)], check=True)
-        subprocess.run([str(commands / "iree-compile"), str(imported), "-o", str(program), DTYPES, *TARGET], check=True)
+        subprocess.run([str(commands / "iree-compile"), str(imported), "-o", str(program), *TARGET], check=True)
         made.append(program)
     return made
 
@@ -125,7 +123,7 @@ def by_compiler(paths: Sequence[Path], folder: Path, at_once: int) -> list[Path]
 
     def one(path: Path) -> Path:
         program = folder / f"{path.stem}.vmfb"
-        subprocess.run([str(native_compiler()), str(path), "-o", str(program), DTYPES, *TARGET], check=True)
+        subprocess.run([str(native_compiler()), str(path), "-o", str(program), *TARGET], check=True)
         return program
 
     with ThreadPoolExecutor(at_once) as pool:

@@ -1,0 +1,148 @@
+"""What hil's own checks cost: comparing the answers of all iterations, and checking rewrites of a model.
+
+The answers of a convolution of 64 channels, with an output of 64 KB, 1 MB and 16 MB, are compared as the agent's worker
+compares them, beside the device time of an iteration. An iteration of the MobileNetV2-sized model is measured as well.
+A rewrite (inlining a local function) is checked in a warm worker process, beside compiling the same model, both without
+a cache; and once more from the cache.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks import common
+from benchmarks.compile_layers import TARGET
+from benchmarks.model import DEVICE, mobilenet
+from hil.agent.ipc import Arena
+from hil.agent.iterations import AnswerLog
+from hil.controller.backends.compilers import compile_model
+from hil.controller.models.importers import import_model
+from hil.controller.models.rewrite_check import check_rewrites
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.core.tensors import Array
+
+CHANNELS = 64
+# Height and width of the output -> its size.
+SIDES = {16: "64 KB", 64: "1 MB", 256: "16 MB"}
+TIMEOUT_S = 600.0
+
+
+def convolution(path: Path, side: int) -> Path:
+    """Write a model of one 3x3 convolution, 1x64xSIDExSIDE to the same, float32."""
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.standard_normal((CHANNELS, CHANNELS, 3, 3), dtype=np.float32), "w")
+    shape = [1, CHANNELS, side, side]
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 4)
+    graph = helper.make_graph([node], "convolution", [given], [made], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def with_function(path: Path) -> Path:
+    """Write the MobileNetV2-sized model with a local function behind it, which IREE's importer needs inlined."""
+    model = onnx.load(mobilenet(path))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    node = helper.make_node("Mul", ["a", "a"], ["b"])
+    model.functions.append(helper.make_function("local", "Square", ["a"], ["b"], [node], opsets[:1]))
+    model.graph.node.append(helper.make_node("Square", ["scores"], ["squares"], domain="local"))
+    model.graph.output[0].name = "squares"
+    del model.opset_import[:]
+    model.opset_import.extend(opsets)
+    onnx.save(model, path)
+    return path
+
+
+def compare_answers(answer: Array, runs: int) -> list[float]:
+    """Return the seconds that comparing each further run's answer takes."""
+    log = AnswerLog(Arena(), ["y"], runs + 2)
+    log.add([answer])
+    others = [answer.copy() for _ in range(4)]
+    return [common.timed(lambda at=at: log.add([others[at % 4]]), 1)[0] for at in range(runs)]  # type: ignore[misc]
+
+
+def measure_answers(folder: Path, rounds: int, calls: int) -> list[common.Row]:
+    """Return a row for each model: comparing an answer beside the device time of an iteration."""
+    rows = []
+    models = {
+        f"a 3x3 convolution, {size} out": convolution(folder / f"{side}.onnx", side) for side, size in SIDES.items()
+    }
+    models["MobileNetV2-sized, 4 KB out"] = mobilenet(folder / "mobilenet.onnx")
+    with common.session() as (client, _, _):
+        for name, path in models.items():
+            program = path.with_suffix(".vmfb")
+            call = ["compile", str(path), "--runtime-hw-type", "sim", "-o", str(program)]
+            subprocess.run([sys.executable, "-m", "hil.controller.cli.main", *call], check=True, stdout=sys.stderr)
+            loaded = common.load(client, program, device=DEVICE)
+            (given,) = loaded.inputs
+            shape = [int(size) for size in given.shape]
+            x = np.random.default_rng(1).random(shape, dtype=np.float32)
+            answer = next(iter(client.invoke(loaded.program_id, {given.name: x}).outputs.values()))
+
+            def iterations() -> list[float]:
+                done = client.invoke(loaded.program_id, {given.name: x}, iterations=calls)  # noqa: B023
+                return [(end - start) / 1e9 for start, end in done.iterations_ns]
+
+            cases = {"compare": lambda: compare_answers(answer, calls), "device": iterations}  # noqa: B023
+            got = common.interleave(cases, rounds)
+            case = f"comparing an answer, {name}"
+            rows.append(common.beside(case, got["compare"], "the iteration", got["device"], 1e6, "us", "<= 0.02"))
+    return rows
+
+
+def measure_rewrites(folder: Path, rounds: int) -> list[common.Row]:
+    """Return rows for the check of a rewrite: without the cache beside compiling, and from the cache."""
+    path = with_function(folder / "function.onnx")
+    x = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
+    with Isolated(1) as isolated:
+        model = import_model(path, isolated=isolated)
+        numbers = iter(range(1 << 20))
+
+        def work(cache: Cache) -> dict[str, object]:
+            log = folder / "work.log"
+            return {"cache": cache, "isolated": isolated, "recompute": False, "timeout": TIMEOUT_S, "log": log}
+
+        def empty() -> Cache:
+            return Cache(folder / f"cache{next(numbers)}")
+
+        def check(cache: Cache) -> Callable[[], object]:
+            return lambda: check_rewrites(model, {"image": x}, **work(cache))  # type: ignore[arg-type]
+
+        def compiled() -> object:
+            none = {"debug_ir": None, "debug_ir_passes": False, "failure": None}
+            return compile_model(model, compiler="iree", runtime="iree", flags=TARGET, **work(empty()), **none)  # type: ignore[arg-type]
+
+        kept = Cache(folder / "kept")
+        cases: dict[str, Callable[[], list[float]]] = {
+            "check": lambda: common.timed(check(empty()), 1),
+            "compile": lambda: common.timed(compiled, 1),
+            "again": lambda: common.timed(check(kept), 5),
+        }
+        got = common.interleave(cases, rounds)
+    case = "checking a rewrite of a MobileNetV2-sized model"
+    return [
+        common.beside(case, got["check"], "compiling it", got["compile"], 1e3, "ms", ""),
+        common.beside(f"{case}, from the cache", got["again"], "compiling it", got["compile"], 1e3, "ms", "<= 0.01"),
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = common.options(__doc__, rounds=9, calls=20)
+    with common.session() as (_, _, folder):
+        rows = measure_answers(folder, asked.rounds, asked.calls)
+        rows += measure_rewrites(folder, max(asked.rounds // 3, 1))
+    notes = ["each figure is the median over rounds of a round's median; answers above 1 MB are compared in samples"]
+    common.show("checks", rows, notes, as_json=asked.json)
+
+
+if __name__ == "__main__":
+    main()
