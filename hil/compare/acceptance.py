@@ -55,12 +55,17 @@ def judge_criteria(
     failed = [result for result in results if not result.passed]
     reason = "; ".join(map(_explain, failed))
     doubt = "" if reason else _doubt(plain.name, criteria, plain, reference, kind)
+    listed = ", ".join(criterion.text for criterion in criteria)
+    notes = (
+        (f"{listed} does not judge the scale: twice the reference would pass",) if _are_of_direction(criteria) else ()
+    )
     return replace(
         plain,
         passed=not reason and (allow_blind or not doubt),
         reason=reason or doubt,
         blind=bool(doubt),
         criteria=results,
+        notes=() if reason or doubt else notes,
     )
 
 
@@ -139,7 +144,9 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     listed = ", ".join(criterion.text for criterion in criteria)
     wrong_answers = {"the reference with every sign flipped": _negated, "zeros": _zeroed}
     # Logits at another scale have the same classes. Whether a function depends on the scale is its author's decision.
-    if all(one.measure is not None and not one.measure.is_of_classes for one in criteria):
+    # Who asks for the direction alone leaves out the scale: a note says so.
+    ignores_scale = any(one.measure is None or one.measure.is_of_classes for one in criteria)
+    if not ignores_scale and not _are_of_direction(criteria):
         wrong_answers["the reference at another scale"] = _scaled
     for what, change in wrong_answers.items():
         if accepts(change):
@@ -154,6 +161,10 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     if wrong and 2 * sum(wrong) >= len(wrong):
         return f"{listed} would accept the reference's values in any order"
     return ""
+
+
+def _are_of_direction(criteria: Sequence[Criterion]) -> bool:
+    return all(one.measure is not None and one.measure.is_of_direction for one in criteria)
 
 
 def _accept(

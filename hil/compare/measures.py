@@ -99,6 +99,7 @@ class Measure:
     default: float | None = None  # the bound of a criterion that gives none; None if a bound is required
     is_positional: bool = True  # whether elements are compared that have the same index
     is_of_classes: bool = False  # whether it compares classes or their probabilities: the scale of logits may differ
+    is_of_direction: bool = False  # whether it is the same at every scale
     name: str = ""  # how the guide calls it, if that is not the key
 
     def axes(self, arguments: Mapping[str, Any]) -> tuple[int, ...]:
@@ -136,7 +137,13 @@ def _of_statistic(statistic: Statistic) -> Measure:
         return None if found is None else float(found)
 
     return Measure(
-        statistic.key, statistic.meaning, value, higher, highest if higher else 0.0, lowest if higher else math.inf
+        statistic.key,
+        statistic.meaning,
+        value,
+        higher,
+        highest if higher else 0.0,
+        lowest if higher else math.inf,
+        is_of_direction=statistic.key == "cosine",
     )
 
 

@@ -70,14 +70,23 @@ def test_cosine_of_positive_values_is_blind_to_their_order() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int4", "uint64", "float8_e4m3fn", "complex64"])
-def test_cosine_alone_is_blind_to_the_scale(dtype: str) -> None:
+def test_criteria_that_accept_another_scale_are_blind(dtype: str) -> None:
     from hil.core.tensors import dtype_of
 
     values = (REFERENCE * 3).astype(np.int8).astype(dtype_of(dtype))
     for reference in (values, values * values.dtype.type(4000) if dtype == "float16" else values):
-        found = judge("cosine>=0.9", reference, reference)
+        found = judge("cosine>=0.9, max_rel<=1.5", reference, reference)
         assert outcome(found) == "BLIND" and "would accept the reference at another scale" in found.reason
     assert outcome(judge("cosine>=0.9, rmse<=0.5", values, values)) == "PASS"
+
+
+def test_cosine_alone_notes_that_it_does_not_judge_the_scale() -> None:
+    found = judge("cosine>=0.9", NEAR, REFERENCE)
+    assert outcome(found) == "PASS" and found.notes == (
+        "cosine>=0.9 does not judge the scale: twice the reference would pass",
+    )
+    assert judge("cosine>=0.9, rmse<=0.5", NEAR, REFERENCE).notes == ()
+    assert judge("cosine>=0.9", -REFERENCE, REFERENCE).notes == ()
 
 
 def test_classes_and_functions_may_ignore_the_scale() -> None:
