@@ -226,6 +226,9 @@ class Bound:
             .reshape(len(self._places), -1 if len(self._places) else 0)
             .T
         )
+        has_infinity = ~np.isfinite(self._values).all(axis=0)
+        self._is_overflowing = has_infinity & np.isfinite(self._wanted[self._places])
+        self._overflowing = int(np.count_nonzero(self._is_overflowing))
 
     def _read_control(self, control: Control) -> list[_Deviating]:
         magnitudes = Magnitudes(self._wanted)
@@ -269,11 +272,11 @@ class Bound:
         error[self._jumps] = 0.0
         wrong = error > self.limits
         jumping = self._control.jumping
+        doubt = self._overflow_doubt()
         if jumping > len(self._places):
-            return Finding(np.zeros_like(wrong), doubt=f"{self._jump_text()}, too many to judge")
+            return Finding(np.zeros_like(wrong), doubt=doubt or f"{self._jump_text()}, too many to judge")
         wrong[self._places] = self._is_no_jump(given[self._places])
-        doubt = ""
-        if jumping > MAX_JUMP_SHARE * wrong.size and not self._is_some_run(given):
+        if not doubt and jumping > MAX_JUMP_SHARE * wrong.size and not self._is_some_run(given):
             doubt = f"{self._jump_text()}, more than {MAX_JUMP_SHARE:.0%}, and the answer is none of the control's"
         if self._wanted.any() and not given.any():
             return Finding(wrong, "every value is 0, the reference's are not")
@@ -282,8 +285,9 @@ class Bound:
         if far := self._too_far(error):
             return Finding(wrong, far)
         blind, few = self._blind_channels()
-        note = "; ".join(filter(None, (self._jump_text(), few)))
-        return Finding(wrong, doubt=doubt or self._agreeing_wrong_answer() or blind, note=note)
+        doubt = doubt or self._agreeing_wrong_answer() or blind
+        notes = (self._overflow_text(), self._jump_text(), few)
+        return Finding(wrong, doubt=doubt, note="; ".join(one for one in notes if one and one not in doubt))
 
     def _is_no_jump(self, given: Array) -> Array:
         """Of each element that jumps, whether its value is none that the control explains."""
@@ -362,11 +366,24 @@ class Bound:
             notes.append(text)
         return "", "; ".join(notes)
 
+    def _overflow_doubt(self) -> str:
+        """Return why too many values overflow to judge the output; "" where few do."""
+        if self._overflowing <= MAX_JUMP_SHARE * self._wanted.size:
+            return ""
+        return f"{self._overflow_text()}: the model does not fit this arithmetic"
+
+    def _overflow_text(self) -> str:
+        least = "at least " * (self._control.jumping > len(self._places))
+        text = f"{least}{self._overflowing} of {self._wanted.size} values overflow {self._control.arithmetic}"
+        return text if self._overflowing else ""
+
     def _jump_text(self) -> str:
-        count = self._control.jumping
+        count = self._control.jumping - self._overflowing
         if not count:
             return ""
-        first = [int(place) for place in np.unravel_index(int(self._places[0]), self._shape)]
+        # The first that does not overflow, if it is kept.
+        place = int(self._places[np.argmin(self._is_overflowing)])
+        first = [int(index) for index in np.unravel_index(place, self._shape)]
         return f"{count} of {self._wanted.size} elements jump in {self._control.arithmetic}, first at {first}"
 
     def _wrong_text(self, wrong: Array, given: Array) -> str:

@@ -157,7 +157,7 @@ class Stats(Statistics):
 
     elements: int
     mismatches: int  # how many are out of tolerance; a NaN or infinity that the other tensor lacks is
-    nonfinite: int = 0  # how many of the mismatches are such NaN and infinities
+    nonfinite: int = 0  # how many values are such NaN and infinities
     masked: int = 0
     zeroed: bool = False  # whether every value is 0 and the reference's are not
     beside_zero: bool = False  # whether a value differs where the reference's is 0

@@ -189,7 +189,6 @@ def _within_control(
         control=bound.record,
         notes=(found.note,) if found.note else (),
         mismatches=len(wrong),
-        nonfinite=int(np.count_nonzero(~np.isfinite(given.reshape(-1)[wrong]))) if given.dtype.kind == "f" else 0,
         first_index=index_of(first, wanted.shape),
         first_values=values_at(given, wanted, first),
         worst_index=index_of(worst, wanted.shape),

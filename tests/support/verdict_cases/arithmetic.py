@@ -31,6 +31,7 @@ GEMM = (node("Gemm", ["x", "w", "b"]),)
 CONV = (node("Conv", ["x", "w"], pads=[1, 1, 1, 1]),)
 SOFTMAX = (node("MatMul", ["x", "w"], "m"), node("Softmax", ["m"]))
 FLOORED = (node("Div", ["x", "seven"], "d"), node("Floor", ["d"], "f"), node("MatMul", ["f", "w"]))
+SCALED = (node("MatMul", ["x", "w"], "a"), node("Mul", ["a", "c"], "b"), node("Div", ["b", "c"]))
 SEVEN = {"seven": np.array(7, np.float32), "w": W}
 
 
@@ -82,6 +83,15 @@ CASES = [
         {},
         on("f16"),
         says=("float16",),
+    ),
+    VerdictCase(
+        "arithmetic_overflow_f16",
+        saved(SCALED, X, {"w": W, "c": np.array(6e4, np.float32)}),
+        "BLIND",
+        X,
+        {},
+        on("f16"),
+        says=("values overflow float16: the model does not fit this arithmetic",),
     ),
     wrong("arithmetic_bias_missing_f16", "f16", GEMM, X, {"w": W, "b": 0 * B}, {"w": W, "b": B}),
     wrong(

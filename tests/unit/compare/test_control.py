@@ -133,7 +133,40 @@ def test_what_overflows_is_no_deviation():
     assert control.jumping == 1 and np.isfinite(control.whole.largest)
     answer = near(9)
     answer[0, 0, 0] = np.inf
-    assert judged(answer, control).passed
+    output = judged(answer, control)
+    assert output.passed and output.notes == ("1 of 240 values overflow float16",)
+    assert (output.mismatches, output.nonfinite) == (0, 1)
+
+
+@pytest.mark.parametrize(("count", "blind"), [(24, False), (25, True), (240, True)])
+def test_overflow_of_more_than_a_tenth_is_blind(count, blind):
+    runs = [run.copy() for run in RUNS]
+    for run in runs:
+        run.reshape(-1)[:count] = np.inf
+    control = control_of("float16", "test", EXACT, runs, runs)
+    answer = near(9)
+    answer.reshape(-1)[:count] = np.inf
+    output = judged(answer, control)
+    assert output.blind is blind and output.nonfinite == count
+    text = f"{count} of 240 values overflow float16"
+    assert (output.reason, output.notes[:1]) == (
+        (f"{text}: the model does not fit this arithmetic", ()) if blind else ("", (text,))
+    )
+    answer.reshape(-1)[-1] = -np.inf
+    wrong = judged(answer, control)
+    assert (wrong.passed, wrong.blind, wrong.nonfinite) == (False, False, min(count + 1, 240))
+
+
+def test_overflow_is_counted_apart_from_jumps():
+    free = [run.copy() for run in RUNS]
+    free[1][0, 0, 0] = np.inf
+    free[2][0, 1, 2] += 30
+    control = control_of("float16", "test", EXACT, RUNS, free)
+    answer = near(7)
+    answer[0, 1, 2] += 30
+    assert judged(answer, control).notes == (
+        "1 of 240 values overflow float16; 1 of 240 elements jump in float16, first at [0, 1, 2]",
+    )
 
 
 def test_whole_numbers_have_a_value_of_the_control():
