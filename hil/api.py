@@ -141,5 +141,5 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
             save_program(program, path)
         runner = Runner(context, lasting=False)
         case = runner.begin(path, chosen, folder)
-        check_accepted_outputs(chosen.accept, [case.model])
+        check_accepted_outputs([(chosen.accept, case.model)])
         return runner.whole(case, BoardSession(board))

@@ -81,7 +81,7 @@ def check_outputs(rules: Iterable[Rule], names: Sequence[str]) -> None:
     for rule in rules:
         if not any(map(rule.applies_to, names)):
             raise UsageError(
-                f"--accept names output {rule.output!r}, which does not exist",
+                f"a criterion names output {rule.output!r}, which does not exist",
                 hint=f"{did_you_mean(rule.output, names)}outputs: {', '.join(names)}",
             )
 

@@ -34,7 +34,10 @@ class Command(click.Command):
             note_typed(shlex.join(["hil", *(word for word in words if word != "--json")]))
             if not set(args) & {*ctx.help_option_names, "--resume"}:
                 _use_project(self, ctx)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if PROJECT in ctx.meta:
+            _show_project(self, ctx)
+        return rest
 
 
 class Group(click.Group):
@@ -75,8 +78,23 @@ def _use_project(command: click.Command, ctx: click.Context) -> None:
         name: (value,) if options[name].multiple and not isinstance(value, tuple) else value
         for name, value in used.items()
     }
-    names = [*used, *(f'models."{pattern}"' for pattern in project.models)]
-    click.echo(f"hil: {project.path}: {', '.join(names)}", err=True)
+
+
+def _show_project(command: click.Command, ctx: click.Context) -> None:
+    """Say which of the project file's settings are in force: of its models, those that match the command's files."""
+    from hil.controller.pipeline.model_settings import matches
+
+    project = ctx.meta[PROJECT]
+    words: list[str] = []
+    for one in command.params:
+        if isinstance(one, click.Argument) and (value := ctx.params.get(str(one.name))):
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    files = [Path(word) for word in words]
+    # The models of a folder, a suite or a stored run are not known yet.
+    are_known = bool(files) and all(map(Path.is_file, files))
+    patterns = [one for one in project.models if not are_known or any(matches(one, file) for file in files)]
+    names = [*(ctx.default_map or ()), *(f'models."{pattern}"' for pattern in patterns)]
+    click.echo(f"hil: {project.path}: {', '.join(names) or 'nothing for this command'}", err=True)
 
 
 def _check_repeats(of: click.Command, ctx: click.Context, args: Sequence[str]) -> None:

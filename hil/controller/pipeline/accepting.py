@@ -13,6 +13,7 @@ from hil.errors import UsageError, did_you_mean, one_of
 if TYPE_CHECKING:
     from hil.compare.criteria import Rule
     from hil.core.results import Model
+    from hil.core.tensors import TensorSpec
 
 
 def load_rules(texts: Sequence[str], option: str = "--accept") -> tuple[Rule, ...]:
@@ -28,15 +29,21 @@ def load_rules(texts: Sequence[str], option: str = "--accept") -> tuple[Rule, ..
     return parse_accept(texts, load_function, option)
 
 
-def check_accepted_outputs(texts: Sequence[str], models: Iterable[Model | None]) -> None:
-    """Raise UsageError if a text names an output that none of the models has; a model may not know its outputs."""
-    if not texts:
-        return
+def check_accepted_outputs(cases: Iterable[tuple[Sequence[str], Model | None]]) -> None:
+    """Raise UsageError if criteria name an output that no model with the same criteria has.
+
+    Args:
+        cases: the texts of ``--accept`` or of the project file, and the model; a model may not know its outputs.
+    """
     from hil.compare.criteria import check_outputs
 
-    known = [model.outputs for model in models if model is not None]
-    if known and None not in known:
-        check_outputs(load_rules(texts), [spec.name for outputs in known for spec in outputs or ()])
+    known: dict[tuple[str, ...], list[tuple[TensorSpec, ...] | None]] = {}
+    for texts, model in cases:
+        if texts and model is not None:
+            known.setdefault(tuple(texts), []).append(model.outputs)
+    for texts, found in known.items():
+        if None not in found:
+            check_outputs(load_rules(texts), [spec.name for outputs in found for spec in outputs or ()])
 
 
 def load_function(file: str, name: str) -> Callable[..., Any]:

@@ -44,6 +44,11 @@ def checked_models(values: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
+def matches(pattern: str, path: Path) -> bool:
+    """Return whether a model's name or path matches a pattern of the project file."""
+    return fnmatchcase(path.name, pattern) or fnmatchcase(path.as_posix(), pattern)
+
+
 def for_model(settings: T, path: Path) -> T:
     """Return the settings with those that the project file has for a model, by name or path; later patterns win.
 
@@ -58,13 +63,19 @@ def for_model(settings: T, path: Path) -> T:
         ranges = {name: range_text(sizes) for name, sizes in getattr(settings, _RANGES).items()}
         found[_DIMS] = {**getattr(settings, _DIMS), **ranges}
     for pattern, values in checked_models(settings.per_model).items():
-        if fnmatchcase(path.name, pattern) or fnmatchcase(path.as_posix(), pattern):
+        if matches(pattern, path):
             dims = {**found.get(_DIMS, {}), **values.get(_DIMS, {})}
             found |= {**values, _DIMS: dims}
     if _DIMS in own:
         # Of the merged ones: a size may have taken the place of a range.
         found[_RANGES] = {}
     return dataclasses.replace(settings, per_model={}, **{name: found[name] for name in own & found.keys()})
+
+
+def accept_of_file(settings: CaseSettings, path: Path) -> tuple[str, ...]:
+    """Return the criteria of tables that are for one model, not for a pattern that other models may match."""
+    tables = (settings.per_model.get(name, {}) for name in dict.fromkeys((path.name, path.as_posix())))
+    return tuple(text for table in tables for text in table.get("accept", ()))
 
 
 def refuse_functions(settings: CaseSettings) -> None:

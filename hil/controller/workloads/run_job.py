@@ -90,7 +90,7 @@ def run_job(
         # The import may still find that the command line was wrong: nothing is stored before that is known.
         cases = [begin(one) for one in planned if one.name not in kept]
         if run is None:
-            check_accepted_outputs(job.accept, [case.model for case in cases])
+            check_accepted_outputs((case.options.accept, case.model) for case in cases)
         runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
         title = planned[0].model if len(job.models) == 1 else f"{len(job.models)}-models"
         stored = run or store.create(title, jsonable(asdict(job)), run_id)

@@ -185,7 +185,7 @@ class _Bench:
             self.jobs.append(job)
             options = replace(job.options(), dims=own)
             self.cases.append(self.runner.begin(path, options, Path(), name=name, want_inputs=self.bench.check))
-        check_accepted_outputs(job.accept, [case.model for case in self.cases])
+        check_accepted_outputs((case.options.accept, case.model) for case in self.cases)
 
     def _session(self, pool: BoardPool, number: int) -> BoardSession:
         """Open a job's board; jobs for one board, with the same faults, share it."""

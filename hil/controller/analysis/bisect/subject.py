@@ -196,7 +196,7 @@ def open_subject(
         twins = layers_of(compiled, group=group, inputs=inputs, **settings)
         check_layers(model, layers, compiled, twins)
     # Criteria are made for the model's outputs; other tensors are judged within the tolerance.
-    check_accepted_outputs(options.accept, [model])
+    check_accepted_outputs([(options.accept, model)])
     if options.accept:
         options = replace(options, accept=name_outputs(options.accept, [spec.name for spec in model.outputs or ()]))
     computed = activations(

@@ -15,8 +15,9 @@ from hil.compare.criteria import with_outputs
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.flows import Flow, quantum_atol
+from hil.controller.pipeline.accepting import check_accepted_outputs
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.model_settings import for_model
+from hil.controller.pipeline.model_settings import accept_of_file, for_model
 from hil.controller.pipeline.options import COMPILE_TIMEOUT_S, Options, RunSettings
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
@@ -76,7 +77,10 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
         quantum = quantum_atol(flow, data.path, runner.context, folder / "logs" / "import.log")
         if quantum is not None:
             data = replace(data, atol=max(quantum, data.atol or 0.0))
-        return runner.begin(data.path, options_for(data, flow, settings, spec), folder, name=name)
+        case = runner.begin(data.path, options_for(data, flow, settings, spec), folder, name=name)
+        if not spec.layer:
+            check_accepted_outputs([(accept_of_file(settings, _model_path(data, spec)), case.model)])
+        return case
     except StorageError:
         raise
     except HilError as error:
@@ -107,6 +111,10 @@ def references_of(settings: Settings, flow: Flow) -> tuple[str, ...]:
     return settings.references or flow.references
 
 
+def _model_path(data: CaseData, spec: CaseSpec) -> Path:
+    return Path(spec.file.path) if spec.file is not None else data.path
+
+
 def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) -> Options:
     """The pipeline's options for a case: its data, its flow, and how it is to be run.
 
@@ -117,7 +125,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
     if spec.layer:
         settings = replace(settings, per_model={})
     else:
-        path = Path(spec.file.path) if spec.file is not None else data.path
+        path = _model_path(data, spec)
         input_range = for_model(RunSettings(per_model=settings.per_model), path).input_range
         settings = for_model(settings, path)
     accept = settings.accept or flow.accept

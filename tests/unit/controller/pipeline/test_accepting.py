@@ -70,12 +70,19 @@ def test_option_makes_files_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_named_output_must_exist_in_some_model() -> None:
-    check_accepted_outputs(["logits: argmax", "rmse<=1"], [model("boxes"), model("logits")])
+    texts, wrong = ["logits: argmax", "rmse<=1"], ["logitz: argmax"]
+    boxes, logits = model("boxes"), model("logits")
+    check_accepted_outputs([(texts, boxes), (texts, logits)])
     with pytest.raises(UsageError, match="names output 'logitz'"):
-        check_accepted_outputs(["logitz: argmax"], [model("logits"), model("boxes")])
+        check_accepted_outputs([(wrong, logits), (wrong, boxes)])
     # A compiled program may not know its outputs.
     unknown = dataclasses.replace(model(), outputs=None)
-    check_accepted_outputs(["logitz: argmax"], [model("logits"), unknown, None])
+    check_accepted_outputs([(wrong, logits), (wrong, unknown), (wrong, None)])
+
+
+def test_output_of_a_model_with_other_criteria_does_not_count() -> None:
+    with pytest.raises(UsageError, match="names output 'boxes'"):
+        check_accepted_outputs([(["boxes: argmax"], model("logits")), (["kl<=1"], model("boxes"))])
 
 
 def test_functions_are_refused_in_settings_of_others() -> None:

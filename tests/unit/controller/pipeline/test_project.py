@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from onnx import TensorProto, helper
 from support.project_schema import PATH, schema, text
 
 from hil.controller.cli.main import cli
@@ -20,6 +21,7 @@ from hil.core.text import jsonable
 from hil.errors import UsageError
 
 Write = Callable[[str], Path]
+FLOAT = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
 
 
 @pytest.fixture
@@ -202,6 +204,25 @@ def test_command_line_wins_over_project_file(write: Write, asked: Callable[..., 
     assert (given.rtol, given.seed, given.runtime, given.accept) == (0.2, 6, "iree", ("kl<=1",))
     own = for_model(given, Path("m.onnx"))
     assert (own.rtol, own.atol) == (0.2, 0.4)
+
+
+def test_banner_lists_the_tables_that_match_the_models(write: Write, save_onnx: Callable[..., Path]) -> None:
+    path = write('[models."m.*"]\nrtol = 0.3\n[models."other.onnx"]\natol = 0.4\n')
+    model = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT, name="m.onnx")
+    done = CliRunner().invoke(cli, ["run", str(model), "--board", "nope"])
+    assert done.stderr.splitlines()[0] == f'hil: {path}: models."m.*"'
+    # A suite's models are not known when the command begins.
+    done = CliRunner().invoke(cli, ["suite", "list", "@models"])
+    assert 'models."m.*", models."other.onnx"' in done.stderr
+
+
+def test_criteria_of_a_missing_output_are_usage_errors(write: Write, save_onnx: Callable[..., Path]) -> None:
+    write('[models."*.onnx".outputs."yy"]\naccept = ["argmax"]\n')
+    model = save_onnx([helper.make_node("Neg", ["x"], ["y"])], *FLOAT, name="m.onnx")
+    done = CliRunner().invoke(cli, ["run", str(model), "--board", "sim"])
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.message == "a criterion names output 'yy', which does not exist"
+    assert done.exception.hint == "did you mean 'y'? outputs: y"
 
 
 def test_broken_project_file_stops_the_command_but_not_its_help(write: Write) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
 
 from hil.controller.models.flows import Flow
-from hil.controller.workloads.suites.preparing import options_for
+from hil.controller.storage.cache import Cache
+from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.preparing import begin_case, options_for, suite_runner
 from hil.controller.workloads.suites.request import Settings
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec, ModelFile
+from hil.core.results import Outcome
 
 DATA = CaseData(Path("made/by/recipe.onnx"))
 WHOLE = CaseSpec("net_full_model", "net", lambda folder: DATA, file=ModelFile("models/net.onnx", ""))
@@ -31,3 +40,16 @@ def test_project_file_is_for_whole_models_by_their_own_file() -> None:
     whole, layer = (options_for(DATA, FLOW, settings, spec) for spec in (WHOLE, LAYER))
     assert (whole.rtol, whole.atol, whole.runtime, whole.per_model) == (0.5, None, "iree", {})
     assert (layer.rtol, layer.atol, layer.per_model) == (None, None, {})
+
+
+@pytest.mark.parametrize(("pattern", "outcome"), [("net.onnx", Outcome.IMPORT_ERROR), ("*.onnx", None)])
+def test_table_for_one_model_must_name_its_outputs(
+    pattern: str, outcome: Any, save_onnx: Callable[..., Path], cache: Cache, isolated: Isolated, tmp_path: Path
+) -> None:
+    value = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
+    data = CaseData(save_onnx([helper.make_node("Neg", ["x"], ["y"])], *value, name="recipe.onnx"))
+    spec = CaseSpec("net_full_model", "net", lambda folder: data, file=ModelFile("models/net.onnx", ""))
+    settings = Settings(per_model={pattern: {"accept": ("yy: argmax",)}})
+    case = begin_case(spec, FLOW, suite_runner(RunContext(cache, isolated)), tmp_path / "case", settings)
+    assert case.outcome is outcome
+    assert ("'yy', which does not exist" in case.reason) is (outcome is not None)
