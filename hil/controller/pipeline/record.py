@@ -15,6 +15,7 @@ from hil.compare.random_outputs import random_text
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict, deciding
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.next_steps import hint_for_unstable, hint_for_verdict
 from hil.controller.pipeline.repeated import worst_answer
 from hil.controller.storage.runs import Run
 from hil.controller.storage.texts import aligned, say, seconds, together
@@ -187,6 +188,9 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
         say(console, "no agent", "; ".join(filter(None, parts)))
     if (repetition := case.get("repetition")) and repetition["iterations"] > 1:
         say(console, "answers", repetition["text"])
+        if outcome == "UNSTABLE":
+            say(console, "note", "the tables show the first answer")
+            say(console, "hint", hint_for_unstable(repetition))
     if compilations := case.get("compilations"):
         say(console, "programs", compilations["text"])
     if case["device"] and case["device"]["iterations"]:
@@ -251,8 +255,8 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
         say(console, "", verdict["reason"], style="red")
     if verdict["outcome"] == "PASS" and verdict["reason"]:
         say(console, "note", verdict["reason"])
-    if verdict["outcome"] == "BLIND":
-        say(console, "hint", "--allow-blind OUTPUT passes an output that nobody can judge, docs/results.md says when")
+    if hint := hint_for_verdict(verdict):
+        say(console, "hint", hint)
 
 
 def _bound(control: Mapping[str, Any]) -> str:

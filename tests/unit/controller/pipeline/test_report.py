@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hil.compare.verdict import compare
 from hil.controller.pipeline.record import device_statistics, print_case, print_verdict, verdict_record
+from hil.core.repetition import Answer, Repetition
 from hil.core.results import RunResult
 from hil.core.text import jsonable
 
@@ -126,6 +127,18 @@ def test_a_case_that_fails_though_its_verdict_passes_says_why():
     )
     text = " ".join(screen(outcome="BLIND", reason=blind["reason"], verdicts=[blind]).split())
     assert text.count("no number was compared") == 1, "what its verdict says is said once"
+    assert "hint try other inputs" in text and "--allow-blind=y passes" in text
+
+
+def test_unstable_case_shows_the_next_step():
+    same = RunResult("board", {"y": np.ones(2)})
+    repetition = Repetition((Answer(60, 0), Answer(4, 60)), differing=("y", "z z")).record()
+    verdicts = [verdict_record(compare(same, same))]
+    text = " ".join(screen(outcome="UNSTABLE", reason="", verdicts=verdicts, repetition=repetition).split())
+    assert "note the tables show the first answer" in text
+    assert "hint first differs in iteration 61; --repeat 5 --fresh-load" in text
+    assert "--allow-unstable=y --allow-unstable='z z'" in text
+    assert "hint" not in screen(outcome="PASS", verdicts=verdicts, repetition=repetition)
 
 
 def test_a_single_iteration_says_whether_it_is_cold():

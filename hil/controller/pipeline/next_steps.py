@@ -1,0 +1,30 @@
+"""Hints for outcomes that are no errors: what to try next, by the records of cases and verdicts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+
+def hint_for_verdict(verdict: Mapping[str, Any]) -> str:
+    """Return what to try after a BLIND verdict; "" after any other."""
+    if verdict["outcome"] != "BLIND":
+        return ""
+    names = [output["name"] for output in verdict["outputs"] if not output["passed"]]
+    allow = _for_each("--allow-blind", names) or "--allow-blind=OUTPUT"
+    return f"try other inputs (--input, --seed) or other criteria (--accept); {allow} passes without a judgement"
+
+
+def hint_for_unstable(repetition: Mapping[str, Any]) -> str:
+    """Return where answers first differ, and how to narrow the cause down or to allow it."""
+    _, *others = repetition["answers"]
+    where = f"first differs in iteration {others[0]['first'] + 1}; " if others else ""
+    allow = _for_each("--allow-unstable", repetition["differing"])
+    allowed = f"; {allow} allows differences within the tolerance" if allow else ""
+    return f"{where}--repeat 5 --fresh-load shows whether a freshly loaded program differs too{allowed}"
+
+
+def _for_each(option: str, names: list[str]) -> str:
+    # Many outputs would fill the screen.
+    return " ".join(f"{option}={shlex.quote(name)}" for name in names) if len(names) <= 3 else f"{option}='*'"
