@@ -171,7 +171,8 @@ def _references(records: Sequence[CaseRecord]) -> Iterator[str]:
         first = next(one for one in silent if one.get("reference") == reference)
         yield f"no answer in {counted(count, 'case')} from {unanswered_text(first)}"
     if random := [record.id for record in records if record.random]:
-        yield f"{counted(len(random), 'case')} draw random numbers: {random[0]}"
+        draw = "draws" if len(random) == 1 else "draw"
+        yield f"{counted(len(random), 'case')} {draw} random numbers: {random[0]}"
 
 
 def number(value: Any) -> float | None:

@@ -9,7 +9,7 @@ from support.suite_runs import case, comparison, suite_run
 
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.reports.page import report_html
-from hil.controller.workloads.suites.reports.results import Delegation, delegation_text, load_run
+from hil.controller.workloads.suites.reports.results import Delegation, Totals, delegation_text, load_run
 from hil.controller.workloads.suites.reports.summary import summary_markdown
 from hil.controller.workloads.suites.reports.tables import COMPILER_COLUMNS, cases_csv
 from hil.errors import UsageError
@@ -55,6 +55,12 @@ def test_a_damaged_line_in_the_middle_is_told_and_hides_no_other(tmp_path):
     run = load_run(tmp_path)
     assert [record.id for record in run.records] == ["a", "b"]
     assert run.notes == ["3 lines of results.jsonl cannot be read."]
+
+
+@pytest.mark.parametrize(("names", "text"), [("a", "1 case draws"), ("ab", "2 cases draw")])
+def test_remarks_count_cases_with_random_numbers(names, text, tmp_path):
+    run = load_run(suite_run(tmp_path, [case(name, random=("RandomNormal",)) for name in names]))
+    assert f"{text} random numbers: a" in Totals(run).remarks
 
 
 def test_of_two_records_of_a_case_the_later_counts(tmp_path):
