@@ -133,7 +133,7 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
     name, equals, _ = text.partition("=")
     # It begins with no type, file or number but with a name.
     if equals and not text.startswith("@") and not (form and mlir_dtype(form["type"])):
-        raise UsageError(f"the model has no tensor {name!r} that is still to be given", hint=_signature(specs))
+        raise UsageError(f"the model has no tensor {name!r}, or it is given twice", hint=_signature(specs))
     if not specs:
         raise UsageError(f"{text[:80]!r} is one too many: every tensor of the model is given already")
     return {specs[0].name: _value(text, specs[0], strict)}

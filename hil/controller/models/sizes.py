@@ -15,10 +15,12 @@ _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """``1..512`` -> (1, 512). Raises ValueError: it is no range, or its first size is above its last."""
+    """``1..512`` -> (1, 512). Raises ValueError: it is no range (no message), or its first size is above its last."""
     match = _RANGE.fullmatch(text)
-    if match is None or int(match[1]) > int(match[2]):
-        raise ValueError(text)
+    if match is None:
+        raise ValueError
+    if int(match[1]) > int(match[2]):
+        raise ValueError(f"{match[1]} is above {match[2]}")
     return int(match[1]), int(match[2])
 
 

@@ -143,11 +143,12 @@ def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int | s
         name, _, value = text.rpartition("=")
         try:
             size = int(value) if value.isdecimal() else range_text(parse_range_of_sizes(value))
-        except ValueError:
-            size = ""
+            why = ""
+        except ValueError as error:
+            size, why = "", f": {error}" if str(error) else ""
         if not name or size == "":
             hint = f"for example {option} N=1, or {option} N=1..512 for a case of each edge of the range"
-            raise UsageError(f"{option} {text!r} is not NAME=SIZE or NAME=LOW..HIGH", hint=hint)
+            raise UsageError(f"{option} {text!r} is not NAME=SIZE or NAME=LOW..HIGH{why}", hint=hint)
         if dims.setdefault(name, size) != size:
             raise UsageError(f"{option} gives {name} two sizes: {dims[name]} and {size}", hint="one is enough")
     return dims

@@ -66,7 +66,7 @@ def test_a_flow_is_named_once():
         (("N=-1",), "'N=-1' is not NAME=SIZE"),
         (("N=²",), "'N=²' is not NAME=SIZE"),
         (("N=1", "M=2", "N=3"), "gives N two sizes: 1 and 3"),
-        (("N=3..1",), "'N=3..1' is not NAME=SIZE or NAME=LOW..HIGH"),
+        (("N=3..1",), "'N=3..1' is not NAME=SIZE or NAME=LOW..HIGH: 3 is above 1"),
         (("N=1..",), "'N=1..' is not NAME=SIZE"),
         (("N=1..٣",), "is not NAME=SIZE"),
         (("N=1..4", "N=2"), "gives N two sizes: 1..4 and 2"),
