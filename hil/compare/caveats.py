@@ -46,7 +46,7 @@ def flush_reference(actual: Tensor, reference: Tensor) -> Array:
 
 def flushed_text(flushed: int, name: str) -> str:
     """Return what is known of flushed values, with what to do about it."""
-    return f"{count(flushed, 'subnormal value')} flushed to 0 by the device (--allow-flush {name} accepts that)"
+    return f"{count(flushed, 'subnormal value')} flushed to 0 by the device (--allow-flush={name} accepts that)"
 
 
 def _flushed(actual: Tensor, reference: Tensor) -> list[Array]:

@@ -225,7 +225,7 @@ def refuse_vacuous(
     if why := blindness(own, scale, given=True):
         raise VacuousTolerance(
             f"output {name}: {why}",
-            hint=f"give a smaller tolerance, or --allow-blind {name} to take what it says as it is",
+            hint=f"give a smaller tolerance, or pass it unjudged with --allow-blind={name}",
         )
 
 

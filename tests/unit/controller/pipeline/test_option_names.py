@@ -25,6 +25,8 @@ ROOT = Path(hil.__file__).parent
         ("as --timeout says, stop", "as --hil-timeout says, stop", "as timeout says, stop"),
         ("see --timeout above.", "see --hil-timeout above.", "see timeout above."),
         ("raise --timeout 60.", "raise --hil-timeout 60.", "raise timeout=60."),
+        ("with --allow-blind=y", "with --hil-allow-blind=y", "with allow_blind=['y']"),
+        ("(--allow-flush=y accepts", "(--hil-allow-flush=y accepts", "(allow_flush=['y'] accepts"),
         ("(--reference onnx-reference)", "(--hil-reference onnx-reference)", "(references=['onnx-reference'])"),
         ("--no-fallback 3 times", "--hil-no-fallback 3 times", "no_fallback 3 times"),
         ("--dim N is open", "--hil-dim N is open", "dims N is open"),
