@@ -78,6 +78,29 @@ def check_small(
     return None
 
 
+def describe_small(reference: Tensor, tolerance: Tolerance) -> str:
+    """Return which values of an output are smaller than a given tolerance, in a line; "" where they are few."""
+    read, limit = reader(reference), tolerance.atol / (1 - tolerance.rtol)
+    parts = [np.zeros(0, np.intp)]
+    for start in range(0, reference.size, CHUNK):
+        sizes = np.abs(_wide(read(start, start + CHUNK)))
+        parts.append(start + np.flatnonzero((sizes > 0) & (sizes <= limit)))
+    small = np.concatenate(parts)
+    if not small.size:
+        return ""
+    found = _Piece(small, small[:0], small, small[:0])
+    for axis in (*_axes(reference.shape), None):
+        share = _GIVEN_SHARE if axis is None else _GROUP_SHARE
+        if groups := _groups(reference, axis, found, share, least=0.0):
+            names, _, counted = groups
+            where = f" in {names}" if names else ""
+            is_one = len(counted) == 1
+            values = f"{len(counted)} value{where} is" if is_one else f"{len(counted)} values{where} are"
+            whose = "its" if is_one else "their"
+            return f"{values} smaller than the given tolerance: judged to within half of {whose} value"
+    return ""
+
+
 def relative_limit(reference: Tensor, tolerance: Tolerance, *, given: bool) -> float:
     """Return the share of a small value that it may be off by: half of the dtype's digits, or half of the value."""
     if given or not _has_eps(reference):
@@ -180,7 +203,7 @@ def _groups(
         bad, lost = many & (hidden >= _GROUP_SHARE * nonzero) & (hidden > 0), lost[:0]
     if not bad.any():
         return None
-    return _names(np.flatnonzero(bad), axis), lost[bad[of(lost)]], found.small[bad[of(found.small)]]
+    return name_places(np.flatnonzero(bad), axis), lost[bad[of(lost)]], found.small[bad[of(found.small)]]
 
 
 def _nonzero(reference: Tensor) -> Iterator[Array]:
@@ -189,7 +212,8 @@ def _nonzero(reference: Tensor) -> Iterator[Array]:
         yield start + np.flatnonzero(read(start, start + CHUNK))
 
 
-def _names(places: Array, axis: int | None) -> str:
+def name_places(places: Array, axis: int | None) -> str:
+    """Return the names of places along an axis, the first few: ``columns 1, 4``; "" without an axis."""
     if axis is None:
         return ""
     noun, _, rest = _AXES.get(axis, f"row of axis {axis}").partition(" ")

@@ -24,6 +24,7 @@ from hil.compare.control import Bound
 from hil.compare.criteria import Rule, criteria_for
 from hil.compare.judging import Judged, judge_values, unsteady_text
 from hil.compare.reasons import count, index_of, values_at, with_types
+from hil.compare.small import describe_small
 from hil.compare.stats import STATISTICS
 from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
 from hil.compare.values import as_array, common_kind, reader
@@ -126,6 +127,7 @@ def compare_output(
     if may_be_flushed and (flushed := count_flushed(actual, reference)):
         reason, doubt = (text and f"{text}; {flushed_text(flushed, name)}" for text in (reason, doubt))
     stats, tolerance = judged.stats, judged.tolerance
+    small = describe_small(reference, tolerance) if given and tolerance and stats and stats.max_abs else ""
     common: dict[str, Any] = {
         "name": name,
         "passed": not reason and (may_be_blind or not doubt),
@@ -139,7 +141,7 @@ def compare_output(
         "noise": None if allowed is None else allowed.largest,
         "unsteady": None if allowed is None else allowed.unsteady,
         "flushed": flushed,
-        "notes": () if reason or doubt else _notes(reference, allowed, flushed),
+        "notes": () if reason or doubt else _notes(reference, allowed, flushed, small),
     }
     if stats is None:
         return OutputComparison(**common)
@@ -260,12 +262,13 @@ def compare(
     return verdict(outcome, outputs, reason)
 
 
-def _notes(reference: Tensor, allowed: Allowance | None, flushed: int | None) -> tuple[str, ...]:
+def _notes(reference: Tensor, allowed: Allowance | None, flushed: int | None, small: str) -> tuple[str, ...]:
     """Return what limits a pass."""
     notes = (
         constant_note(reference),
         unsteady_text(allowed) if allowed else "",
         f"{count(flushed, 'subnormal value')} flushed to 0, as allowed" if flushed else "",
+        small,
     )
     return tuple(filter(None, notes))
 

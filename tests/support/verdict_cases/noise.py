@@ -112,6 +112,16 @@ CASES = [
     case("scores_reversed", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 5, np.flip), s=SIZES, workloads=ALL),
     case("scores_off_by_1_percent", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 5, lambda v: v * 1.01), s=SIZES),
     case(
+        "scores_within_given_tolerance",
+        SCALE,
+        "PASS",
+        BOXES,
+        swapped(BOXES * SIZES, 4, lambda v: v * np.float32(1.4)),
+        (*ONNXRUNTIME, "--atol", "1e-3"),
+        says=("160 values in columns 4, 5 are smaller than the given tolerance: judged to within half of their value",),
+        s=SIZES,
+    ),
+    case(
         "channel_negated",
         SCALE,
         WRONG,

@@ -137,6 +137,22 @@ def test_few_small_values_and_zeros_are_no_blindness() -> None:
     assert of(relu + np.float32(1e-7), relu, noise=noise(2.0**-22, relu.shape)).passed, "zeros that rounding moves"
 
 
+def test_small_values_within_given_tolerance_are_noted() -> None:
+    def notes(answer: Array, reference: Array, atol: float) -> tuple[str, ...]:
+        found = compare_output("y", answer.astype(np.float32), reference.astype(np.float32), atol=atol)
+        assert found.passed, found.reason
+        return found.notes
+
+    reference = np.full((20, 5), 500.0) + np.arange(20)[:, None]
+    reference[:, 4] = 1e-6 * (1 + np.arange(20))
+    answer = reference * [1, 1, 1, 1, 1.4]
+    rest = "smaller than the given tolerance: judged to within half of"
+    assert notes(answer, reference, 1e-3) == (f"20 values in column 4 are {rest} their value",)
+    assert notes(reference * (1 + 3e-7), reference, 1e-7) == notes(reference, reference, 1e-3) == ()
+    assert notes(answer[0], reference[0], 1e-3) == ()  # one in five
+    assert notes(answer[0, 1:], reference[0, 1:], 1e-3) == (f"1 value is {rest} its value",)
+
+
 def test_given_tolerance_may_not_lose_most_small_values() -> None:
     reference = np.array([[100, *RNG.choice((-1, 1), 63)]], np.int8)
     zeroed = with_column(reference, slice(1, None), lambda v: 0 * v)
