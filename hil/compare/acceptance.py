@@ -18,6 +18,8 @@ from hil.compare.comparison import CriterionResult, OutputComparison
 from hil.compare.criteria import Criterion
 from hil.compare.measures import Pair
 from hil.compare.sampling import sample_of
+from hil.compare.small import name_places
+from hil.compare.small_columns import axes_of_columns, find_small
 from hil.compare.values import EXACT_DTYPES, common_kind, largest, part_of
 from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array, dtype_name, float_limits, int_limits
@@ -55,17 +57,14 @@ def judge_criteria(
     failed = [result for result in results if not result.passed]
     reason = "; ".join(map(_explain, failed))
     doubt = "" if reason else _doubt(plain.name, criteria, plain, reference, kind)
-    listed = ", ".join(criterion.text for criterion in criteria)
-    notes = (
-        (f"{listed} does not judge the scale: twice the reference would pass",) if _are_of_direction(criteria) else ()
-    )
+    notes = () if reason or doubt else _notes(plain, criteria, reference, kind)
     return replace(
         plain,
         passed=not reason and (allow_blind or not doubt),
         reason=reason or doubt,
         blind=bool(doubt),
         criteria=results,
-        notes=() if reason or doubt else notes,
+        notes=notes,
     )
 
 
@@ -132,15 +131,7 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     if kind == "string" or not array.size:
         return ""
     measured = [one for one in criteria if one.measure is not None]
-    sample = sample_of(array, _whole_axes(measured, array.ndim)) if measured else None
-
-    def accepts(change: Callable[[Array], Array]) -> bool | None:
-        """Whether the criteria accept a wrong answer; None where it is a right one. Functions take whole outputs."""
-        if sample is not None and _accept(name, measured, plain, change(sample), sample, kind) is False:
-            return False
-        wrong = change(array)
-        return None if _equal(wrong, array) else _accept(name, criteria, plain, wrong, array, kind)
-
+    accepts = _acceptor(name, criteria, plain, array, kind)
     listed = ", ".join(criterion.text for criterion in criteria)
     wrong_answers = {"the reference with every sign flipped": _negated, "zeros": _zeroed}
     # Logits at another scale have the same classes. Whether a function depends on the scale is its author's decision.
@@ -161,6 +152,48 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     if wrong and 2 * sum(wrong) >= len(wrong):
         return f"{listed} would accept the reference's values in any order"
     return ""
+
+
+def _acceptor(
+    name: str,
+    criteria: Sequence[Criterion],
+    plain: OutputComparison,
+    array: Array,
+    kind: str,
+    whole: Sequence[int] = (),
+) -> Callable[[Callable[[Array], Array]], bool | None]:
+    """Return a function that checks whether criteria accept a change of the reference; None if it changes nothing.
+
+    Of a large output it tries a sample first. Functions take whole outputs.
+
+    Args:
+        whole: further axes that the changes need whole.
+    """
+    measured = [one for one in criteria if one.measure is not None]
+    axes = _whole_axes(measured, array.ndim) | {axis % array.ndim for axis in whole}
+    sample = sample_of(array, axes) if measured else None
+
+    def accepts(change: Callable[[Array], Array]) -> bool | None:
+        if sample is not None and _accept(name, measured, plain, change(sample), sample, kind) is False:
+            return False
+        wrong = change(array)
+        return None if _equal(wrong, array) else _accept(name, criteria, plain, wrong, array, kind)
+
+    return accepts
+
+
+def _notes(plain: OutputComparison, criteria: Sequence[Criterion], reference: Tensor, kind: str) -> tuple[str, ...]:
+    """Return what criteria do not judge of an output that passes."""
+    listed = ", ".join(criterion.text for criterion in criteria)
+    notes = [f"{listed} does not judge the scale: twice the reference would pass"] * _are_of_direction(criteria)
+    if kind == "string" or any(one.measure is None or one.measure.is_of_classes for one in criteria):
+        return tuple(notes)
+    array = np.asarray(reference)
+    for axis in axes_of_columns(array.ndim):
+        small = find_small(array, axis)
+        if small.size and _acceptor(plain.name, criteria, plain, array, kind, [axis])(partial(_cleared, small, axis)):
+            notes.append(f"{listed} would accept zeros in {name_places(small, axis)}")
+    return tuple(notes)
 
 
 def _are_of_direction(criteria: Sequence[Criterion]) -> bool:
@@ -211,6 +244,14 @@ def _zeroed(array: Array) -> Array:
     zeroed = array.copy()
     zeroed[_usual(array)] = 0
     return zeroed
+
+
+def _cleared(places: Array, axis: int, array: Array) -> Array:
+    """Return the array with zeros at some indices of an axis; what is not finite stays."""
+    cleared = array.copy()
+    along = np.moveaxis(cleared, axis, 0)
+    along[places] = _zeroed(along[places])
+    return cleared
 
 
 def _scaled(array: Array) -> Array:

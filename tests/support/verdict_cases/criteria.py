@@ -56,6 +56,8 @@ SEGMENTS = _random.normal(size=(1, 3, 8, 8)).astype(np.float32)
 CODES = _random.integers(-100, 100, 64).astype(np.int8)
 CORNERS = _random.uniform(0, 400, (24, 2)).astype(np.float32)
 BOXES = np.concatenate([CORNERS, CORNERS + _random.uniform(20, 80, (24, 2)).astype(np.float32)], axis=1)
+SCORED = np.concatenate([BOXES, BOXES[:, :1] * np.float32(1e-8)], axis=1)
+_LARGE = np.array([1, 1, 1, 1, 0], np.float32)
 MOVED = BOXES.copy()
 MOVED[5] += 30
 WITH_NAN = NEAR.copy()
@@ -76,6 +78,8 @@ CASES = [
     judged("direction_and_scale_of_logits", "cosine>=0.95, sqnr>=20", NEAR, LOGITS, "PASS"),
     judged("noisy_picture", "psnr>=40", PIXELS + 1, PIXELS, "FAIL", "psnr>=40 is not met"),
     judged("segments_along_axis", "argmax(axis=1)", SEGMENTS + np.float32(0.25), SEGMENTS, "PASS", "argmax(axis=1)"),
+    judged("small_column_zeroed", "sqnr>=60", SCORED * _LARGE, SCORED, "PASS", "would accept zeros in column 4"),
+    judged("small_column_judged", "sqnr>=60, max_rel<=0.1", SCORED * _LARGE, SCORED, "FAIL", "max_rel<=0.1 is not"),
     judged("one_step_off", "y: lsb<=1", CODES + np.int8(1), CODES, "PASS", "lsb<=1"),
     judged("two_steps_off", "y: lsb<=1", CODES + np.int8(2), CODES, "FAIL", "the value is 2"),
     judged("boxes_in_another_order", BOX_SET, BOXES[::-1].copy(), BOXES, "PASS", "set(iou=0.9)", EVERYWHERE),

@@ -62,6 +62,35 @@ def test_weak_criteria_are_blind(text: str) -> None:
     assert outcome(judge(text, REFERENCE, REFERENCE, allow_blind=["y"])) == "PASS"
 
 
+SCORED = ((np.abs(REFERENCE[:, :5]) + 0.5) * [500, 500, 500, 500, 1e-6]).astype(np.float32)
+
+
+@pytest.mark.parametrize("text", ["sqnr>=60", "cosine>=0.999, max_abs<=1", "mismatch_share<=0.2"])
+def test_criteria_that_accept_zeros_in_small_column_are_noted(text: str) -> None:
+    note = f"{text} would accept zeros in "
+    assert judge(text, SCORED, SCORED).notes == (f"{note}column 4",)
+    channels = SCORED.T[None].copy()
+    assert judge(text, channels, channels).notes == (f"{note}row 4 of the second axis",)
+    two = np.concatenate([SCORED, SCORED[:, 4:] * 2], axis=1)
+    assert judge(text.replace("0.2", "0.4"), two, two).notes[0].endswith("zeros in columns 4, 5")
+
+
+@pytest.mark.parametrize("text", ["max_rel<=0.1", "sqnr>=60, max_rel<=0.1", "sqnr>=60, top1>=0.9"])
+def test_criteria_that_judge_small_column_have_no_note(text: str) -> None:
+    assert judge(text, SCORED, SCORED).notes == ()
+
+
+def test_small_column_note_needs_values_that_are_not_zero() -> None:
+    zeros = SCORED * np.array([1, 1, 1, 1, 0], np.float32)
+    assert judge("sqnr>=60", zeros, zeros).notes == ()
+
+
+def test_small_column_note_holds_for_large_output() -> None:
+    large = np.tile(SCORED, (1100, 1))
+    assert judge("sqnr>=60", large, large).notes == ("sqnr>=60 would accept zeros in column 4",)
+    assert judge("sqnr>=60, max_rel<=0.1", large, large).notes == ()
+
+
 def test_cosine_of_positive_values_is_blind_to_their_order() -> None:
     pixels = 100 + REFERENCE
     found = judge("cosine>=0.9, rmse<=50", pixels, pixels)
