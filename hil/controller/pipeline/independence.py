@@ -56,7 +56,12 @@ def not_asked(case: Case, runtime: str) -> str:
 def hint_for_independence(case: Case, runtime: str) -> str:
     """Return how to get an independent reference for a case that has none."""
     slow = [name for name, why in case.unanswered.items() if isinstance(why, ReferenceTooSlow)]
-    names = _independent(case.model.format, runtime) if case.model else ()
+    names: list[str] = []
+    if case.model is not None:
+        # Those that hil asks by itself come first, then all others that take the format.
+        takes = (name for name, one in references().items() if case.model.format in one.formats)
+        others = (name for name in takes if relation_of(runtime, name) is Relation.INDEPENDENT)
+        names = list(dict.fromkeys((*_independent(case.model.format, runtime), *others)))
     left = [*slow, *(name for name in names if name not in _asked(case) and name not in case.unanswered)]
     return f"--reference {left[0]}" if left else "give what you expect: --expected out.npy"
 

@@ -15,13 +15,14 @@ from hil.controller.backends.references import table
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline import stages
 from hil.controller.pipeline.case import Case
+from hil.controller.pipeline.independence import hint_for_independence
 from hil.controller.pipeline.options import Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Artifact, Outcome, RunResult
-from hil.errors import ImportFailed, ReferenceTooSlow
+from hil.errors import ImportFailed, ReferenceFailed, ReferenceTooSlow
 
 FLOAT = [("x", TensorProto.FLOAT, (2,))], [("y", TensorProto.FLOAT, (2,))]
 
@@ -122,6 +123,9 @@ def test_independence_is_required_on_request(judged: Callable[..., Case]) -> Non
     assert strict.outcome is Outcome.REFERENCE_ERROR and "(same library)" in strict.reason
     assert strict.error is not None and strict.error.hint == "--reference onnx-reference"
     assert judged([1, 2], **options, require_independent=True).outcome is Outcome.FAIL
+    # If the evaluator cannot answer, another reference that takes the format is left.
+    refused = replace(strict, unanswered={"onnx-reference": ReferenceFailed("no kernel")})
+    assert hint_for_independence(refused, "onnxruntime") == "--reference iree-llvm-cpu"
     assert judged([-1, -2], runtime="onnxruntime", require_independent=True).outcome is Outcome.PASS
     assert judged([-1, -2], expected={"y": np.array([-1, -2], np.float32)}, require_independent=True)
 
