@@ -131,7 +131,7 @@ def cached_stages(case: Case) -> list[str]:
     sources = [reference.provenance.get("cached", False) for reference in case.references]
     found = {
         "import": case.model is not None and case.model.cached,
-        "compile": case.artifact is not None and case.artifact.cached,
+        "compile": case.artifact is not None and case.artifact.cached and case.compilations is None,
         "refer": bool(sources) and all(sources),
     }
     return [stage for stage, cached in found.items() if cached]

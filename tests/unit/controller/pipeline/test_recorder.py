@@ -14,9 +14,10 @@ from support.waiting import eventually
 from hil.compare.verdict import compare
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.options import Options
-from hil.controller.pipeline.record import Recorder
+from hil.controller.pipeline.record import Recorder, cached_stages
+from hil.controller.pipeline.repeated import Compilations
 from hil.controller.storage.runs import Run, RunStore
-from hil.core.results import Outcome, RunResult
+from hil.core.results import Artifact, Outcome, RunResult
 from hil.core.text import jsonable
 from hil.errors import EXIT_INTERRUPTED
 
@@ -121,3 +122,10 @@ def test_interrupted_cases_have_no_outcome_and_those_that_ended_keep_theirs(run,
     recorder.interrupt()
     assert [case["outcome"] for case in written(run)["cases"]] == ["PASS", None, None]
     assert written(run)["exit_code"] == EXIT_INTERRUPTED
+
+
+def test_repeated_compilations_do_not_come_from_the_cache(cases):
+    program = Artifact("iree", "m.vmfb", {}, {"m.vmfb": "blake3:0"}, "main", "iree-compile", cached=True)
+    case = replace(cases[0], artifact=program)
+    assert cached_stages(case) == ["compile"]
+    assert cached_stages(replace(case, compilations=Compilations(2, ()))) == []
