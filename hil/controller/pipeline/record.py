@@ -305,7 +305,8 @@ def _tolerance(outputs: Sequence[dict[str, Any]]) -> str:
     first = outputs[0]["tolerance"]
     if any(output["tolerance"] != first for output in outputs):
         return f"{by_criteria}, tolerance by dtype"
-    return f"{by_criteria}, rtol {first['rtol']:g}, atol {first['atol']:g}"
+    noise = " with rounding noise" * any(output.get("noise") for output in outputs)
+    return f"{by_criteria}, rtol {first['rtol']:g}, atol {first['atol']:g}{noise}"
 
 
 def criterion_text(criterion: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from hil.compare.verdict import compare
 from hil.controller.pipeline.record import device_statistics, print_case, print_verdict, verdict_record
 from hil.core.repetition import Answer, Repetition
-from hil.core.results import RunResult
+from hil.core.results import NOISE_DTYPE, RunResult
 from hil.core.text import jsonable
 
 
@@ -70,6 +70,19 @@ def test_brackets_in_a_name_are_no_markup():
 
 def test_integers_are_told_to_be_exact():
     assert "against      oracle, exact" in shown(["y"], np.zeros(3, np.int32), np.zeros(3, np.int32))
+
+
+def test_header_names_noise_in_tolerance():
+    reference = np.array([1000.0, -3.0], np.float32)
+    actual = reference + np.array([0, 1e-3], np.float32)
+    noise = {"y": np.array([0, 0.01], NOISE_DTYPE)}
+    for rtol, text in ((None, "rtol 1.3e-06, atol 0.0"), (1e-5, "rtol 1e-05, atol 0.0")):
+        verdict = compare(RunResult("b", {"y": actual}), RunResult("r", {"y": reference}, noise=noise), rtol=rtol)
+        console = Console(file=io.StringIO(), width=120)
+        print_verdict(console, verdict_record(verdict))
+        line = console.file.getvalue().splitlines()[0]
+        assert text in line and line.endswith(" with rounding noise")
+    assert "noise" not in shown(["y"], reference, reference)
 
 
 def test_a_pass_that_compared_nothing_says_so():
