@@ -34,6 +34,8 @@ MAX_JUMPS = 20_000
 # A channel or magnitude tells with so many elements, of which at least half move.
 _LEAST_ELEMENTS = 4
 _MAX_CHANNELS = 4096
+# Clipped weights that a reason names.
+_NAMED = 4
 _NOTHING = Tolerance(0.0, 0.0)
 _STILL = Deviation(0.0, 0.0)
 
@@ -345,7 +347,8 @@ class Bound:
         }
         found = [name for name, read in others.items() if self._agrees(read)]
         name = self._control.arithmetic
-        return f"{name} moves it so far that a wrong answer would agree: {', '.join(found)}" if found else ""
+        text = f"{name} moves it so far that a wrong answer would agree: {', '.join(found)}"
+        return f"{text}{self._clipped_text()}" if found else ""
 
     def _blind_channels(self) -> tuple[str, str]:
         """Why channels within whose bound zeros agree are too many; and a note where they are few."""
@@ -370,12 +373,17 @@ class Bound:
         """Return why too many values overflow to judge the output; "" where few do."""
         if self._overflowing <= MAX_JUMP_SHARE * self._wanted.size:
             return ""
-        return f"{self._overflow_text()}: the model does not fit this arithmetic"
+        return f"{self._overflow_text()}: the model does not fit this arithmetic{self._clipped_text()}"
 
     def _overflow_text(self) -> str:
         least = "at least " * (self._control.jumping > len(self._places))
         text = f"{least}{self._overflowing} of {self._wanted.size} values overflow {self._control.arithmetic}"
         return text if self._overflowing else ""
+
+    def _clipped_text(self) -> str:
+        names = self._control.clipped
+        listed = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
+        return f"; {self._control.arithmetic} clips weights that are out of its range: {listed}" if names else ""
 
     def _jump_text(self) -> str:
         count = self._control.jumping - self._overflowing

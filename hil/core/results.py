@@ -159,6 +159,7 @@ class Control:
     # as Floor or ArgMax decides otherwise in the arithmetic, or a value overflows.
     jumps: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     jumping: int = 0  # how many elements jump; ``jumps`` holds the first of them
+    clipped: tuple[str, ...] = ()  # the model's weights with values that are too large for the arithmetic
 
 
 @dataclass(frozen=True)

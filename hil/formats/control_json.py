@@ -23,6 +23,7 @@ def control_json(control: Control) -> dict[str, Any]:
         "sizes": {str(exponent): _deviation_json(one) for exponent, one in control.sizes.items()},
         "jumps": {str(place): [_number_json(one) for one in values] for place, values in control.jumps.items()},
         "jumping": control.jumping,
+        "clipped": list(control.clipped),
     }
 
 
@@ -31,6 +32,9 @@ def control_from_json(value: Mapping[str, Any]) -> Control:
     arithmetic, source, jumping = value["arithmetic"], value["source"], value["jumping"]
     if not isinstance(arithmetic, str) or not isinstance(source, str) or type(jumping) is not int:
         raise TypeError("a control has an arithmetic, a source and a count of jumps")
+    clipped = value.get("clipped", [])  # bundles of earlier versions have none
+    if not isinstance(clipped, list) or not all(isinstance(name, str) for name in clipped):
+        raise TypeError("the clipped weights of a control are a list of names")
     whole = _deviation(value["whole"])
     if whole is None:
         raise ValueError("a control has a deviation of all elements")
@@ -42,6 +46,7 @@ def control_from_json(value: Mapping[str, Any]) -> Control:
         {int(exponent): one for exponent, item in value["sizes"].items() if (one := _deviation(item)) is not None},
         {int(place): tuple(map(_number, values)) for place, values in value["jumps"].items()},
         jumping,
+        tuple(clipped),
     )
 
 

@@ -93,6 +93,15 @@ CASES = [
         on("f16"),
         says=("values overflow float16: the model does not fit this arithmetic",),
     ),
+    VerdictCase(
+        "arithmetic_clipped_weight_f16",
+        saved((node("Mul", ["x", "c"]),), X, {"c": np.array(1e5, np.float32)}),
+        "BLIND",
+        X,
+        {},
+        on("f16"),
+        says=("float16 clips weights that are out of its range: c",),
+    ),
     wrong("arithmetic_bias_missing_f16", "f16", GEMM, X, {"w": W, "b": 0 * B}, {"w": W, "b": B}),
     wrong(
         "arithmetic_column_negated_f16",

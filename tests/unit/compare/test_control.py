@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,6 +191,13 @@ def test_output_that_the_arithmetic_swamps_is_blind():
     assert judged(near(50, 5.0), control_of("int8", "test", EXACT, runs, runs), allow_blind=["y"]).passed
 
 
+def test_weights_that_are_clipped_are_named():
+    runs = [near(seed, 10.0) for seed in range(4)]
+    control = replace(control_of("float16", "test", EXACT, runs, runs), clipped=tuple("abcde"))
+    text = "float16 clips weights that are out of its range: a, b, c, d, ..."
+    assert judged(near(50, 5.0), control).reason.endswith(text)
+
+
 def test_channels_that_the_arithmetic_swamps_are_named():
     exact = RNG.normal(size=(16, 8)).astype(np.float32)
     for count, blind in ((1, False), (4, True)):
@@ -228,7 +236,10 @@ def test_control_is_the_same_after_json():
     free = [run.copy() for run in RUNS]
     free[1][0, 0, 0] = np.inf
     control = control_of("float16", "test", EXACT, RUNS, free)
+    control = replace(control, clipped=("c", "w"))
     assert control_from_json(control_json(control)) == control
+    with pytest.raises(TypeError, match="clipped"):
+        control_from_json({**control_json(control), "clipped": [1]})
 
 
 def test_overflow_of_the_control_explains_no_finite_value():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 RUNS = 4
 # Raise this when what a control measures changes.
-_VERSION = 1
+_VERSION = 2
 _FILE = "control.json"
 
 
@@ -104,12 +105,15 @@ def control_runs(model: Any, given: Mapping[str, Array], arithmetic: str) -> dic
 
     evaluator, names, decisions = NodeEvaluator(model), Names.of_model(model), Decisions()
     exact = evaluator.run(given, Exact(), decisions)
+    clipped: set[str] = set()
 
     def in_arithmetic(*, held: bool) -> list[dict[str, Array]]:
-        return [
-            evaluator.run(given, Rounding(arithmetic, names, seed=seed), decisions.replay() if held else None)
-            for seed in (None, *range(1, RUNS))
-        ]
+        runs = []
+        for seed in (None, *range(1, RUNS)):
+            rounding = Rounding(arithmetic, names, seed=seed)
+            runs.append(evaluator.run(given, rounding, decisions.replay() if held else None))
+            clipped.update(rounding.clipped)
+        return runs
 
     free = in_arithmetic(held=False)
     held = in_arithmetic(held=True) if decisions else free
@@ -117,4 +121,5 @@ def control_runs(model: Any, given: Mapping[str, Array], arithmetic: str) -> dic
         name: control_of(arithmetic, source(), array, [run[name] for run in held], [run[name] for run in free])
         for name, array in exact.items()
     }
-    return {name: control for name, control in found.items() if control is not None}
+    weights = tuple(sorted(clipped))
+    return {name: replace(control, clipped=weights) for name, control in found.items() if control is not None}

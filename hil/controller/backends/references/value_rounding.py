@@ -57,11 +57,15 @@ class Rounding(Exact):
         names: of the values that are constants (weights), and of those that decide shapes, which stay as they are.
         seed: rounds up or down by chance, in proportion to how near both are (D. S. Parker, Monte Carlo Arithmetic,
             1997); None rounds to nearest.
+
+    Attributes:
+        clipped: the names of constants with finite values that are too large for the arithmetic.
     """
 
     def __init__(self, arithmetic: str, names: Names, *, seed: int | None = None) -> None:
         self._float = FLOATS.get(arithmetic)
         self._names = names
+        self.clipped: set[str] = set()
         self._rng = None if seed is None else np.random.default_rng(seed)
 
     def operand(self, array: Array, node: Any, place: int) -> Array:
@@ -74,7 +78,11 @@ class Rounding(Exact):
                 return array
             return self._to_int8(array, _axis(node, place) if constant and array.ndim > 1 else None)
         if constant and node.input[place] not in self._names.shaping:
-            return self._to_float(array, self._float, saturate=True)
+            rounded = self._to_float(array, self._float, saturate=True)
+            sizes = np.abs(rounded)
+            if bool(((sizes == self._float.largest) & np.isfinite(array) & (sizes < np.abs(array))).any()):
+                self.clipped.add(node.input[place])
+            return rounded
         return array
 
     def value(self, array: Array, name: str) -> Array:
