@@ -676,6 +676,20 @@ def test_a_tensor_always_agrees_with_itself(pair: tuple[Any, Any]) -> None:
         assert found.mismatches == 0 and found.rmse == 0.0 and found.cosine == 1.0
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+def test_signalling_nans_are_compared_without_a_warning(dtype: str) -> None:
+    part = np.empty(0, dtype).real.dtype
+    quiet = np.full(8, np.nan, part)
+    bits = quiet.view(f"u{part.itemsize}")
+    bits[::2] ^= bits.dtype.type(1 << (np.finfo(part).nmant - 1)) | bits.dtype.type(1)
+    values = quiet.view(dtype)
+    wrong = values.copy()
+    wrong[1] = 3
+    for one, other in ((values, values), (wrong, values), (values, wrong)):
+        for tolerance in ({}, {"rtol": 0.0, "atol": 0.0}):
+            assert compare_output("y", one, other, **tolerance).mismatches == (one is not other)
+
+
 @settings(max_examples=100, deadline=None)
 @given(tensors())
 def test_exact_comparison_is_symmetric(pair: tuple[Any, Any]) -> None:
