@@ -26,7 +26,7 @@ from hil.controller.devices.deploy.wheels import iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.workloads.bundles import verifier as verifiers
 from hil.core.npy import save_npy
-from hil.core.results import Artifact
+from hil.core.results import Artifact, Control, Deviation
 from hil.core.tensors import DTYPES, NUMPY_DTYPES, SUB_BYTE_BITS, dtype_name, dtype_of, pack, spec_of, to_bytes
 from hil.errors import UsageError
 from hil.formats.executorch_file import mapped, read_cases, read_methods
@@ -224,6 +224,22 @@ def test_manifests_that_hil_refuses_are_refused(verify, tmp_path, change):
         Bundle.open(path)
     code, out, err = verify("--list", path)
     assert (code, out) == (2, "") and err.startswith("verify: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"accept": ("max_abs<=0.5",)}, "judged by criteria"),
+        ({"control": {"y0": Control("float16", "hil", Deviation(1e-3, 2e-3))}}, "judged by an arithmetic"),
+    ],
+)
+def test_case_that_is_judged_by_more_than_a_tolerance_is_refused(verify, tmp_path, more, text):
+    x = np.arange(6, dtype=np.float32)
+    suites = [MethodTestSuite("m", [MethodTestCase([x], [2 * x], **more)])]
+    path = tmp_path / "a.hilb"
+    Bundle.create(fake(tmp_path), suites, signatures={"m": signature([x], [x])}).save(path)
+    code, out, err = verify("--list", path)
+    assert (code, out) == (2, "") and text in err and "hil bundle run" in err
 
 
 # ---- the verdict is hil's own

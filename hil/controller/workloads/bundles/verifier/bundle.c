@@ -354,6 +354,9 @@ static void read_case(struct test_case *made, struct reader *reader, uint32_t it
     if (has_field(json, item, "accept"))
         refuse("verify it with `python -m hil.agent verify` or `hil bundle run`",
                "%s: this verifier compares within tolerances only, and the case is judged by criteria", where);
+    if (has_field(json, item, "control"))
+        refuse("verify it with `python -m hil.agent verify` or `hil bundle run`",
+               "%s: this verifier compares within tolerances only, and the case is judged by an arithmetic", where);
     /* Noise and relation are optional. */
     const char *wanted[FIELDS];
     char wanted_kinds[FIELDS + 1] = "";
