@@ -8,10 +8,12 @@ a cache; and once more from the cache.
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,6 +25,7 @@ from benchmarks.model import DEVICE, mobilenet
 from hil.agent.ipc import Arena
 from hil.agent.iterations import AnswerLog
 from hil.controller.backends.compilers import compile_model
+from hil.controller.devices.client import AgentClient
 from hil.controller.models.importers import import_model
 from hil.controller.models.rewrite_check import check_rewrites
 from hil.controller.storage.cache import Cache
@@ -65,37 +68,37 @@ def compare_answers(answer: Array, runs: int) -> list[float]:
     """Return the seconds that comparing each further run's answer takes."""
     log = AnswerLog(Arena(), ["y"], runs + 2)
     log.add([answer])
-    others = [answer.copy() for _ in range(4)]
-    return [common.timed(lambda at=at: log.add([others[at % 4]]), 1)[0] for at in range(runs)]  # type: ignore[misc]
+    others = itertools.cycle([answer.copy() for _ in range(4)])
+    return common.timed(lambda: log.add([next(others)]), runs)
 
 
 def measure_answers(folder: Path, rounds: int, calls: int) -> list[common.Row]:
     """Return a row for each model: comparing an answer beside the device time of an iteration."""
-    rows = []
     models = {
         f"a 3x3 convolution, {size} out": convolution(folder / f"{side}.onnx", side) for side, size in SIDES.items()
     }
     models["MobileNetV2-sized, 4 KB out"] = mobilenet(folder / "mobilenet.onnx")
     with common.session() as (client, _, _):
-        for name, path in models.items():
-            program = path.with_suffix(".vmfb")
-            call = ["compile", str(path), "--runtime-hw-type", "sim", "-o", str(program)]
-            subprocess.run([sys.executable, "-m", "hil.controller.cli.main", *call], check=True, stdout=sys.stderr)
-            loaded = common.load(client, program, device=DEVICE)
-            (given,) = loaded.inputs
-            shape = [int(size) for size in given.shape]
-            x = np.random.default_rng(1).random(shape, dtype=np.float32)
-            answer = next(iter(client.invoke(loaded.program_id, {given.name: x}).outputs.values()))
+        return [measure_model(client, name, path, rounds, calls) for name, path in models.items()]
 
-            def iterations() -> list[float]:
-                done = client.invoke(loaded.program_id, {given.name: x}, iterations=calls)  # noqa: B023
-                return [(end - start) / 1e9 for start, end in done.iterations_ns]
 
-            cases = {"compare": lambda: compare_answers(answer, calls), "device": iterations}  # noqa: B023
-            got = common.interleave(cases, rounds)
-            case = f"comparing an answer, {name}"
-            rows.append(common.beside(case, got["compare"], "the iteration", got["device"], 1e6, "us", "<= 0.02"))
-    return rows
+def measure_model(client: AgentClient, name: str, path: Path, rounds: int, calls: int) -> common.Row:
+    """Compile a model, and return the row of it."""
+    program = path.with_suffix(".vmfb")
+    call = ["compile", str(path), "--runtime-hw-type", "sim", "-o", str(program)]
+    subprocess.run([sys.executable, "-m", "hil.controller.cli.main", *call], check=True, stdout=sys.stderr)
+    loaded = common.load(client, program, device=DEVICE)
+    (given,) = loaded.inputs
+    x = np.random.default_rng(1).random([size for size in given.shape if isinstance(size, int)], dtype=np.float32)
+    answer = next(iter(client.invoke(loaded.program_id, {given.name: x}).outputs.values()))
+
+    def iterations() -> list[float]:
+        done = client.invoke(loaded.program_id, {given.name: x}, iterations=calls)
+        return [(end - start) / 1e9 for start, end in done.iterations_ns]
+
+    got = common.interleave({"compare": lambda: compare_answers(answer, calls), "device": iterations}, rounds)
+    case = f"comparing an answer, {name}"
+    return common.beside(case, got["compare"], "the iteration", got["device"], 1e6, "us", "<= 0.02")
 
 
 def measure_rewrites(folder: Path, rounds: int) -> list[common.Row]:
@@ -104,9 +107,9 @@ def measure_rewrites(folder: Path, rounds: int) -> list[common.Row]:
     x = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
     with Isolated(1) as isolated:
         model = import_model(path, isolated=isolated)
-        numbers = iter(range(1 << 20))
+        numbers = itertools.count()
 
-        def work(cache: Cache) -> dict[str, object]:
+        def work(cache: Cache) -> dict[str, Any]:
             log = folder / "work.log"
             return {"cache": cache, "isolated": isolated, "recompute": False, "timeout": TIMEOUT_S, "log": log}
 
@@ -114,11 +117,11 @@ def measure_rewrites(folder: Path, rounds: int) -> list[common.Row]:
             return Cache(folder / f"cache{next(numbers)}")
 
         def check(cache: Cache) -> Callable[[], object]:
-            return lambda: check_rewrites(model, {"image": x}, **work(cache))  # type: ignore[arg-type]
+            return lambda: check_rewrites(model, {"image": x}, **work(cache))
 
         def compiled() -> object:
-            none = {"debug_ir": None, "debug_ir_passes": False, "failure": None}
-            return compile_model(model, compiler="iree", runtime="iree", flags=TARGET, **work(empty()), **none)  # type: ignore[arg-type]
+            order: dict[str, Any] = {"debug_ir": None, "debug_ir_passes": False, "failure": None, **work(empty())}
+            return compile_model(model, compiler="iree", runtime="iree", flags=TARGET, **order)
 
         kept = Cache(folder / "kept")
         cases: dict[str, Callable[[], list[float]]] = {
