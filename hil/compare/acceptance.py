@@ -134,10 +134,8 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     accepts = _acceptor(name, criteria, plain, array, kind)
     listed = ", ".join(criterion.text for criterion in criteria)
     wrong_answers = {"the reference with every sign flipped": _negated, "zeros": _zeroed}
-    # Logits at another scale have the same classes. Whether a function depends on the scale is its author's decision.
     # Who asks for the direction alone leaves out the scale: a note says so.
-    ignores_scale = any(one.measure is None or one.measure.is_of_classes for one in criteria)
-    if not ignores_scale and not _are_of_direction(criteria):
+    if not _judge_classes(criteria) and not _are_of_direction(criteria):
         wrong_answers["the reference at another scale"] = _scaled
     for what, change in wrong_answers.items():
         if accepts(change):
@@ -186,7 +184,7 @@ def _notes(plain: OutputComparison, criteria: Sequence[Criterion], reference: Te
     """Return what criteria do not judge of an output that passes."""
     listed = ", ".join(criterion.text for criterion in criteria)
     notes = [f"{listed} does not judge the scale: twice the reference would pass"] * _are_of_direction(criteria)
-    if kind == "string" or any(one.measure is None or one.measure.is_of_classes for one in criteria):
+    if kind == "string" or _judge_classes(criteria):
         return tuple(notes)
     array = np.asarray(reference)
     for axis in axes_of_columns(array.ndim):
@@ -194,6 +192,11 @@ def _notes(plain: OutputComparison, criteria: Sequence[Criterion], reference: Te
         if small.size and _acceptor(plain.name, criteria, plain, array, kind, [axis])(partial(_cleared, small, axis)):
             notes.append(f"{listed} would accept zeros in {name_places(small, axis)}")
     return tuple(notes)
+
+
+def _judge_classes(criteria: Sequence[Criterion]) -> bool:
+    # Logits at another scale have the same classes. Whether a function depends on the scale is its author's decision.
+    return any(one.measure is None or one.measure.is_of_classes for one in criteria)
 
 
 def _are_of_direction(criteria: Sequence[Criterion]) -> bool:
