@@ -32,6 +32,7 @@ from hil.controller.pipeline.model_settings import for_model
 from hil.controller.pipeline.options import DEFAULT_TIMEOUT_S, Options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import check_options
+from hil.controller.pipeline.tools import reference_settings
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import (
@@ -196,13 +197,7 @@ class _Cases:
     @property
     def _work(self) -> dict[str, Any]:
         """How references and checks are run."""
-        return {
-            "cache": self.context.cache,
-            "isolated": self.context.isolated,
-            "recompute": self.request.options.recompute,
-            "timeout": self.request.options.timeout,
-            "log": self.log,
-        }
+        return reference_settings(self.request.options, self.context, self.log)
 
     def of(self, method: str, signature: Signature, model: Model, *, only: bool) -> Iterator[MethodTestCase]:
         """A method's cases, with what they expect.
