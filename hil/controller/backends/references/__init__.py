@@ -22,15 +22,16 @@ from hil.controller.backends.references.table import (
     references,
 )
 from hil.controller.models.compiling import IsolatedCall, Work, call_isolated
+from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import file_version, naming_errors
 from hil.controller.storage.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.core.digest import digest_file, digest_of
+from hil.core.digest import digest_file
 from hil.core.guarded import called, guard, package_of
 from hil.core.results import Model, Relation, RunResult
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array, TensorSpec, dtype_name, to_bytes
+from hil.core.tensors import Array, TensorSpec, dtype_name
 from hil.errors import (
     CompileCrashed,
     CompileFailed,
@@ -133,9 +134,7 @@ def _run(
         model=model.digest,
         function=model.function,
         dims=dict(model.dims),
-        inputs=[
-            [key, dtype_name(item.dtype), list(item.shape), digest_of(to_bytes(item))] for key, item in inputs.items()
-        ],
+        inputs=digest_of_samples([inputs]),
         version=_VERSION,
         code=own_code(),
         **({"compute": code} if code else {}),

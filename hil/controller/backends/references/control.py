@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from hil.compare.control import control_of
 from hil.controller.backends.references.own_code import own_code
 from hil.controller.models.compiling import call_isolated
+from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import naming_errors
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.core.digest import digest_of
 from hil.core.installed import version
 from hil.core.results import Control, Model
 from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array, dtype_name, to_bytes
+from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
 from hil.formats.control_json import control_from_json, control_json
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hil.controller.models.compiling import Work
 
 RUNS = 4
-# Raise this when what a control measures changes.
-_VERSION = 2
 _FILE = "control.json"
 
 
@@ -55,10 +53,7 @@ def measure_control(
         model=model.digest,
         dims=dict(model.dims),
         arithmetic=arithmetic,
-        inputs=[
-            [name, dtype_name(one.dtype), list(one.shape), digest_of(to_bytes(one))] for name, one in inputs.items()
-        ],
-        version=_VERSION,
+        inputs=digest_of_samples([inputs]),
         code=own_code(),
     )
 

@@ -7,5 +7,5 @@ from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
 
 def own_code() -> str:
     """Return the digest of the files with options, rewriting and arithmetic of references."""
-    here = "controller/backends"
-    return code_digest(f"{here}/references/**/*.py", f"{here}/compilers/*.py", *ONNX_REWRITING, "compare/control.py")
+    backends = ("controller/backends/references/**/*.py", "controller/backends/compilers/*.py")
+    return code_digest(*backends, *ONNX_REWRITING, "compare/control.py", "compare/groups.py")
