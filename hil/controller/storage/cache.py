@@ -71,6 +71,7 @@ class Cache:
         self.root = root or default_root()
         self._uses = Uses(self.root)
         self._recomputed: set[str] = set()
+        self._private: dict[str, Path] = {}
 
     @staticmethod
     def key(kind: str, **parts: Any) -> str:
@@ -80,7 +81,7 @@ class Cache:
 
     def get(self, key: str) -> Path | None:
         """The folder of an intact entry, and note its use; None where there is none or it is damaged."""
-        path = self._path(key)
+        path = self._private.get(key) or self._path(key)
         if not path.exists():
             return None
         # First said, then looked at: see gc.
@@ -92,7 +93,11 @@ class Cache:
         return path
 
     def put(self, key: str, meta: Mapping[str, Any], fill: Callable[[Path], None]) -> Path:
-        """Make an entry: ``fill`` writes files into an empty folder, which then takes the place of any older entry."""
+        """Make an entry: ``fill`` writes files into an empty folder, which then takes the place of any older entry.
+
+        An intact entry that others use stays, because compilers do not write the same bytes twice. What was made is
+        then this object's alone, until the process ends.
+        """
         path = self._path(key)
         self._uses.add(key)
         with self._storage():
@@ -108,10 +113,16 @@ class Cache:
                 document = {"key": key, "made": time.time(), "meta": dict(meta), "files": content}
                 (temporary / META).write_text(json.dumps(document, indent=1))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                older = self._buried(path)
-                temporary.rename(path)
+                with self._uses.nobody_new() as in_use:
+                    if key in in_use and _is_intact(path):
+                        self._private[key] = temporary
+                        return temporary
+                    older = self._buried(path)
+                    temporary.rename(path)
+                self._private.pop(key, None)
             finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+                if self._private.get(key) != temporary:
+                    shutil.rmtree(temporary, ignore_errors=True)
             if older is not None:
                 shutil.rmtree(older, ignore_errors=True)
         return path

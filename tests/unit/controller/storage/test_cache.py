@@ -56,6 +56,26 @@ def test_recompute_makes_it_again(cache: Cache) -> None:
     assert not cached and (path / "a.txt").read_text() == "new"
 
 
+def test_recompute_leaves_the_files_that_others_use(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    theirs, _ = cache.get_or_make(key, {}, fill("old"))
+    another = Cache(cache.root)
+    ours, cached = another.get_or_make(key, {}, fill("new"), recompute=True)
+    assert not cached and (ours / "a.txt").read_text() == "new"
+    assert another.get_or_make(key, {}, fill("third"), recompute=True) == (ours, True)
+    assert another.get(key) == ours and set(digests_in(ours)) == {"a.txt", "sub/b.bin"}
+    assert cache.get(key) == theirs and (theirs / "a.txt").read_text() == "old"
+    assert Cache(cache.root).get(key) == theirs
+
+
+def test_recompute_replaces_a_damaged_entry_that_others_use(cache: Cache) -> None:
+    key = cache.key("artifact", a=1)
+    path, _ = cache.get_or_make(key, {}, fill("old"))
+    (path / "a.txt").write_text("cut")
+    assert Cache(cache.root).get_or_make(key, {}, fill("new")) == (path, False)
+    assert cache.get(key) == path and (path / "a.txt").read_text() == "new"
+
+
 def test_a_large_file_that_was_altered_at_its_size_is_made_again_and_is_hashed_only_then(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
