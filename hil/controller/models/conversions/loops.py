@@ -17,7 +17,6 @@ from hil.core.tensors import Array
 
 # What a module may become: a loop that would be more operations stays one.
 MOST_OPERATIONS = 20_000
-_MOST_STEPS = 10_000
 # Calls in a loop are in the way of counting its steps.
 INLINE = "builtin.module(inline,canonicalize,cse,symbol-dce)"
 
@@ -45,12 +44,12 @@ Known = Array | None
 def unroll(module: Any) -> None:
     """Put the steps of each loop whose number can be told, inner loops first, in the loop's place."""
     for loop in operations_in(module.operation, "stablehlo.while"):
+        size = sum(1 for _ in _nested(loop.regions[1]))
         try:
-            steps = _steps(loop)
+            steps = _steps(loop, MOST_OPERATIONS // size)
         except RecursionError:  # it begins where thousands of steps written out end
             steps = None
-        size = sum(1 for _ in _nested(loop.regions[1]))
-        if steps is not None and steps * size <= MOST_OPERATIONS:
+        if steps is not None:
             _write_out(loop, steps)
 
 
@@ -63,11 +62,11 @@ def _nested(region: Any, *, deep: bool = True) -> Iterator[Any]:
                     yield from _nested(below)
 
 
-def _steps(loop: Any) -> int | None:
-    """How many steps a loop takes; None where that cannot be told, or it takes more than anybody wants to see."""
+def _steps(loop: Any, most: int) -> int | None:
+    """Count the steps of a loop; None where that cannot be told, or where it takes more than ``most``."""
     condition, body = (region.blocks[0] for region in loop.regions)
     state = [_value(operand, {}) for operand in loop.operands]
-    for steps in range(_MOST_STEPS):
+    for steps in range(most + 1):
         [goes_on] = _run(condition, state)
         if goes_on is None:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from iree.compiler import ir, passmanager
 
+from hil.controller.models.conversions import loops
 from hil.controller.models.conversions.loops import INLINE, unroll
 
 # A loop that counts to a number, doubles a tensor in each step, and holds one that does the same twice.
@@ -58,5 +59,8 @@ def test_a_loop_stays_whose_steps_only_running_it_tells_while_the_one_in_it_is_w
     assert unrolled(first="%n", most=3).count("stablehlo.while") == 1
 
 
-def test_a_loop_of_too_many_steps_stays():
-    assert unrolled(first="%zero", most=9000).count("stablehlo.while") == 1
+@pytest.mark.parametrize(("most", "loops_left"), [(20, 0), (21, 1), (9000, 1)])
+def test_loop_of_too_many_operations_stays(monkeypatch, most, loops_left):
+    # A step has five additions, four of them for the loop in it, and a return.
+    monkeypatch.setattr(loops, "MOST_OPERATIONS", 20 * 6)
+    assert unrolled(first="%zero", most=most).count("stablehlo.while") == loops_left
