@@ -34,11 +34,6 @@ from support.kept import keeping_simulators
 from hil.compare.stats import STATISTICS
 from tools.virtual_board import VirtualBoard
 
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
-
 ROOT = Path(__file__).parents[2]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS = r"<!-- needs: ([\w ]+) -->\n"
@@ -247,6 +242,7 @@ def test_the_guide_to_boards_does_what_it_says(place, make_board):
     follow(BOARDS, place)
 
 
+@pytest.mark.slow  # five minutes: two emulated boards, whose processes start slowly
 @pytest.mark.board
 @pytest.mark.timeout(1200)
 def test_the_guide_to_the_farm_does_what_it_says(place, make_board):

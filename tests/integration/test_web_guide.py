@@ -26,9 +26,9 @@ CASE, WHOLE = "digits_cnn_layer_Conv_conv2", "digits_cnn_full_model"
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory):
+def stored(tmp_path_factory, shared_cache):
     """The folder of one who followed the guide."""
-    place = Place(tmp_path_factory.mktemp("guide"), tmp_path_factory.mktemp("cache"))
+    place = Place(tmp_path_factory.mktemp("guide"), shared_cache)
     try:
         follow(WEB, place)
     finally:

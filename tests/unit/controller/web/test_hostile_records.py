@@ -31,8 +31,14 @@ def crawl(*roots: Path, most: int = 250) -> list[str]:
     return found.visited
 
 
+# The others differ in what browsers make of them, and the templates escape all alike.
+OFTEN = ("script", "quotes", "ends", "turned", "half", "empty")
+
+
 @pytest.mark.ci
-@pytest.mark.parametrize("name", PAYLOADS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in PAYLOADS]
+)
 def test_no_text_of_a_record_is_markup(tmp_path: Path, name: str) -> None:
     visited = crawl(hostile_root(tmp_path, PAYLOADS[name]))
     kinds = {

@@ -6,8 +6,7 @@ import random
 import shutil
 import signal
 import threading
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,15 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_group import Together, compile_together
 from hil.controller.backends.compilers.iree_program import KEEP_FLOAT64
 from hil.controller.backends.references import run_reference
+from hil.controller.models.flows import load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.run_context import RunContext
+from hil.controller.workloads.suites.operators import operator_cases
+from hil.controller.workloads.suites.spec import CaseSpec
 from hil.core.results import Artifact, Model
+from hil.core.tensors import Array
 from hil.errors import CompileFailed, HilError, StageError
 
 pytestmark = pytest.mark.ci
@@ -38,7 +42,7 @@ HOST = [
     "--iree-llvmcpu-target-cpu=host",
 ]
 # IREE's program of it reads out of bounds: each time another answer.
-UNSTEADY = ("test_gridsample_zeros_padding",)
+UNSTEADY = ("gridsample_zeros_padding",)
 DTYPES = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8, TensorProto.FLOAT16)
 # Operators that IREE has, that it refuses (some while importing, some in its last passes), and one that kills it.
 NODES = """
@@ -193,39 +197,37 @@ def outcome(model: Model, settings: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def node_tests() -> dict[str, Any]:
-    """The installed onnx's tests of operators, by name."""
-    from onnx.backend.test.loader import load_model_tests
-
-    with warnings.catch_warnings():
-        # Making its expected values, onnx divides by zero on purpose.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return {test.name.removeprefix("test_"): test for test in load_model_tests(kind="node") if test.model}
+def node_tests(isolated: Isolated, shared_cache: Path) -> dict[str, CaseSpec]:
+    """The tests of operators in the installed onnx, by name."""
+    context = RunContext(Cache(shared_cache), isolated)
+    return {case.id: case for case in operator_cases(load_flow("iree"), context)}
 
 
-def compare_outcomes(tests: Sequence[Any], settings: dict[str, Any], folder: Path) -> list[str]:
+def compare_outcomes(tests: Sequence[CaseSpec], settings: dict[str, Any], folder: Path) -> list[str]:
     """What came of node tests in groups; asserts that it is what comes of each alone, outputs included."""
     models, values = [], []
     for test in tests:
-        onnx.save(test.model, folder / f"{test.name}.onnx")
+        place = folder / test.id
+        place.mkdir()
+        data = test.make(place)
         try:
-            models.append(import_model(folder / f"{test.name}.onnx", isolated=settings["isolated"]))
-            values.append(test.data_sets[0][0])
+            path = data.path.rename(folder / f"{test.id}.onnx")
+            models.append(import_model(path, isolated=settings["isolated"]))
+            values.append(data.inputs)
         except HilError:
             continue  # a sequence or an optional: hil takes tensors only
     result = together(models, settings)
     assert len(result.compiled) + len(result.alone) == len(models) and not result.cached
     others = {**settings, "cache": Cache(folder / "alone")}
 
-    def check(model: Model, inputs: Sequence[Any]) -> str:
+    def check(model: Model, inputs: Mapping[str, Array]) -> str:
         mine, theirs = ({**one, "log": folder / f"{model.name}-{at}.log"} for at, one in enumerate((settings, others)))
         grouped = model in result.compiled
         assert not grouped or alone(model, mine).cached, model.name
         said, expected = outcome(model, mine), outcome(model, theirs)
         assert said == expected, model.name
         if grouped and model.name not in UNSTEADY:
-            given = {spec.name: np.asarray(value) for spec, value in zip(model.inputs or (), inputs, strict=True)}
-            answers = [_answer(model, given, one) for one in (mine, theirs)]
+            answers = [_answer(model, inputs, one) for one in (mine, theirs)]
             assert answers[0] == answers[1], model.name
         return said
 
@@ -233,7 +235,7 @@ def compare_outcomes(tests: Sequence[Any], settings: dict[str, Any], folder: Pat
         return list(pool.map(check, models, values))
 
 
-def _answer(model: Model, inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
+def _answer(model: Model, inputs: Mapping[str, Array], settings: dict[str, Any]) -> Any:
     try:
         outputs = run_reference("iree-llvm-cpu", model, inputs, **settings).outputs
     except StageError as error:
@@ -242,7 +244,7 @@ def _answer(model: Model, inputs: dict[str, Any], settings: dict[str, Any]) -> A
 
 
 def test_outcomes_and_outputs_do_not_depend_on_the_neighbours(
-    node_tests: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+    node_tests: dict[str, CaseSpec], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     seen = compare_outcomes([node_tests[name] for name in NODES], settings, tmp_path)
     kinds = {said.split(":")[0] for said in seen}
@@ -253,7 +255,7 @@ def test_outcomes_and_outputs_do_not_depend_on_the_neighbours(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_outcomes_and_outputs_of_hundreds_of_node_tests_do_not_depend_on_the_neighbours(
-    node_tests: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+    node_tests: dict[str, CaseSpec], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     tests = random.Random(0).sample(list(node_tests.values()), 300)
     with Isolated() as pool:

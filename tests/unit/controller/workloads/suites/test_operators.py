@@ -17,12 +17,12 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.operators import operator_cases
 from hil.controller.workloads.suites.spec import CaseData, CaseSpec
 
-pytestmark = pytest.mark.ci  # making the cases takes onnx seconds
+pytestmark = pytest.mark.ci  # making the cases takes onnx some ten seconds
 
 
 @pytest.fixture(scope="module")
-def context(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
-    return RunContext(Cache(tmp_path_factory.mktemp("cache")), isolated)
+def context(isolated: Isolated, shared_cache: Path) -> RunContext:
+    return RunContext(Cache(shared_cache), isolated)
 
 
 @pytest.fixture(scope="module")
