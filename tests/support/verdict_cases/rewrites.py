@@ -165,6 +165,13 @@ CASES = [
         workloads=ALL,
     ),
     VerdictCase(
+        "default_in_nested_function_on_onnxruntime",
+        saved([helper.make_node("Twice", ["x"], ["y"], domain="own")], {"x": (4, 8)}, functions=[ELU, TWICE]),
+        "PASS",
+        options=("--runtime", "onnxruntime", "--require-independent"),
+        says=("onnx reference evaluator",),
+    ),
+    VerdictCase(
         "default_is_overridden",
         saved([helper.make_node("Twice", ["x"], ["y"], domain="own", last=0.5)], {"x": (4, 8)}, functions=[ELU, TWICE]),
         "PASS",

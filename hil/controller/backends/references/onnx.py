@@ -16,6 +16,7 @@ from hil.controller.storage.texts import first_line, foreign_errors
 from hil.core.installed import version
 from hil.core.tensors import Array, dtype_name
 from hil.errors import ReferenceFailed, UsageError
+from hil.formats.onnx_functions import inline_functions
 from hil.formats.ort_values import dtype_of_type, from_ort, plain_options, to_ort
 
 
@@ -91,7 +92,11 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
     from hil.controller.models.importers.onnx_data import load_whole
 
     with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
-        evaluator = defined_evaluator(load_whole(Path(model)))
+        whole = load_whole(Path(model))
+        # Its functions neither know defaults of attributes nor hand attributes on to unary operators.
+        if any(function.attribute or function.attribute_proto for function in whole.functions):
+            whole = inline_functions(whole)
+        evaluator = defined_evaluator(whole)
     with (
         foreign_errors(ReferenceFailed, "onnx's evaluator failed to run the model", error_text=evaluator_text),
         np.errstate(all="ignore"),
