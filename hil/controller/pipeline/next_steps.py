@@ -7,13 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def hint_for_case(case: Mapping[str, Any]) -> str:
+    """Return what to try after a case that did not pass; "" if nothing is known to help."""
+    if case["error"]:
+        return str(case["error"].get("hint", ""))
+    if case["outcome"] == "UNSTABLE" and case.get("repetition"):
+        return hint_for_unstable(case["repetition"])
+    return next(filter(None, map(hint_for_verdict, case["verdicts"])), "")
+
+
 def hint_for_verdict(verdict: Mapping[str, Any]) -> str:
     """Return what to try after a BLIND verdict; "" after any other."""
     if verdict["outcome"] != "BLIND":
         return ""
     names = [output["name"] for output in verdict["outputs"] if not output["passed"]]
     allow = _for_each("--allow-blind", names) or "--allow-blind=OUTPUT"
-    return f"try other inputs (--input, --seed) or other criteria (--accept); {allow} passes without a judgement"
+    return f"try other inputs (such as another --seed) or criteria (--accept); {allow} passes without a judgement"
 
 
 def hint_for_unstable(repetition: Mapping[str, Any]) -> str:

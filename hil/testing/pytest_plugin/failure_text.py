@@ -27,7 +27,9 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     facts = [f"  {line}" for line in evidence_lines(vars(record))]
     if case.error is None:
         verdicts = [*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])]
-        return "\n".join([mismatch(verdicts, text), *map(visible, facts)])
+        # The table of a BLIND verdict ends with its hint.
+        hint = f"  hint: {record.hint}" if record.hint and record.outcome != "BLIND" else ""
+        return "\n".join([mismatch(verdicts, text), *map(visible, [*facts, *filter(None, [hint])])])
     if again:
         return visible(text)
     lines = [text, f"  stage: {record.stage}", f"  board: {case.error.board or record.board or record.hw_type}"]

@@ -10,6 +10,8 @@ from hil.bundles import Bundle, Method
 from hil.bundles.manifest import signature_json
 from hil.bundles.signature import fingerprint
 from hil.compare.stats import STATISTICS, worst_of
+from hil.controller.pipeline.next_steps import hint_for_case
+from hil.controller.pipeline.record import criterion_text
 from hil.controller.storage.texts import counted, say, table
 from hil.core.digest import digest_of
 from hil.core.tensors import Array, dtype_name, to_bytes, type_text
@@ -129,12 +131,16 @@ def print_run(record: Mapping[str, Any]) -> None:
     reasons: dict[tuple[str, str], list[str]] = {}
     for case in record["cases"]:
         if case["outcome"] != "PASS":
-            hint = case["error"]["hint"] if case["error"] else ""
-            reasons.setdefault((case["reason"], hint), []).append(case["name"])
+            reasons.setdefault((case["reason"], hint_for_case(case)), []).append(case["name"])
     for (reason, hint), names in reasons.items():
         _say(console, "", f"{', '.join(names)}: {reason}", style="red")
         if hint:
             _say(console, "hint", hint)
+    for case in record["cases"]:
+        for output in (output for verdict in case["verdicts"] for output in verdict["outputs"]):
+            for criterion in output.get("criteria", ()):
+                style = "green" if criterion["passed"] else "red"
+                _say(console, "", f"{case['name']}, {output['name']}: {criterion_text(criterion)}", style=style)
     for note in dict.fromkeys(filter(None, (case["provenance"].get("elsewhere") for case in record["cases"]))):
         _say(console, "note", note)
     passed = sum(case["outcome"] == "PASS" for case in record["cases"])

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+from hil.controller.pipeline.next_steps import hint_for_case
 from hil.controller.storage.origin import origin_of_request
 from hil.controller.storage.runs import Run, safe_name, seal, storing, write_file, write_json
 from hil.core import own_version
@@ -125,7 +126,8 @@ def told_by(case: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "stage": str(case["stage"] or ""),
         "message": str(case["reason"] or ""),
-        **{name: str(error.get(name, "")) for name in ("hint", "detail")},
+        "hint": hint_for_case(case),
+        "detail": str(error.get("detail", "")),
         "timings": timings,
         **{f"device_{name}": device.get(name) for name in ("p50_ns", "p90_ns")},
         "iterations": int(device.get("iterations", 0)),
