@@ -17,12 +17,27 @@ def hint_for_case(case: Mapping[str, Any]) -> str:
 
 
 def hint_for_verdict(verdict: Mapping[str, Any]) -> str:
-    """Return what to try after a BLIND verdict; "" after any other."""
+    """Return what to try after a verdict that did not pass; "" if nothing is known to help."""
+    failed = [output for output in verdict["outputs"] if not output["passed"]]
+    if verdict["outcome"] == "FAIL" and failed and all(map(_looks_rounded, failed)):
+        return "all values are off by little: if the board computes in float16 or bfloat16, say so with --arithmetic"
     if verdict["outcome"] != "BLIND":
         return ""
-    names = [output["name"] for output in verdict["outputs"] if not output["passed"]]
+    names = [output["name"] for output in failed]
     allow = _for_each("--allow-blind", names) or "--allow-blind=OUTPUT"
     return f"try other inputs (such as another --seed) or criteria (--accept); {allow} passes without a judgement"
+
+
+def _looks_rounded(output: Mapping[str, Any]) -> bool:
+    """Return whether the errors of a float32 output are of the size and the spread of rounding to 8 to 11 bits."""
+    if output["dtype"] != "float32" or output.get("control") or output.get("criteria") or not output["elements"]:
+        return False
+    found = [output[name] for name in ("mismatch_share", "sqnr_db", "max_abs", "rmse")]
+    if None in found:
+        return False
+    share, sqnr, worst, mean = map(float, found)
+    # The digits give 70 dB in float16 and 56 dB in bfloat16. Rounding errs evenly: no value stands out.
+    return share >= 0.5 and 40 <= sqnr <= 85 and worst <= 10 * mean
 
 
 def hint_for_unstable(repetition: Mapping[str, Any]) -> str:

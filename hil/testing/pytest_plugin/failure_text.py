@@ -27,8 +27,8 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     facts = [f"  {line}" for line in evidence_lines(vars(record))]
     if case.error is None:
         verdicts = [*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])]
-        # The table of a BLIND verdict ends with its hint.
-        hint = f"  hint: {record.hint}" if record.hint and record.outcome != "BLIND" else ""
+        # Tables of verdicts end with the verdict's own hint.
+        hint = f"  hint: {record.hint}" if record.outcome == "UNSTABLE" else ""
         return "\n".join([mismatch(verdicts, text), *map(visible, [*facts, *filter(None, [hint])])])
     if again:
         return visible(text)

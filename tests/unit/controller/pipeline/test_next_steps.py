@@ -13,6 +13,8 @@ from hil.core.repetition import Answer, Repetition
 
 RECORD = json.loads((Path(__file__).parents[4] / "tests/support/web_records.json").read_text())["run"]["cases"][0]
 BLIND = {"outcome": "BLIND", "outputs": [{"name": "a b", "passed": False}, {"name": "y", "passed": True}]}
+OFF = {"name": "y", "passed": False, "dtype": "float32", "elements": 10, "max_abs": 0.02, "rmse": 0.01}
+ROUNDED = {**OFF, "sqnr_db": 56.1, "mismatch_share": 1.0}
 UNSTABLE = Repetition((Answer(60, 0), Answer(4, 60)), differing=("y",)).record()
 
 
@@ -25,6 +27,11 @@ def case(**more: object) -> dict[str, object]:
     [
         (case(outcome="PASS"), ""),
         (case(outcome="FAIL"), ""),
+        (case(outcome="FAIL", verdicts=[{"outcome": "FAIL", "outputs": [ROUNDED]}]), "--arithmetic"),
+        (case(outcome="FAIL", verdicts=[{"outcome": "FAIL", "outputs": [{**ROUNDED, "max_abs": 0.2}]}]), ""),
+        (case(outcome="FAIL", verdicts=[{"outcome": "FAIL", "outputs": [{**ROUNDED, "sqnr_db": 20.0}]}]), ""),
+        (case(outcome="FAIL", verdicts=[{"outcome": "FAIL", "outputs": [{**ROUNDED, "mismatch_share": 0.1}]}]), ""),
+        (case(outcome="FAIL", verdicts=[{"outcome": "FAIL", "outputs": [{**ROUNDED, "control": {"a": 1}}]}]), ""),
         (case(outcome="RUN_ERROR", error={"hint": "give --input"}), "give --input"),
         (case(outcome="BLIND", verdicts=[BLIND]), "--allow-blind='a b' passes without a judgement"),
         (case(outcome="UNSTABLE", verdicts=[BLIND], repetition=UNSTABLE), "first differs in iteration 61"),
