@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hil.compare.acceptance import judge_criteria
 from hil.compare.allowance import Allowance, allowance_of
 from hil.compare.caveats import constant_note, count_flushed, flush_reference, flushed_text, is_subnormal
 from hil.compare.comparison import OutputComparison
-from hil.compare.control import Bound
-from hil.compare.criteria import Rule, criteria_for
 from hil.compare.judging import Judged, judge_values, unsteady_text
 from hil.compare.reasons import count, index_of, values_at, with_types
 from hil.compare.small import describe_small
@@ -31,6 +28,9 @@ from hil.compare.values import as_array, common_kind, reader
 from hil.core.file_tensor import Tensor
 from hil.core.results import Control, Outcome, Relation, RunResult, Tolerance
 from hil.core.tensors import dtype_name
+
+if TYPE_CHECKING:
+    from hil.compare.criteria import Rule
 
 _NOTHING = "0 elements compared: every output is empty"
 
@@ -91,10 +91,15 @@ def compare_output(
             be blind.
         CriterionFailed: a user's function failed (see :func:`hil.compare.acceptance.judge_criteria`).
     """
-    if criteria := criteria_for(name, accept):
-        plain = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=("*",))
-        may_be_blind = any(fnmatchcase(name, one) for one in allow_blind)
-        return judge_criteria(plain, as_array(actual), as_array(reference), criteria, allow_blind=may_be_blind)
+    if accept:
+        # Most runs have no criteria: imports of 5 ms.
+        from hil.compare.acceptance import judge_criteria
+        from hil.compare.criteria import criteria_for
+
+        if criteria := criteria_for(name, accept):
+            plain = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=("*",))
+            may_be_blind = any(fnmatchcase(name, one) for one in allow_blind)
+            return judge_criteria(plain, as_array(actual), as_array(reference), criteria, allow_blind=may_be_blind)
     if control is not None and rtol is None and atol is None:
         return _within_control(name, actual, reference, control, allow_blind, allow_flush)
     if noise is not None:
@@ -175,6 +180,8 @@ def _within_control(
     comparable = plain.elements is not None and plain.dtype == plain.reference_dtype
     if (plain.passed and not plain.blind) or not comparable:
         return plain
+    from hil.compare.control import Bound
+
     given, wanted = (reader(array)(0, array.size).reshape(array.shape) for array in map(as_array, (actual, reference)))
     bound = Bound(control, wanted, plain.tolerance or Tolerance(0.0, 0.0))
     found = bound.judge(given)
