@@ -25,6 +25,7 @@ from hil.controller.models.compiling import IsolatedCall, Work, call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolated import file_version, naming_errors
+from hil.controller.storage.own_code import code_digest
 from hil.controller.storage.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.digest import digest_file
@@ -301,20 +302,42 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
         Output name -> its noise. Outputs that depend on random numbers have none. Empty where nothing can be moved, or
         the reference cannot run.
     """
-    name = result.provenance.get("reference")
     try:
-        if name not in references():
+        if result.provenance.get("reference") not in references():
             if not default_references(model):
                 return {}
             result, _ = run_reference_with_fallback(model, inputs, **settings)
-            name = result.provenance["reference"]
-        near, far = (
-            _moved_runs(name, model, inputs, units, count, settings) for units, count in ((1, RUNS), (FAR, FAR_RUNS))
-        )
+        return _cached_noise(model, inputs, result, settings)
     except (StageError, UsageError):
         return {}
-    steady = {name: array for name, array in result.outputs.items() if name not in model.random_outputs}
-    return noise_between(steady, near, far)
+
+
+def _cached_noise(
+    model: Model, inputs: Mapping[str, Array], result: RunResult, settings: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Return the noise of what a reference of hil's made, from the cache where it was measured before."""
+
+    def make(folder: Path) -> None:
+        near, far = (
+            _moved_runs(result.provenance["reference"], model, inputs, units, count, settings)
+            for units, count in ((1, RUNS), (FAR, FAR_RUNS))
+        )
+        steady = {name: array for name, array in result.outputs.items() if name not in model.random_outputs}
+        save_tensors(folder, noise_between(steady, near, far))
+
+    key = Cache.key(
+        "noise",
+        reference=result.provenance["reference"],
+        source=result.source,
+        model=model.digest,
+        function=model.function,
+        dims=dict(model.dims),
+        tensors=digest_of_samples([inputs, result.outputs]),
+        code=[own_code(), code_digest("compare/tolerance.py", "compare/values.py")],
+    )
+    meta = {"noise of": result.source, "model": model.name}
+    entry, _ = settings["cache"].get_or_make(key, meta, make, settings["recompute"])
+    return load_tensors(entry)
 
 
 def _moved_runs(

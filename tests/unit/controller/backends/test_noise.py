@@ -182,3 +182,17 @@ def test_outputs_that_depend_on_random_numbers_have_no_noise(tmp_path, settings)
     inputs = {"x": np.linspace(0.1, 0.9, 8, dtype=np.float32)}
     result = run_reference("onnxruntime", model, inputs, **settings)
     assert set(measure_noise(model, inputs, result, **settings)) == {"z"}
+
+
+def test_noise_that_was_measured_is_in_the_cache(tmp_path, settings):
+    cancelling(tmp_path / "m.onnx")
+    model = import_model(tmp_path / "m.onnx", isolated=settings["isolated"])
+    inputs = {"x": np.random.default_rng(0).random((4, 1000), np.float32)}
+    result = run_reference("onnx-reference", model, inputs, **settings)
+    found = measure_noise(model, inputs, result, **settings)
+    settings["isolated"].close()  # nothing can run any more
+    again = measure_noise(model, inputs, result, **settings)
+    assert {name: one.tobytes() for name, one in again.items()} == {name: one.tobytes() for name, one in found.items()}
+    assert set(found) == {"zero", "same"}
+    moved = {"x": inputs["x"] + np.float32(1)}
+    assert measure_noise(model, moved, result, **settings) == {}
