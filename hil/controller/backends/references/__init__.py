@@ -24,12 +24,13 @@ from hil.controller.backends.references.table import (
 from hil.controller.models.compiling import IsolatedCall, Work, call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import file_version, naming_errors
+from hil.controller.storage.isolated import IsolatedCrash, IsolatedFailure, file_version, naming_errors
 from hil.controller.storage.own_code import code_digest
 from hil.controller.storage.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.digest import digest_file
 from hil.core.guarded import called, guard, package_of
+from hil.core.installed import version
 from hil.core.results import Model, Relation, RunResult
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec, dtype_name
@@ -315,54 +316,79 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
 def _cached_noise(
     model: Model, inputs: Mapping[str, Array], result: RunResult, settings: Mapping[str, Any]
 ) -> dict[str, Array]:
-    """Return the noise of what a reference of hil's made, from the cache where it was measured before."""
+    """Return the noise of what a reference of hil's made, from the cache where it was measured before.
 
-    def make(folder: Path) -> None:
-        near, far = (
-            _moved_runs(result.provenance["reference"], model, inputs, units, count, settings)
-            for units, count in ((1, RUNS), (FAR, FAR_RUNS))
-        )
-        steady = {name: array for name, array in result.outputs.items() if name not in model.random_outputs}
-        save_tensors(folder, noise_between(steady, near, far))
-
+    Noise for which a process died or took too long is not kept: the next time it may be measured in full.
+    """
+    name = result.provenance["reference"]
     key = Cache.key(
         "noise",
-        reference=result.provenance["reference"],
+        reference=name,
         source=result.source,
+        compute=file_version(references()[name].compute.__module__),
+        onnx=version("onnx") if model.format == "onnx" else "",
         model=model.digest,
         function=model.function,
         dims=dict(model.dims),
         tensors=digest_of_samples([inputs, result.outputs]),
         code=[own_code(), code_digest("compare/tolerance.py", "compare/values.py")],
     )
-    meta = {"noise of": result.source, "model": model.name}
-    entry, _ = settings["cache"].get_or_make(key, meta, make, settings["recompute"])
-    return load_tensors(entry)
+    cache = settings["cache"]
+    if not settings["recompute"] and (known := cache.get(key)):
+        return load_tensors(known)
+    disturbed: list[StageError] = []
+    near, far = (
+        _moved_runs(name, model, inputs, units, count, settings, disturbed)
+        for units, count in ((1, RUNS), (FAR, FAR_RUNS))
+    )
+    steady = {name: array for name, array in result.outputs.items() if name not in model.random_outputs}
+    noise = noise_between(steady, near, far)
+    if not disturbed:
+        cache.put(key, {"noise of": result.source, "model": model.name}, lambda folder: save_tensors(folder, noise))
+    return noise
 
 
 def _moved_runs(
-    name: str, model: Model, inputs: Mapping[str, Array], units: int, count: int, settings: Mapping[str, Any]
+    name: str,
+    model: Model,
+    inputs: Mapping[str, Array],
+    units: int,
+    count: int,
+    settings: Mapping[str, Any],
+    disturbed: list[StageError],
 ) -> list[Mapping[str, Array]]:
-    """Run a reference on moved inputs and, of an ONNX model, with operators that round at random; [] if neither is."""
+    """Run a reference on moved inputs and, of an ONNX model, with operators that round at random; [] if neither is.
+
+    Args:
+        disturbed: takes the errors that may not happen another time.
+    """
     runs: list[Mapping[str, Array]] = []
     with temporary_folder("hil-noise-") as folder:
-        models = _rounding_models(model, inputs, units, count, Path(folder), settings) or [model] * count
+        models = _rounding_models(model, inputs, units, count, Path(folder), settings, disturbed) or [model] * count
         for seed, one in enumerate(models):
             given = perturbed(inputs, seed, units)
             if one is model and all(given[key] is array for key, array in inputs.items()):
                 return []
             try:
                 runs.append(run_reference(name, one, given, **settings).outputs)
-            except ReferenceFailed:
+            except ReferenceFailed as error:
                 if one is model:
                     raise
+                if isinstance(error.__cause__, IsolatedCrash):
+                    disturbed.append(error)
                 # The reference lacks an operator that draws the errors.
                 runs.append(run_reference(name, model, given, **settings).outputs)
     return runs
 
 
 def _rounding_models(
-    model: Model, inputs: Mapping[str, Array], units: int, count: int, folder: Path, settings: Mapping[str, Any]
+    model: Model,
+    inputs: Mapping[str, Array],
+    units: int,
+    count: int,
+    folder: Path,
+    settings: Mapping[str, Any],
+    disturbed: list[StageError],
 ) -> list[Model]:
     """Write copies of an ONNX model whose operators round at random; [] where none can be made."""
     if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MOST_BYTES:
@@ -372,7 +398,10 @@ def _rounding_models(
     how: IsolatedCall = {"isolated": settings["isolated"], "timeout": settings["timeout"], "log": settings["log"]}
     try:
         written = call_isolated(write_rounding_models, {**given, "units": units, "count": count}, how)
-    except StageError:
+    except IsolatedFailure:
+        return []
+    except StageError as error:
+        disturbed.append(error)
         return []
     paths = [folder / name for name in written]
     return [replace(model, path=path, files={path.name: path}, digest=digest_file(path)) for path in paths]

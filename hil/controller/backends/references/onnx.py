@@ -19,6 +19,8 @@ from hil.errors import ReferenceFailed, UsageError
 from hil.formats.onnx_functions import inline_functions
 from hil.formats.ort_values import dtype_of_type, from_ort, plain_options, to_ort
 
+_MOST_BYTES = (2 << 30) - 1
+
 
 def runtime_source() -> str:
     """Who speaks."""
@@ -93,8 +95,10 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
 
     with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
         whole = load_whole(Path(model))
-        # Its functions neither know defaults of attributes nor hand attributes on to unary operators.
-        if any(function.attribute or function.attribute_proto for function in whole.functions):
+        # The evaluator ignores default attributes of functions, and passes no attributes on to unary operators. Onnx's
+        # inliner takes no more than fits in one message.
+        has_attributes = any(function.attribute or function.attribute_proto for function in whole.functions)
+        if has_attributes and whole.ByteSize() <= _MOST_BYTES:
             whole = inline_functions(whole)
         evaluator = defined_evaluator(whole)
     with (

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
 
+from hil.controller.backends import references
 from hil.controller.backends.references import expected_result, measure_noise, run_reference
 from hil.controller.backends.references.noise import (
     as_noise,
@@ -18,7 +19,7 @@ from hil.controller.backends.references.noise import (
 )
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolated import Isolated
+from hil.controller.storage.isolated import Isolated, IsolatedTimeout
 
 
 def test_every_float_moves_by_a_unit_of_its_eps_and_nothing_else_does():
@@ -196,3 +197,18 @@ def test_noise_that_was_measured_is_in_the_cache(tmp_path, settings):
     assert set(found) == {"zero", "same"}
     moved = {"x": inputs["x"] + np.float32(1)}
     assert measure_noise(model, moved, result, **settings) == {}
+
+
+def test_noise_of_a_disturbed_measurement_is_not_kept(tmp_path, settings, monkeypatch):
+    cancelling(tmp_path / "m.onnx")
+    model = import_model(tmp_path / "m.onnx", isolated=settings["isolated"])
+    inputs = {"x": np.random.default_rng(0).integers(0, 9, (4, 1000)).astype(np.float32)}
+    result = run_reference("onnx-reference", model, inputs, **settings)
+
+    def late(*_: object) -> None:
+        raise IsolatedTimeout("gave no result within 1 s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(references, "call_isolated", late)
+        assert measure_noise(model, inputs, result, **settings) == {}, "whole numbers are not moved"
+    assert "zero" in measure_noise(model, inputs, result, **settings)
