@@ -95,8 +95,8 @@ class Cache:
     def put(self, key: str, meta: Mapping[str, Any], fill: Callable[[Path], None]) -> Path:
         """Make an entry: ``fill`` writes files into an empty folder, which then takes the place of any older entry.
 
-        An intact entry that others use stays, because compilers do not write the same bytes twice. What was made is
-        then this object's alone, until the process ends.
+        An intact entry that others use stays, because compilers do not write the same bytes twice. What was made then
+        belongs to this object alone, in a folder that stays until the process ends.
         """
         path = self._path(key)
         self._uses.add(key)
@@ -113,8 +113,9 @@ class Cache:
                 document = {"key": key, "made": time.time(), "meta": dict(meta), "files": content}
                 (temporary / META).write_text(json.dumps(document, indent=1))
                 path.parent.mkdir(parents=True, exist_ok=True)
+                is_intact = key in self.in_use() and _is_intact(path)  # before the gate: it may take long
                 with self._uses.nobody_new() as in_use:
-                    if key in in_use and _is_intact(path):
+                    if is_intact and key in in_use:
                         self._private[key] = temporary
                         return temporary
                     older = self._buried(path)
@@ -357,7 +358,11 @@ class Uses:
 
     @contextlib.contextmanager
     def _through_gate(self, how: int) -> Iterator[None]:
-        file = os.open(self._gate, os.O_RDWR | os.O_CREAT, 0o644)
+        # Locking needs no right to write: another user may have made the file.
+        try:
+            file = os.open(self._gate, os.O_RDONLY)
+        except FileNotFoundError:
+            file = os.open(self._gate, os.O_RDONLY | os.O_CREAT, 0o644)
         try:
             fcntl.flock(file, how)
             yield
