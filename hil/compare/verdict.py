@@ -92,7 +92,7 @@ def compare_output(
         CriterionFailed: a user's function failed (see :func:`hil.compare.acceptance.judge_criteria`).
     """
     if accept:
-        # Most runs have no criteria: imports of 5 ms.
+        # Importing these takes 5 ms, and most runs have no criteria.
         from hil.compare.acceptance import judge_criteria
         from hil.compare.criteria import criteria_for
 

@@ -28,8 +28,10 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.compare.verdict import Verdict
     from hil.compare.verdict import compare as compare_results
     from hil.controller.pipeline.accepting import load_rules
+    from hil.controller.pipeline.next_steps import hint_for_blind
     from hil.controller.pipeline.record import print_verdict, verdict_record
     from hil.controller.storage.console import Console
+    from hil.controller.storage.texts import say as say_line
     from hil.core.results import Outcome, exit_code_of
 
     check_tolerance(tolerance["rtol"], tolerance["atol"])
@@ -57,6 +59,8 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
             console.print(f"[bold {'green' if record['outcome'] == 'PASS' else 'red'}]{record['outcome']}[/]", end="  ")
             console.print(name, markup=False, highlight=False)
             print_verdict(console, record)
+            if record["outcome"] == "BLIND":
+                say_line(console, "hint", hint_for_blind(record))
 
     document = {"verdicts": records, "plot": plot if drawn else None, "exit_code": code}
     return answer(as_json, document, *([f"  plot in      {plot}"] if drawn else ()), show=show)

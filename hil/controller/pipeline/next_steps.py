@@ -6,31 +6,48 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from hil.compare.tolerance import DEFAULT_TOLERANCES
+
+_DEFAULT = vars(DEFAULT_TOLERANCES["float32"])
+
 
 def hint_for_case(case: Mapping[str, Any]) -> str:
     """Return what to try after a case that did not pass; "" if nothing is known to help."""
+    outcome = case["outcome"]
     if case["error"]:
         return str(case["error"].get("hint", ""))
-    if case["outcome"] == "UNSTABLE" and case.get("repetition"):
+    if outcome == "UNSTABLE" and case.get("repetition"):
         return hint_for_unstable(case["repetition"])
-    return next(filter(None, map(hint_for_verdict, case["verdicts"])), "")
+    decisive = [verdict for verdict in case["verdicts"] if verdict["outcome"] == outcome]
+    if outcome == "BLIND" and decisive:
+        return hint_for_blind(decisive[0])
+    failed = [output for verdict in decisive for output in verdict["outputs"] if not output["passed"]]
+    if outcome == "FAIL" and failed and _may_declare(case) and all(map(_looks_rounded, failed)):
+        return (
+            "most values are off by little: if the board computes in float16 or bfloat16, declare it with --arithmetic"
+        )
+    return ""
 
 
-def hint_for_verdict(verdict: Mapping[str, Any]) -> str:
-    """Return what to try after a verdict that did not pass; "" if nothing is known to help."""
-    failed = [output for output in verdict["outputs"] if not output["passed"]]
-    if verdict["outcome"] == "FAIL" and failed and all(map(_looks_rounded, failed)):
-        return "all values are off by little: if the board computes in float16 or bfloat16, say so with --arithmetic"
-    if verdict["outcome"] != "BLIND":
-        return ""
-    names = [output["name"] for output in failed]
+def hint_for_blind(verdict: Mapping[str, Any]) -> str:
+    """Return what to try after a BLIND verdict."""
+    names = [output["name"] for output in verdict["outputs"] if not output["passed"]]
     allow = _for_each("--allow-blind", names) or "--allow-blind=OUTPUT"
     return f"try other inputs (such as another --seed) or criteria (--accept); {allow} passes without a judgement"
 
 
+def _may_declare(case: Mapping[str, Any]) -> bool:
+    """Return whether declaring an arithmetic changes the verdict: only ONNX models are computed in one on the host."""
+    is_onnx = (case["model"] or {}).get("format") == "onnx"
+    return is_onnx and not case["provenance"].get("arithmetic") and not case.get("random")
+
+
 def _looks_rounded(output: Mapping[str, Any]) -> bool:
-    """Return whether the errors of a float32 output are of the size and the spread of rounding to 8 to 11 bits."""
-    if output["dtype"] != "float32" or output.get("control") or output.get("criteria") or not output["elements"]:
+    """Return whether the errors of a float32 output are of the size and the spread of rounding to 8 to 11 bits.
+
+    Outputs that a given tolerance or criteria judge do not count: an arithmetic would not change their verdict.
+    """
+    if output["dtype"] != "float32" or output["tolerance"] != _DEFAULT or output.get("criteria"):
         return False
     found = [output[name] for name in ("mismatch_share", "sqnr_db", "max_abs", "rmse")]
     if None in found:

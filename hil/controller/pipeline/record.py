@@ -15,7 +15,7 @@ from hil.compare.random_outputs import random_text
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict, deciding
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.next_steps import hint_for_unstable, hint_for_verdict
+from hil.controller.pipeline.next_steps import hint_for_case
 from hil.controller.pipeline.repeated import worst_answer
 from hil.controller.storage.runs import Run
 from hil.controller.storage.texts import aligned, say, seconds, together
@@ -190,7 +190,8 @@ def print_case(console: Console, case: dict[str, Any], *, where: str = "") -> No
         say(console, "answers", repetition["text"])
         if outcome == "UNSTABLE":
             say(console, "note", "the tables show the first answer")
-            say(console, "hint", hint_for_unstable(repetition))
+    if not case["error"] and (hint := hint_for_case(case)):
+        say(console, "hint", hint)
     if compilations := case.get("compilations"):
         say(console, "programs", compilations["text"])
     if case["device"] and case["device"]["iterations"]:
@@ -255,8 +256,6 @@ def print_verdict(console: Console, verdict: dict[str, Any]) -> None:
         say(console, "", verdict["reason"], style="red")
     if verdict["outcome"] == "PASS" and verdict["reason"]:
         say(console, "note", verdict["reason"])
-    if hint := hint_for_verdict(verdict):
-        say(console, "hint", hint)
 
 
 def _bound(control: Mapping[str, Any]) -> str:

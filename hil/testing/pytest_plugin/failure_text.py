@@ -27,9 +27,8 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     facts = [f"  {line}" for line in evidence_lines(vars(record))]
     if case.error is None:
         verdicts = [*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])]
-        # Tables of verdicts end with the verdict's own hint.
-        hint = f"  hint: {record.hint}" if record.outcome == "UNSTABLE" else ""
-        return "\n".join([mismatch(verdicts, text), *map(visible, [*facts, *filter(None, [hint])])])
+        hint = [f"  hint: {record.hint}"] if record.hint else []
+        return "\n".join([mismatch(verdicts, text), *map(visible, [*facts, *hint])])
     if again:
         return visible(text)
     lines = [text, f"  stage: {record.stage}", f"  board: {case.error.board or record.board or record.hw_type}"]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _STATISTICS = [one for one in STATISTICS if one.brief]
 _COLUMNS = ["case", "outcome", "mismatches", *(one.heading for one in _STATISTICS), "device"]
+# Of more cases, only those that do not pass show their criteria.
+_CRITERIA_SHOWN = 10
 
 
 def document_of(bundle: Bundle, path: Path) -> dict[str, Any]:
@@ -136,7 +138,9 @@ def print_run(record: Mapping[str, Any]) -> None:
         _say(console, "", f"{', '.join(names)}: {reason}", style="red")
         if hint:
             _say(console, "hint", hint)
-    for case in record["cases"]:
+    shown = record["cases"] if len(record["cases"]) <= _CRITERIA_SHOWN else ()
+    for case in shown or (case for case in record["cases"] if case["outcome"] != "PASS"):
+        # A bundle has one reference: what is expected.
         for output in (output for verdict in case["verdicts"] for output in verdict["outputs"]):
             for criterion in output.get("criteria", ()):
                 style = "green" if criterion["passed"] else "red"

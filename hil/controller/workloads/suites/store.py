@@ -45,7 +45,7 @@ class CaseRecord:
     hw_type: str = ""
     stage: str = ""
     message: str = ""  # why, in a line; "" for a pass
-    # hint, detail: of an error: what to do next, and the tool's own words.
+    # hint: what to do next. detail: the tool's own words about an error.
     hint: str = ""
     detail: str = ""
     # seconds of the host's clock: the fields of :class:`hil.core.results.Timings`; None is a stage that was not.
