@@ -9,6 +9,7 @@ from pathlib import Path
 from hil.core.tensors import Array
 
 Outcomes = str | tuple[str, ...]
+EVERYWHERE = ("run", "suite", "pytest", "bundle")
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class VerdictCase:
         inputs, expected: name -> tensor. hil generates inputs that are missing.
         options: options of `hil run`, such as ``("--runtime", "iree", "--iterations", "3")``.
         says: texts that the record of the case in `run` must contain.
-        workloads: those that give this outcome: run, suite, pytest, bundle.
+        workloads: those that give this outcome.
     """
 
     name: str
@@ -32,7 +33,7 @@ class VerdictCase:
     expected: Mapping[str, Array] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     says: tuple[str, ...] = ()
-    workloads: tuple[str, ...] = ("run",)
+    workloads: tuple[str, ...] = EVERYWHERE
 
     @property
     def outcomes(self) -> tuple[str, ...]:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, save
 
-from support.verdict_cases import VerdictCase
+from support.verdict_cases import EVERYWHERE, VerdictCase
 
 JUDGE = Path(__file__).parents[2] / "data" / "verdicts" / "judge.py"
-EVERYWHERE = ("run", "suite", "pytest", "bundle")
 _TYPES = {np.float32: TensorProto.FLOAT, np.int8: TensorProto.INT8}
 
 

@@ -13,7 +13,6 @@ from hil.core.tensors import Array
 from support.verdict_cases import VerdictCase
 
 DATA = Path(__file__).parents[2] / "data" / "verdicts"
-ALL = ("run", "suite", "pytest", "bundle")
 ONNXRUNTIME = ("--runtime", "onnxruntime")
 IREE = ("--runtime", "iree")
 HALF = (*ONNXRUNTIME, "--runtime-hw-type", "sim-f16")
@@ -60,14 +59,11 @@ CASES = [
         {"y": array_of("pix_off2.npy")},
         ONNXRUNTIME,
         ("64 of 64",),
-        ALL,
     ),
-    VerdictCase("example_ids_div", copied("ids_div.onnx"), JUDGED, options=HALF, says=("float16",), workloads=ALL),
-    VerdictCase("example_ceil", copied("ceil.onnx"), JUDGED, {"x": array_of("pix4.npy")}, {}, HALF, ("float16",), ALL),
-    VerdictCase(
-        "example_plain", copied("plain.onnx"), JUDGED, {"x": array_of("pix4.npy")}, {}, HALF, ("float16",), ALL
-    ),
-    VerdictCase("example_drop_big", copied("drop_big.onnx"), JUDGED, options=HALF, says=("random",), workloads=ALL),
+    VerdictCase("example_ids_div", copied("ids_div.onnx"), JUDGED, options=HALF, says=("float16",)),
+    VerdictCase("example_ceil", copied("ceil.onnx"), JUDGED, {"x": array_of("pix4.npy")}, {}, HALF, ("float16",)),
+    VerdictCase("example_plain", copied("plain.onnx"), JUDGED, {"x": array_of("pix4.npy")}, {}, HALF, ("float16",)),
+    VerdictCase("example_drop_big", copied("drop_big.onnx"), JUDGED, options=HALF, says=("random",)),
     VerdictCase(
         "example_box",
         copied("box.onnx"),
@@ -76,9 +72,8 @@ CASES = [
         {"y": array_of("box_scores_negated.npy")},
         ONNXRUNTIME,
         (),
-        ALL,
     ),
-    VerdictCase("example_gnd", copied("gnd.onnx"), "PASS", options=IREE, workloads=ALL),
+    VerdictCase("example_gnd", copied("gnd.onnx"), "PASS", options=IREE),
     VerdictCase(
         "example_neg_gather",
         copied("neg_gather.onnx"),
@@ -87,7 +82,6 @@ CASES = [
         {},
         IREE,
         (),
-        ALL,
     ),
     VerdictCase(
         "example_short",
@@ -97,12 +91,9 @@ CASES = [
         {},
         IREE,
         ("1,000", "8,192"),
-        ALL,
     ),
-    VerdictCase(
-        "example_shared_zero_point", copied("wrong_shared_zero_point.onnx"), "FAIL", options=IREE, workloads=ALL
-    ),
-    VerdictCase("example_own_zero_point", copied("wrong_own_zero_point.onnx"), "FAIL", options=IREE, workloads=ALL),
+    VerdictCase("example_shared_zero_point", copied("wrong_shared_zero_point.onnx"), "FAIL", options=IREE),
+    VerdictCase("example_own_zero_point", copied("wrong_own_zero_point.onnx"), "FAIL", options=IREE),
     VerdictCase(
         "example_int4",
         copied("int4_dq.onnx"),
@@ -118,16 +109,14 @@ CASES = [
         copied("matmulnbits.onnx"),
         ("PASS", "FAIL"),
         options=(*ONNXRUNTIME, "--reference", "onnx-reference"),
-        workloads=ALL,
     ),
     VerdictCase(
         "example_op10_resize",
         copied("op10_resize.onnx"),
         ("PASS", "COMPILE_ERROR", "IMPORT_ERROR"),
         options=IREE,
-        workloads=ALL,
     ),
-    VerdictCase("example_func_default", copied("func_default.onnx"), "PASS", options=IREE, workloads=ALL),
+    VerdictCase("example_func_default", copied("func_default.onnx"), "PASS", options=IREE),
     VerdictCase(
         "example_swapped",
         copied("swapped/model.onnx"),
@@ -143,7 +132,6 @@ CASES = [
         {"y": five(4)},
         (*ONNXRUNTIME, "--iterations", "200"),
         (),
-        ALL,
     ),
     VerdictCase(
         "example_flaky",
@@ -163,9 +151,8 @@ CASES = [
         {},
         (*IREE, "--iterations", "3"),
         (),
-        ALL,
     ),
-    VerdictCase("example_mp_asym", copied("mp_asym.onnx"), "PASS", options=IREE, workloads=ALL),
+    VerdictCase("example_mp_asym", copied("mp_asym.onnx"), "PASS", options=IREE),
     VerdictCase(
         "example_two_question_marks",
         copied("two_question_marks.onnx"),
@@ -174,7 +161,6 @@ CASES = [
         {},
         ONNXRUNTIME,
         (),
-        ALL,
     ),
     VerdictCase(
         "example_denormal",
@@ -184,9 +170,6 @@ CASES = [
         {},
         IREE,
         ("denormal",),
-        ALL,
     ),
-    VerdictCase(
-        "example_random", copied("random.onnx"), ("FAIL", "BLIND"), options=IREE, says=("random",), workloads=ALL
-    ),
+    VerdictCase("example_random", copied("random.onnx"), ("FAIL", "BLIND"), options=IREE, says=("random",)),
 ]

@@ -61,7 +61,6 @@ BRANCH = helper.make_graph(
     [node("RandomNormalLike", "x", "b")], "branch", [], [helper.make_tensor_value_info("b", FLOAT, [4, 8])]
 )
 DRAWS = ("the model draws random numbers",)
-EVERYWHERE = ("run", "suite", "pytest", "bundle")
 
 CASES = [
     VerdictCase(
@@ -72,7 +71,6 @@ CASES = [
         expected={"y": MATRIX},
         options=("--runtime", "onnxruntime"),
         says=(*DRAWS, "randomnormallike_r (RandomNormalLike)"),
-        workloads=EVERYWHERE,
     ),
     VerdictCase(
         "random_uniform",
@@ -80,7 +78,6 @@ CASES = [
         "BLIND",
         options=("--runtime", "iree"),
         says=DRAWS,
-        workloads=EVERYWHERE,
     ),
     VerdictCase(
         "random_dropout_in_training",
@@ -94,7 +91,6 @@ CASES = [
         build([DROP, node("Add", "y x", "z")], X, [("z", [4, 8])], training=np.array(False)),
         "PASS",
         options=("--runtime", "onnxruntime"),
-        workloads=EVERYWHERE,
     ),
     VerdictCase(
         "random_in_function",
@@ -133,7 +129,6 @@ CASES = [
         "PASS",
         inputs={"x": MATRIX.reshape(2, 16)[:, :15].reshape(2, 5, 3)},
         options=("--runtime", "iree"),
-        workloads=EVERYWHERE,
     ),
     VerdictCase(
         "open_dimensions_of_one_name_differ",
@@ -152,7 +147,6 @@ CASES = [
         "PASS",
         inputs={"x": MATRIX},
         options=("--runtime", "iree"),
-        workloads=EVERYWHERE,
     ),
     VerdictCase(
         "default_value_overridden",
@@ -176,6 +170,5 @@ CASES = [
         inputs={"x": MATRIX},
         expected={"y": MATRIX},
         options=("--runtime", "onnxruntime"),
-        workloads=EVERYWHERE,
     ),
 ]

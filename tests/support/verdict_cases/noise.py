@@ -13,7 +13,6 @@ from hil.core.tensors import Array
 from support.models import save_model
 from support.verdict_cases import VerdictCase
 
-ALL = ("run", "suite", "pytest", "bundle")
 ONNXRUNTIME = ("--runtime", "onnxruntime")
 IREE = ("--runtime", "iree")
 WRONG = ("FAIL", "BLIND")
@@ -46,14 +45,13 @@ def case(
     options: tuple[str, ...] = ONNXRUNTIME,
     *,
     says: tuple[str, ...] = (),
-    workloads: tuple[str, ...] = ("run",),
     given: bool = True,
     **weights: Array,
 ) -> VerdictCase:
     """Return a case of a model from x to y; ``given``: y is what is expected, else only its shape and dtype count."""
     expected = {"y": y} if given else {}
     build = model(f"noise_{name}", nodes, x, y, **weights)
-    return VerdictCase(f"noise_{name}", build, outcome, {"x": x}, expected, options, says, workloads)
+    return VerdictCase(f"noise_{name}", build, outcome, {"x": x}, expected, options, says)
 
 
 node = helper.make_node
@@ -89,7 +87,7 @@ SCALE = [node("Mul", ["x", "s"], ["y"])]
 PRODUCTS = [node("MatMul", ["x", "w"], ["y"])]
 CASES = [
     # Whole numbers do not move, so a step does not count as noise.
-    case("round_off_by_3", [node("Round", ["x"], ["y"])], "FAIL", PIXELS, PIXELS + 3, workloads=ALL),
+    case("round_off_by_3", [node("Round", ["x"], ["y"])], "FAIL", PIXELS, PIXELS + 3),
     case(
         "floor_of_halves_off_by_2",
         [node("Mul", ["x", "s"], ["z"]), node("Floor", ["z"], ["y"])],
@@ -109,7 +107,7 @@ CASES = [
     ),
     # Small values beside large ones.
     case("scores_zeroed", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 4, np.zeros_like), says=("column 4",), s=SIZES),
-    case("scores_reversed", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 5, np.flip), s=SIZES, workloads=ALL),
+    case("scores_reversed", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 5, np.flip), s=SIZES),
     case("scores_off_by_1_percent", SCALE, WRONG, BOXES, swapped(BOXES * SIZES, 5, lambda v: v * 1.01), s=SIZES),
     case(
         "scores_within_given_tolerance",
@@ -231,6 +229,5 @@ CASES = [
         -PIXELS,
         np.zeros((2, 50), np.float32),
         says=("a dead board cannot be detected",),
-        workloads=ALL,
     ),
 ]

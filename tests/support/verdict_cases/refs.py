@@ -14,7 +14,6 @@ from hil.core.tensors import Array
 from support.verdict_cases import VerdictCase
 
 IREE, ORT = ("--runtime", "iree"), ("--runtime", "onnxruntime")
-EVERYWHERE = ("run", "suite", "pytest", "bundle")
 _ADD = """func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   %0 = arith.addf %x, %x : tensor<4xf32>
   return %0 : tensor<4xf32>
@@ -139,9 +138,7 @@ def _integer_product() -> dict[str, Any]:
 
 
 CASES = [
-    VerdictCase(
-        "mlir_without_reference", _mlir, "REFERENCE_ERROR", {"arg0": _ONES}, options=IREE, workloads=EVERYWHERE
-    ),
+    VerdictCase("mlir_without_reference", _mlir, "REFERENCE_ERROR", {"arg0": _ONES}, options=IREE),
     VerdictCase(
         "mlir_self_check",
         _mlir,
@@ -149,16 +146,14 @@ CASES = [
         {"arg0": _ONES},
         options=(*IREE, "--reference", "iree-llvm-cpu"),
         says=("(self-check)", '"relation": "self-check"'),
-        workloads=EVERYWHERE,
     ),
-    VerdictCase("mlir_expected", _mlir, "PASS", {"arg0": _ONES}, {"output0": 2 * _ONES}, IREE, workloads=EVERYWHERE),
-    VerdictCase("mlir_wrong", _mlir, "FAIL", {"arg0": _ONES}, {"output0": 3 * _ONES}, IREE, workloads=EVERYWHERE),
+    VerdictCase("mlir_expected", _mlir, "PASS", {"arg0": _ONES}, {"output0": 2 * _ONES}, IREE),
+    VerdictCase("mlir_wrong", _mlir, "FAIL", {"arg0": _ONES}, {"output0": 3 * _ONES}, IREE),
     VerdictCase(
         "gather_elements_out_of_range",
         outcome="REFERENCE_ERROR",
         options=IREE,
         says=("no independent reference", "onnxruntime", "onnx-reference"),
-        workloads=EVERYWHERE,
         **_gather("GatherElements", 0, [[0, 1, 2, 5]]),
     ),
     VerdictCase(
@@ -166,7 +161,6 @@ CASES = [
         outcome="REFERENCE_ERROR",
         options=IREE,
         says=("no independent reference",),
-        workloads=EVERYWHERE,
         **_gather("GatherND", 0, [[0, 1], [2, 4]]),
     ),
     # IREE writes into foreign memory: the worker may die first.
@@ -174,38 +168,27 @@ CASES = [
         "scatter_nd_out_of_range",
         outcome=("REFERENCE_ERROR", "RUN_CRASH", "RUN_ERROR"),
         options=IREE,
-        workloads=EVERYWHERE,
         **_scatter(),
     ),
-    VerdictCase(
-        "two_products_of_one_zero_point", outcome="PASS", options=IREE, workloads=EVERYWHERE, **_shared_zero_point()
-    ),
-    VerdictCase(
-        "one_zero_point_on_onnxruntime", outcome="PASS", options=ORT, workloads=EVERYWHERE, **_shared_zero_point()
-    ),
-    VerdictCase("int4_weights", outcome="FAIL", options=ORT, workloads=EVERYWHERE, **_int4()),
+    VerdictCase("two_products_of_one_zero_point", outcome="PASS", options=IREE, **_shared_zero_point()),
+    VerdictCase("one_zero_point_on_onnxruntime", outcome="PASS", options=ORT, **_shared_zero_point()),
+    VerdictCase("int4_weights", outcome="FAIL", options=ORT, **_int4()),
     VerdictCase(
         "matmul_nbits_4_exact",
         outcome="PASS",
         options=ORT,
         says=("onnx reference evaluator",),
-        workloads=EVERYWHERE,
         **_nbits(4, 0),
     ),
-    VerdictCase("matmul_nbits_8_exact", outcome="PASS", options=ORT, workloads=EVERYWHERE, **_nbits(8, 0)),
-    VerdictCase("matmul_nbits_4_at_level_4", outcome="FAIL", options=ORT, workloads=EVERYWHERE, **_nbits(4, 4)),
-    VerdictCase(
-        "skip_normalization", outcome="PASS", options=(*ORT, "--require-independent"), workloads=EVERYWHERE, **_norm()
-    ),
-    VerdictCase(
-        "group_query_attention", outcome="PASS", options=(*ORT, "--require-independent"), workloads=EVERYWHERE, **_gqa()
-    ),
+    VerdictCase("matmul_nbits_8_exact", outcome="PASS", options=ORT, **_nbits(8, 0)),
+    VerdictCase("matmul_nbits_4_at_level_4", outcome="FAIL", options=ORT, **_nbits(4, 4)),
+    VerdictCase("skip_normalization", outcome="PASS", options=(*ORT, "--require-independent"), **_norm()),
+    VerdictCase("group_query_attention", outcome="PASS", options=(*ORT, "--require-independent"), **_gqa()),
     VerdictCase(
         "same_library_allowed",
         outcome="PASS",
         options=ORT,
         says=("(same library)", "the reference onnx-reference could not answer"),
-        workloads=EVERYWHERE,
         **_only_onnxruntime(),
     ),
     VerdictCase(
@@ -213,8 +196,7 @@ CASES = [
         outcome="REFERENCE_ERROR",
         options=(*ORT, "--require-independent"),
         says=("an independent reference is required",),
-        workloads=EVERYWHERE,
         **_only_onnxruntime(),
     ),
-    VerdictCase("integer_product", outcome="PASS", options=IREE, workloads=EVERYWHERE, **_integer_product()),
+    VerdictCase("integer_product", outcome="PASS", options=IREE, **_integer_product()),
 ]
