@@ -37,12 +37,14 @@ def named(workload: str) -> list[Any]:
 
 
 def grouped(workload: str) -> list[Any]:
-    chosen = ((options, [case for case in cases if workload in case.workloads]) for options, cases in GROUPS.items())
-    return [
-        pytest.param(cases, id=" ".join(options) or "defaults", marks=marks_for(cases))
-        for options, cases in chosen
-        if cases
-    ]
+    found = []
+    for options, cases in GROUPS.items():
+        chosen = [case for case in cases if workload in case.workloads]
+        examples, others = ([one for one in chosen if (one in EXAMPLES) is wanted] for wanted in (True, False))
+        for kind, some in (("examples", examples), ("others", others)):
+            if some:
+                found.append(pytest.param(some, id=" ".join([kind, *options]), marks=marks_for(some)))
+    return found
 
 
 def wrong(cases: list[VerdictCase], found: dict[str, str]) -> dict[str, tuple[str, tuple[str, ...]]]:
