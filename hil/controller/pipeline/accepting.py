@@ -35,13 +35,13 @@ def check_accepted_outputs(cases: Iterable[tuple[Sequence[str], Model | None]]) 
     Args:
         cases: the texts of ``--accept`` or of the project file, and the model; a model may not know its outputs.
     """
-    from hil.compare.criteria import check_outputs
-
     known: dict[tuple[str, ...], list[tuple[TensorSpec, ...] | None]] = {}
     for texts, model in cases:
         if texts and model is not None:
             known.setdefault(tuple(texts), []).append(model.outputs)
     for texts, found in known.items():
+        from hil.compare.criteria import check_outputs
+
         if None not in found:
             check_outputs(load_rules(texts), [spec.name for outputs in found for spec in outputs or ()])
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.compare.control import control_of
 from hil.controller.backends.references.own_code import own_code
 from hil.controller.models.compiling import call_isolated
 from hil.controller.models.inputs import digest_of_samples
@@ -95,6 +94,7 @@ def compute(model: str, inputs: str, arithmetic: str, output: str) -> None:
 
 def control_runs(model: Any, given: Mapping[str, Array], arithmetic: str) -> dict[str, Control]:
     """Evaluate an ``onnx.ModelProto`` as often as a control takes, and measure how far its outputs move."""
+    from hil.compare.control import control_of
     from hil.controller.backends.references.node_evaluator import Decisions, NodeEvaluator
     from hil.controller.backends.references.value_rounding import Exact, Names, Rounding
 
