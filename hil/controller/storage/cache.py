@@ -113,7 +113,7 @@ class Cache:
                 document = {"key": key, "made": time.time(), "meta": dict(meta), "files": content}
                 (temporary / META).write_text(json.dumps(document, indent=1))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                is_intact = key in self.in_use() and _is_intact(path)  # before the gate: it may take long
+                is_intact = _is_intact(path)  # before the gate: it may take long
                 with self._uses.nobody_new() as in_use:
                     if is_intact and key in in_use:
                         self._private[key] = temporary
