@@ -138,8 +138,8 @@ def print_run(record: Mapping[str, Any]) -> None:
         _say(console, "", f"{', '.join(names)}: {reason}", style="red")
         if hint:
             _say(console, "hint", hint)
-    shown = record["cases"] if len(record["cases"]) <= _CRITERIA_SHOWN else ()
-    for case in shown or (case for case in record["cases"] if case["outcome"] != "PASS"):
+    are_few = len(record["cases"]) <= _CRITERIA_SHOWN
+    for case in (one for one in record["cases"] if are_few or one["outcome"] != "PASS"):
         # A bundle has one reference: what is expected.
         for output in (output for verdict in case["verdicts"] for output in verdict["outputs"]):
             for criterion in output.get("criteria", ()):
