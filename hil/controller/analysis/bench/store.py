@@ -26,7 +26,9 @@ from hil.controller.analysis.bench.measure import Side, compare_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob, Comparison, Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.model_settings import for_model
+from hil.controller.pipeline.next_steps import hint_for_case
 from hil.controller.pipeline.options import Job
+from hil.controller.pipeline.record import case_record
 from hil.controller.storage.runs import Run, storing, write_file
 from hil.core.results import Artifact, Relation, RunResult
 from hil.core.tensors import TensorSpec
@@ -214,7 +216,7 @@ def _side(
         "elsewhere": provenance.get("elsewhere", ""),
         "outcome": case.outcome and case.outcome.value,
         "reason": case.reason,
-        "hint": case.error.hint if case.error else "",
+        "hint": hint_for_case(case_record(case, {})),
         "against": [verdict.against for verdict in case.verdicts],
         "clock": side.clock if side else None,
         "loads": side.loads if side else 0,
