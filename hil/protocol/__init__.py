@@ -1,1 +1,1 @@
-"""The protocol between controller, agent and farm: generated messages, the wire, sockets."""
+"""Protocol between controller, agent and farm: generated messages, wire format, sockets."""

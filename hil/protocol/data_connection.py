@@ -1,17 +1,17 @@
-"""A data connection: a socket beside the agent's own that carries calls.
+"""Data connections: calls over a second Unix socket of the agent, without gRPC.
 
-gRPC costs a small call several threads' turns, large data several copies, and a command 50 ms of imports and set-up. An
-agent that listens on a Unix socket therefore listens on a second one, :func:`data_path`, for the same methods, with the
-same messages. A connection carries one call after another, in frames of a byte (the kind), four (the length,
-little-endian) and the content:
+gRPC costs a small call several thread switches, large data several copies, and a command 50 ms for imports and set-up.
+An agent at a Unix socket therefore serves the same methods and messages at a second socket, :func:`data_path`. A
+connection carries calls in sequence. A frame has a byte for the kind, four for the length (little-endian),
+and the content:
 
-- the caller sends CALL with a ``DataCall``: the method, the session's token, the agent's; READY says that the call was
-  taken on;
-- then either side sends MESSAGE (a message of the method) and DATA (what a ``data`` message carries, at most 512 KiB);
-- END says that no more comes: empty, or with an ``Error`` where the call failed. After an error, and after a session's
-  own call, the agent hangs up.
+- The client sends CALL with a ``DataCall``: the method, the session token and the agent's token. The agent sends READY
+  when it has accepted the call.
+- Both sides send MESSAGE (a message of the method) and DATA (payload of a ``data`` message, at most 512 KiB).
+- END finishes a direction. It is empty, or contains an ``Error`` if the call failed. After an error or a Hold call, the
+  agent closes the connection.
 
-A caller that gets no READY may make the same call anew: nothing has happened yet.
+A client that does not receive READY may retry the call: the agent has not started it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CALL, READY, MESSAGE, DATA, END = range(1, 6)
 
 
 class Method(NamedTuple):
-    """A method of the protocol."""
+    """Method of the protocol."""
 
     service: str
     request: type[Message]
@@ -58,40 +58,42 @@ CALL_MOST = 1 << 12
 ERROR_MOST = 1 << 16
 
 HEADER = struct.Struct("<BI")
-# What comes is read in so large pieces; it is enough for the messages of most calls.
+# Size of the read buffer. The messages of most calls fit.
 _READ = 1 << 16
 _TOGETHER = 1 << 15
-_CUT = "it ended in the middle of a frame"
+_CUT = "connection ended within a frame"
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR if hasattr(select, "POLLRDHUP") else select.POLLHUP
 
 
 def data_path(address: str) -> str:
-    """The path of the data connections' socket of an agent at an address; "" where it has none."""
+    """Return the path of the data socket for an agent address, or "" for other addresses."""
     kind, _, path = address.partition(":")
     return f"{path}.data" if kind == "unix" and path else ""
 
 
 def may_go_on(method: str) -> bool:
-    """Whether a connection may carry another call after one of a method that ended well.
+    """Return True if a connection may carry a further call after a successful call of this method.
 
-    Not after a session's: what its caller still says is read beside its answers.
+    False for Hold, because requests are read concurrently with responses.
     """
     return method != "Hold"
 
 
 class ConnectionBroken(Exception):
-    """The connection broke, or ended in the middle of a frame."""
+    """The connection broke or ended inside a frame."""
 
 
 class Frames:
-    """Frames over a connected socket, which it owns. One thread may send while another reads; any may :meth:`cancel`.
+    """Frames over a connected socket, which this object closes.
 
-    Raises :class:`ConnectionBroken` where the socket breaks.
+    A thread may send while a different thread reads. Any thread may call :meth:`cancel`. Socket errors raise
+    :class:`ConnectionBroken`.
     """
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        # A caller's socket goes with its call, which several threads may hold.
+        self._deadline: float | None = None
+        # Close a client's socket with the last reference: several threads may use the call.
         weakref.finalize(self, connected.close)
         self._read = memoryview(bytearray(_READ))
         self._at = self._end = 0
@@ -99,28 +101,34 @@ class Frames:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK)
 
     def send(self, kind: int, content: Any = b"") -> None:
-        """Send a frame; ``content`` is bytes, or any buffer of them."""
+        """Send a frame. ``content`` is bytes or a buffer."""
         size = len(content)
         header = HEADER.pack(kind, size)
         try:
+            self._apply_deadline()
             if size <= _TOGETHER:
                 self._socket.sendall(header + content)
                 return
             sent = self._socket.sendmsg((header, content))
-            if sent < len(header):
-                self._socket.sendall(header[sent:])
-                sent = len(header)
-            if sent < len(header) + size:
-                self._socket.sendall(memoryview(content)[sent - len(header) :])
+            for part in (header, memoryview(content)):
+                if sent < len(part):
+                    self._apply_deadline()
+                    self._socket.sendall(part[sent:])
+                sent = max(sent - len(part), 0)
         except OSError as error:
             raise ConnectionBroken(str(error)) from error
 
     def within(self, seconds: float | None) -> None:
-        """From now on each step takes so long at most, or ConnectionBroken is raised from TimeoutError."""
-        self._socket.settimeout(seconds)
+        """Set a deadline for all later operations together, so that a slow peer cannot extend the time byte by byte.
+
+        After the deadline, they raise ConnectionBroken from TimeoutError. None removes the deadline.
+        """
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        if seconds is None:
+            self._socket.settimeout(None)
 
     def begin(self) -> tuple[int, int] | None:
-        """The next frame's kind and size, once it comes; its content has to be read next. None at the end."""
+        """Wait for the next frame and return the kind and size, or None at the end. Read the content next."""
         if (here := self._end - self._at) < HEADER.size:
             self._read[:here] = bytes(self._read[self._at : self._end])
             self._at, self._end = 0, here
@@ -135,7 +143,7 @@ class Frames:
         return kind, size
 
     def content(self, size: int) -> bytes:
-        """The content of the frame that began."""
+        """Return the content of the current frame."""
         if size <= self._end - self._at:
             self._at += size
             return bytes(self._read[self._at - size : self._at])
@@ -144,7 +152,7 @@ class Frames:
         return bytes(into)
 
     def content_into(self, view: memoryview) -> None:
-        """Read the next bytes of the frame that began into a view, which they fill."""
+        """Fill a view with the next bytes of the current frame."""
         here = min(view.nbytes, self._end - self._at)
         view[:here] = self._read[self._at : self._at + here]
         self._at += here
@@ -154,7 +162,7 @@ class Frames:
             here += count
 
     def skip(self, size: int, most_s: float) -> None:
-        """Throw away what comes, so much and so long at most, until the other side has nothing more to say."""
+        """Discard incoming data, up to ``size`` bytes and ``most_s`` seconds, or until the end of the stream."""
         self._at = self._end = 0
         deadline = time.monotonic() + most_s
         while size > 0 and (left := deadline - time.monotonic()) > 0:
@@ -164,30 +172,38 @@ class Frames:
                 size -= count
 
     def is_readable(self) -> bool:
-        """Whether something has come, or the end."""
+        """Return True if data or the end of the stream is available."""
         return self._at < self._end or self._polled(select.POLLIN)
 
     def is_open(self) -> bool:
-        """Whether the other side is still there, as far as is known."""
+        """Return False if the peer is known to have disconnected."""
         return not self._polled(_HUNG_UP)
 
     def hang_up(self) -> None:
-        """Send nothing more; what comes may still be read."""
+        """Shut down the sending side. Data can still be received."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def cancel(self) -> None:
-        """End the connection, and whoever waits in it."""
+        """Shut down the connection and wake up threads that wait for it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back; whoever waits in it wakes up."""
+        """Close the socket and wake up threads that wait for it."""
         self.cancel()
         self._socket.close()
 
+    def _apply_deadline(self) -> None:
+        """Set the socket's timeout to the remaining time. Raises TimeoutError after the deadline."""
+        if self._deadline is not None:
+            if (left := self._deadline - time.monotonic()) <= 0:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left)
+
     def _receive(self, view: memoryview) -> int:
         try:
+            self._apply_deadline()
             return self._socket.recv_into(view)
         except OSError as error:
             raise ConnectionBroken(str(error)) from error
@@ -196,6 +212,6 @@ class Frames:
         poll = select.poll()
         try:
             poll.register(self._socket, events)
-        except ValueError:  # closed, which whoever reads it is told
+        except ValueError:  # closed; the next read reports that
             return True
         return bool(poll.poll(seconds * 1000))

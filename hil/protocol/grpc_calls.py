@@ -1,14 +1,15 @@
-"""The protocol over gRPC: stubs and handlers made from the proto's descriptor.
+"""The protocol over gRPC: stubs and handlers built from the proto descriptor.
 
-Bulk data would be slow as protobuf messages (every ``bytes`` field is copied once more on either side). A ``data``
-message is therefore coded by hand: tag, length, payload, which is what protobuf would write, so any other
-implementation of the protocol reads it as the message it is.
+Protobuf copies every ``bytes`` field a second time on both sides, which is slow for bulk data. A ``data`` message is
+therefore encoded by hand as tag, length and payload. Protobuf would write the same bytes, so other implementations can
+read it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -18,14 +19,15 @@ from google.protobuf.message_factory import GetMessageClass
 from hil import errors
 from hil.core.varint import varint
 from hil.protocol import wire_errors
+from hil.protocol.bounded_message import parse_message
 from hil.protocol.v1 import agent_pb2 as pb
 from hil.protocol.wire import KEPT_ERRORS, PACKAGE, SERVICES, carries_data, failure
 
 GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # A cut link is found out within some 15 s although nothing is sent; one that comes back after 5 s is not lost, for
-    # TCP sends again what got lost after 0.2, 0.6, 1.4, 3 and 6.2 s.
+    # Keepalive detects a cut link within about 15 s. A link that recovers after 5 s is not lost: TCP retransmits after
+    # 0.2, 0.6, 1.4, 3 and 6.2 s.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -33,29 +35,29 @@ GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 )
-# For what a closing channel or server still has to send.
+# Time for a closing channel or server to send pending data.
 CLOSE_S = 2.0
 
 
 def close_channel(channel: grpc.Channel) -> None:
     """Cancel all calls of a channel and disconnect it.
 
-    gRPC waits until what was sent has left. It never does where the far side reads no more and a Unix socket is full:
-    that is waited for in a thread, which ends with this process.
+    gRPC waits until sent data has left. If the peer no longer reads and a Unix socket is full, that never happens. The
+    wait therefore runs in a daemon thread, with a time limit here.
     """
     closing = threading.Thread(target=channel.close, daemon=True, name="hil-channel")
     closing.start()
     closing.join(CLOSE_S)
 
 
-# In every message that has a `data` field it is number 2, of type bytes.
+# In every message, the `data` field has number 2 and type bytes.
 _DATA_TAG = b"\x12"
 
 Bulk: TypeAlias = "Message | memoryview"
 
 
 def encode(message: Any) -> bytes:
-    """A message's bytes; a memoryview is what a `data` message carries."""
+    """Encode a message. A memoryview is the payload of a `data` message."""
     if isinstance(message, memoryview):
         return b"".join((_DATA_TAG, varint(message.nbytes), message))
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
@@ -72,7 +74,7 @@ def _decoder(kind: type[Message]) -> Callable[[bytes], Bulk]:
                     if position + 1 + size == len(raw):
                         return memoryview(raw)[position + 1 :]
                     break
-        message = kind.FromString(raw)
+        message = parse_message(kind, raw)
         if message.WhichOneof("kind") == "data":
             return memoryview(message.data)  # type: ignore[attr-defined]
         return message
@@ -81,18 +83,18 @@ def _decoder(kind: type[Message]) -> Callable[[bytes], Bulk]:
 
 
 def _methods(service: str) -> Iterable[tuple[str, str, bool, bool, Callable[[bytes], Any], Callable[[bytes], Any]]]:
-    """Of each method of a service: name, path, whether either side streams, and the decoders of either side."""
+    """Yield the name, path, streaming flags and decoders (request, response) of each method of a service."""
     for method in pb.DESCRIPTOR.services_by_name[service].methods:
         decoders = []
         for descriptor in (method.input_type, method.output_type):
             kind = GetMessageClass(descriptor)
-            decoders.append(_decoder(kind) if carries_data(kind) else kind.FromString)
+            decoders.append(_decoder(kind) if carries_data(kind) else partial(parse_message, kind))
         path = f"/{PACKAGE}.{service}/{method.name}"
         yield method.name, path, method.client_streaming, method.server_streaming, decoders[0], decoders[1]
 
 
 class Stub:
-    """The agent's methods over a channel, each under its name: ``stub.Describe(pb.DescribeRequest())``."""
+    """Client stub with the agent's methods as attributes: ``stub.Describe(pb.DescribeRequest())``."""
 
     def __init__(self, channel: object) -> None:
         for service in SERVICES:
@@ -105,7 +107,7 @@ class Stub:
 
 
 def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
-    """A gRPC handler for one service whose methods are those of ``servicer`` with the same names."""
+    """Return a gRPC handler for a service. ``servicer`` has methods with the same names."""
     table = {}
     for name, _, streams_in, streams_out, decode, _ in _methods(service):
         make = getattr(grpc, f"{kind_of(streams_in, streams_out)}_rpc_method_handler")
@@ -116,12 +118,12 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
 
 
 def kind_of(streams_in: bool, streams_out: bool) -> str:
-    """What gRPC calls a method by whether either side streams: ``unary_stream``."""
+    """Return gRPC's name for a streaming kind, for example ``unary_stream``."""
     return f"{'stream' if streams_in else 'unary'}_{'stream' if streams_out else 'unary'}"
 
 
 def _refusing(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Bytes that are no message are None: a handler raises an error of its own, and a caller's call ends INTERNAL."""
+    """Return None for invalid messages: a handler raises an error, and a client's call ends with INTERNAL."""
 
     def checked(raw: bytes) -> Any:
         try:
@@ -143,7 +145,7 @@ def _guard(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[A
 
 
 def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
-    """Make a handler of a call that answers with a stream tell its errors to the caller, typed."""
+    """Wrap a streaming handler so that errors reach the client as typed errors."""
 
     def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
@@ -155,9 +157,9 @@ def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Calla
 
 
 def fail(error: Exception, context: grpc.ServicerContext) -> None:
-    """End a call with an error, as the protocol carries it."""
+    """Abort a call with a typed error."""
     if not isinstance(error, errors.HilError) and (type(error) is Exception or not context.is_active()):
-        raise error  # grpc's own abort, or nobody there to tell
+        raise error  # gRPC's abort exception, or the client has disconnected
     error = failure(error)
     sent = wire_errors.to_message(error, KEPT_ERRORS)
     context.set_trailing_metadata(((wire_errors.ERROR_KEY, sent.SerializeToString()),))
@@ -177,11 +179,11 @@ def _status(error: errors.HilError) -> grpc.StatusCode:
 
 
 def error_of(call: grpc.RpcError) -> bytes:
-    """The serialised ``Error`` that a failed call's trailing metadata carries; nothing where there is none."""
+    """Return the serialized ``Error`` from a failed call's trailing metadata, or b""."""
     metadata: Any = getattr(call, "trailing_metadata", tuple)() or ()
     return next((value for key, value in metadata if key == wire_errors.ERROR_KEY and isinstance(value, bytes)), b"")
 
 
 def typed_error(call: grpc.RpcError) -> errors.HilError | None:
-    """The typed error that the far side of a failed call sent; None where it sent none that can be read."""
+    """Return the typed error that the peer sent for a failed call, or None if it is missing or invalid."""
     return wire_errors.from_bytes(error_of(call))

@@ -1,4 +1,4 @@
-"""Addresses of gRPC servers: where one listens, and what neither side may do without protection."""
+"""Listening addresses of servers, and the protection that they require."""
 
 from __future__ import annotations
 
@@ -12,44 +12,46 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.core.files import read_file
 from hil.errors import UsageError
 
 _LAST_PORT = (1 << 16) - 1
-# Each connection takes a descriptor, and who opens many must not keep the next one out.
+# Each connection takes a file descriptor. Many connections must not block new clients.
 _FILES = 65_536
-# So long is somebody waited for who listens and accepts nobody.
+# Time to wait for a server that listens but does not accept.
 _BUSY_S = 1.0
-# Of a server: who connects and says nothing is sent away after so long.
+# Server option: disconnect clients that do not complete the handshake in time.
 HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
 
 
 def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None:
-    """Refuse what is no address, and to be reachable from other machines without protection.
+    """Reject invalid addresses, and addresses that other machines can reach if the server is not protected.
 
     Args:
         listen: ``unix:PATH`` or ``HOST:PORT``.
-        protected: whether the server has what it needs to be reachable from other machines.
-        needs: that, in words.
+        protected: whether the server may be reachable from other machines.
+        needs: required protection, for the message.
+        hint: hint of the error.
 
     Raises:
-        UsageError: it may not listen there.
+        UsageError: the address is rejected.
     """
     if listen == "unix:":
-        raise UsageError("unix: needs a path")
+        raise UsageError("missing path after unix:")
     if not listen.startswith("unix:"):
         host_port(listen)
     if not is_local(listen) and not protected:
         raise UsageError(
-            f"{listen} can be reached from other machines: that needs {needs}",
+            f"{listen} is reachable from other machines and needs {needs}",
             hint=f"{hint}, or listen on 127.0.0.1 or a Unix socket",
         )
 
 
 def is_local(address: str) -> bool:
-    """Whether an address is this machine's alone: a Unix socket, or a port of loopback.
+    """Return True if only this machine can reach an address: a Unix socket or a loopback port.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the address is invalid.
     """
     if address.startswith("unix:"):
         return True
@@ -61,55 +63,59 @@ def is_local(address: str) -> bool:
 
 
 def check_token_way(address: str, *, encrypted: bool, hint: str) -> None:
-    """Refuse to send a token where others can read it on its way.
+    """Reject sending a token unencrypted to a different machine.
 
     Args:
-        address: whom it is sent to: ``unix:PATH`` or ``HOST:PORT``.
-        encrypted: whether the connection is TLS.
+        address: receiver, ``unix:PATH`` or ``HOST:PORT``.
+        encrypted: whether the connection uses TLS.
+        hint: hint of the error.
 
     Raises:
-        UsageError: the address is no address, or the token would leave this machine in the clear.
+        UsageError: the address is invalid, or the token would leave this machine unencrypted.
     """
     if not encrypted and not is_local(address):
-        raise UsageError(f"the token would be sent to {address} in the clear: that needs TLS", hint=hint)
+        raise UsageError(f"cannot send the token to {address} without TLS", hint=hint)
 
 
 def check_tls_files(
     *, cert: object, key: object, ca: object = None, ca_needs_cert: bool = False, listens: Sequence[str] = ()
 ) -> None:
-    """Refuse half of a TLS configuration: without the other half it would be none, in silence.
+    """Reject an incomplete TLS configuration, which would silently disable TLS.
 
     Args:
-        ca: the authority of the other side's certificate.
-        ca_needs_cert: whether it is a server's: there ``ca`` says whose clients are let in, and means nothing without
-            a certificate; a client's certificate means nothing without ``ca``.
-        listens: where a server listens: on Unix sockets alone there is no TLS.
+        cert, key: certificate and key of this side.
+        ca: authority of the peer's certificate.
+        ca_needs_cert: True for a server: ``ca`` restricts clients, and requires ``cert``. False for a client: ``cert``
+            requires ``ca``.
+        listens: addresses of a server; Unix sockets do not support TLS.
 
     Raises:
-        UsageError: something is given without what it needs.
+        UsageError: a required file is missing, or TLS is set for Unix sockets.
     """
     if cert and key and listens and all(listen.startswith("unix:") for listen in listens):
-        raise UsageError("TLS is for ports, and a Unix socket is its user's alone", hint="listen on HOST:PORT")
+        raise UsageError(
+            "TLS is not supported on Unix sockets, which only their user can access", hint="listen on HOST:PORT"
+        )
     if bool(cert) != bool(key):
         given, lacking = ("certificate", "key") if cert else ("key", "certificate")
-        raise UsageError(f"a {given} for TLS was given without its {lacking}", hint="they go together")
+        raise UsageError(f"TLS {given} without a {lacking}", hint="pass both")
     if ca_needs_cert and ca and not cert:
-        raise UsageError("an authority of clients was given, but no certificate of the server's own: that is no TLS")
+        raise UsageError("a TLS client CA needs a server certificate and key")
     if not ca_needs_cert and cert and not ca:
         raise UsageError(
-            "a certificate for TLS was given, but no authority of the other side's: that is no TLS",
-            hint="ca names the PEM file of the authority",
+            "a TLS certificate needs the CA of the other side",
+            hint="set ca to the CA's PEM file",
         )
 
 
 def grpc_address(address: str) -> str:
-    """An address as gRPC takes it, which reads a percent sign in a path as the beginning of a character's number."""
+    """Escape an address for gRPC, which decodes percent signs in a path."""
     return address.replace("%", "%25") if address.startswith("unix:") else address
 
 
 def take_descriptors() -> None:
-    """Let this process, a server, have as many descriptors as the system lets it."""
-    import resource  # there is none on Windows, where hil only calls servers
+    """Raise this process's file descriptor limit as far as a server needs and the system allows."""
+    import resource  # missing on Windows, where hil is only a client
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
@@ -117,34 +123,32 @@ def take_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def host_port(
-    text: str, *, what: str = "address to listen on", hint: str = "unix:PATH or HOST:PORT"
-) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; an IPv6 address is without its brackets.
+def host_port(text: str, *, what: str = "listen address", hint: str = "unix:PATH or HOST:PORT") -> tuple[str, int]:
+    """Parse ``HOST:PORT``. Brackets of an IPv6 address are removed.
 
     Raises:
-        UsageError: it is no such address, or the port is none.
+        UsageError: the address or the port is invalid.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()):
-        raise UsageError(f"{text!r} is no {what}", hint=hint)
+        raise UsageError(f"invalid {what} {text!r}", hint=hint)
     if int(port) > _LAST_PORT:
-        raise UsageError(f"{text!r} is no {what}: ports end at {_LAST_PORT}", hint=hint)
+        raise UsageError(f"invalid {what} {text!r}: the port must be at most {_LAST_PORT}", hint=hint)
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def refuse_if_served(path: str) -> None:
-    """A socket that somebody serves is theirs; one that a killed server left behind may be replaced.
+    """Reject a Unix socket that a process serves. A stale socket of a killed server may be replaced.
 
     Raises:
-        UsageError: somebody serves it.
+        UsageError: a process serves the socket.
     """
     if is_served(path):
-        raise UsageError(f"another process serves unix:{path} already", hint="stop it, or listen elsewhere")
+        raise UsageError(f"unix:{path} is in use by another process", hint="stop it, or use a different address")
 
 
 def is_served(path: str) -> bool:
-    """Whether somebody listens at a Unix socket; one that is too busy to accept anybody does."""
+    """Return True if a process listens at a Unix socket, even if it is too busy to accept."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_BUSY_S)
         try:
@@ -157,10 +161,10 @@ def is_served(path: str) -> bool:
 
 
 def refuse_if_taken(listen: str) -> None:
-    """Find out what gRPC tells in words of its own, and to stderr: that a port cannot be had.
+    """Check that a port can be bound. gRPC reports a failure only in the log on stderr.
 
     Raises:
-        UsageError: another process has it, it is not ours to have, or the host is not this machine.
+        UsageError: the port is in use or not permitted, or the host is a different machine.
     """
     host, port = host_port(listen)
     try:
@@ -170,7 +174,7 @@ def refuse_if_taken(listen: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as error:
-        hint = "another process listens there: stop it, or take another port; port 0 is any free one"
+        hint = "another process uses this port: stop it, or use a different port; port 0 selects a free port"
         raise UsageError(
             f"cannot listen on {listen}: {error.strerror or error}",
             hint=hint if error.errno == errno.EADDRINUSE else "",
@@ -179,15 +183,16 @@ def refuse_if_taken(listen: str) -> None:
 
 @contextlib.contextmanager
 def private_socket(path: Path) -> Iterator[None]:
-    """Have the Unix socket that is made at a path meanwhile open to this process's user alone; one that a killed server
-    left there goes first.
+    """Make a Unix socket that is created at ``path`` inside the context accessible only to this user.
+
+    A stale socket of a killed server is removed first. The umask changes for the whole process.
 
     Raises:
-        UsageError: something else lies there.
+        UsageError: the path exists and is not a socket.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise UsageError(f"cannot listen on unix:{path}: what lies there is no socket", hint="listen elsewhere")
+            raise UsageError(f"cannot listen on unix:{path}: the file is not a socket", hint="listen elsewhere")
         path.unlink()
     before = os.umask(0o077)
     try:
@@ -199,18 +204,19 @@ def private_socket(path: Path) -> Iterator[None]:
 def listen_on(
     server: Any, listen: str, *, cert: Path | None = None, key: Path | None = None, client_ca: Path | None = None
 ) -> str:
-    """Have a server listen: on a Unix socket that only its user can open, or on a port.
+    """Make a server listen on a Unix socket that only its user can open, or on a port.
 
     Args:
-        listen: ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one).
-        cert, key: PEM files; with both a port is TLS.
-        client_ca: PEM file; with it, clients must show a certificate of this authority.
+        server: gRPC server.
+        listen: ``unix:PATH`` or ``HOST:PORT`` (port 0 selects a free port).
+        cert, key: PEM files that enable TLS on a port.
+        client_ca: PEM file that requires clients to present a certificate of this authority.
 
     Returns:
-        Where it really listens.
+        The actual listening address.
 
     Raises:
-        UsageError: it cannot listen there, half of TLS was given, or a file cannot be read.
+        UsageError: listening failed, TLS is incomplete, or a file is unreadable.
     """
     check_tls_files(cert=cert, key=key, ca=client_ca, ca_needs_cert=True)
     kind, _, path = listen.partition(":")
@@ -221,9 +227,9 @@ def listen_on(
     try:
         with private_socket(Path(path)) if kind == "unix" else contextlib.nullcontext():
             if kind != "unix" and cert and key:
-                pairs = [(key.read_bytes(), cert.read_bytes())]
-                authority = client_ca.read_bytes() if client_ca else None
-                import grpc  # whoever only calls an agent may do without
+                pairs = [(read_file(key), read_file(cert))]
+                authority = read_file(client_ca) if client_ca else None
+                import grpc  # pure clients do not need gRPC
 
                 credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
                 port = server.add_secure_port(listen, credentials)

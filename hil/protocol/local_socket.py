@@ -1,4 +1,4 @@
-"""A Unix socket whose connections are served in threads: answered here, or carried elsewhere."""
+"""Unix socket server with a thread for each connection."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+# Maximum length of a Unix socket's path on Linux, in bytes.
+LONGEST_PATH = 107
 _LINES = 100
 _AGAIN_S = 0.05
 
 
 class NotCarried(Exception):
-    """Why a connection was not carried to its other end, or not any further."""
+    """Reason why a connection was rejected or interrupted."""
 
 
 class LocalSocket:
-    """Listens, and has each connection carried in a thread of its own, until it is closed.
+    """Listener that serves each connection in a separate thread until it is closed.
 
-    ``carry`` carries one until either side ends it; it may raise :class:`NotCarried` or OSError. Whoever closes this
-    socket closes its connections, which wakes a thread that waits in one. Raises OSError: it cannot listen there.
+    ``carry`` serves one connection until either side ends it. It may raise :class:`NotCarried` or OSError. Closing the
+    listener closes all connections and wakes up threads that wait for them. Raises OSError if listening failed.
     """
 
     def __init__(self, path: Path, carry: Callable[[socket.socket], None], name: str) -> None:
@@ -35,22 +37,22 @@ class LocalSocket:
         except OSError:
             self._listener.close()
             raise
-        # Where many connect at once, one for whom there is no room is refused at once.
+        # Use the largest backlog: the kernel rejects connections above it.
         self._listener.listen(socket.SOMAXCONN)
         threading.Thread(target=self._accept, daemon=True, name=name).start()
 
     def alive(self) -> bool:
-        """Whether it was not closed yet."""
+        """Return True until the listener is closed."""
         return self._listener.fileno() >= 0
 
     def log(self) -> str:
-        """Why connections were not carried."""
+        """Return the errors of recent connections, one per line."""
         return "\n".join(self._said.copy())
 
     def close(self) -> None:
-        """End it and all that it carries. Closing it again does nothing."""
+        """Close the listener and all connections. Further calls do nothing."""
         for one in (self._listener, *list(self._open)):
-            # A thread that waits in it wakes up.
+            # Wake up threads that wait for the socket.
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
@@ -60,12 +62,12 @@ class LocalSocket:
             try:
                 near, _ = self._listener.accept()
             except OSError:
-                # There is no descriptor left, say: who connects waits until there is.
+                # For example, the process has no free file descriptors: clients wait until it has.
                 time.sleep(_AGAIN_S)
                 continue
             try:
                 threading.Thread(target=self._serve, args=(near,), daemon=True, name=self._name).start()
-            except RuntimeError as error:  # no room for another thread
+            except RuntimeError as error:  # the system cannot start a thread
                 self._said.append(str(error))
                 near.close()
 

@@ -1,4 +1,4 @@
-"""The protocol's limits, and values to and from messages, whichever way these go."""
+"""Limits of the protocol, and conversion between values and messages."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ PACKAGE = "hil.v1"
 SERVICES = ("Board", "Sessions", "Blobs", "Programs")
 SESSION_KEY = "hil-session"
 
-# What one `data` message carries, as hil sends it: as much as a core's own cache holds while it is hashed and copied.
+# Payload of a `data` message that hil sends. It fits into a core's private cache during hashing and copying.
 CHUNK = SMALL
 DATA_MOST = 1 << 20
 INLINE_MAX = 1 << 20
-# Of a larger tensor hil sends the data after the message. Inside of one it is copied six times more, each time into
-# memory that malloc takes from the system anew: 192 KiB took 0.7 ms instead of 0.3.
+# hil streams the data of larger tensors after the message. Inline data is copied six more times into newly allocated
+# memory: 192 KiB took 0.7 ms instead of 0.3.
 INLINE_SENT = 1 << 17
-# The largest message: a call's start with its small tensors, or an answer with them.
+# Maximum message size: the start of a call, or a response, with small tensors.
 MESSAGE_MAX = 4 << 20
-# What small tensors may take together in one message; what is left of them is streamed.
+# Maximum total size of inline tensors in a message; the rest is streamed.
 INLINE_TOTAL = 2 << 20
 
 KEPT_ERRORS = wire_errors.KeptErrors()
-"""The long errors of this process's calls, for Logs."""
+"""Long errors of this process's calls, for Logs."""
 
 
 def pieces(payload: memoryview) -> Iterator[memoryview]:
-    """A buffer in pieces of :data:`CHUNK` bytes, each of which a `data` message carries."""
+    """Split a buffer into pieces of :data:`CHUNK` bytes for `data` messages."""
     return (payload[offset : offset + CHUNK] for offset in range(0, payload.nbytes, CHUNK))
 
 
 def carries_data(message: type[Message]) -> bool:
-    """Whether a method's messages of this type may be data."""
+    """Return True if messages of this type may contain data."""
     return "data" in message.DESCRIPTOR.fields_by_name
 
 
 def failure(error: Exception) -> errors.HilError:
-    """The error that a caller is told: what is no error of hil's is the agent's own failure."""
+    """Return the error to report to the client. Unexpected exceptions become BoardLost, a failure of the agent."""
     if isinstance(error, errors.HilError):
         return error
     import traceback
@@ -57,13 +57,13 @@ def failure(error: Exception) -> errors.HilError:
 
 
 def spec_to_message(spec: TensorSpec) -> pb.TensorSpec:
-    """A tensor's spec as a message."""
+    """Convert a tensor spec to a message."""
     dims = [pb.Dim(size=dim) if isinstance(dim, int) else pb.Dim(symbol=dim or "") for dim in spec.shape]
     return pb.TensorSpec(name=spec.name, dtype=spec.dtype, dims=dims)
 
 
 def spec_from_message(message: pb.TensorSpec) -> TensorSpec:
-    """A tensor's spec from its message."""
+    """Convert a message to a tensor spec."""
     dims = tuple(dim.size if dim.WhichOneof("kind") == "size" else dim.symbol or None for dim in message.dims)
     return TensorSpec(message.name, message.dtype, dims)
 
@@ -71,17 +71,17 @@ def spec_from_message(message: pb.TensorSpec) -> TensorSpec:
 def tensor_to_message(
     name: str, dtype: str, shape: Sequence[int], data: memoryview, inline_max: int = INLINE_MAX
 ) -> tuple[pb.Tensor, bool]:
-    """A tensor's message, and whether its data must follow as `data` messages: beyond ``inline_max`` bytes it does."""
+    """Return a tensor's message, and True if more than ``inline_max`` bytes of data must follow as `data` messages."""
     if data.nbytes > inline_max:
         return pb.Tensor(name=name, dtype=dtype, shape=shape, streamed=data.nbytes), True
     return pb.Tensor(name=name, dtype=dtype, shape=shape, inline=data.tobytes()), False
 
 
 def tensor_from_message(message: pb.Tensor, streamed: Any = None) -> Array:
-    """The tensor of a message; ``streamed`` is the buffer that its data came into, when it was streamed.
+    """Return the tensor of a message. ``streamed`` is the buffer with streamed data.
 
     Raises:
-        UsageError: data, dtype and shape do not fit together.
+        UsageError: the data size does not match the dtype and shape.
     """
     data = streamed if message.WhichOneof("payload") == "streamed" else np.frombuffer(message.inline, np.uint8)
     return tensors.from_bytes(data, message.dtype, tuple(message.shape))

@@ -1,7 +1,7 @@
-"""Typed errors as a failed call carries them: in its trailing metadata, and what is too long for that beside it.
+"""Typed errors of failed calls: in the trailing metadata, with separate storage for long texts.
 
-gRPC ends a call whose metadata takes more than some 8 KiB, and the error in it is lost. An error is therefore cut to
-what fits; the whole text is kept by the side that failed, under a name that only the caller is told.
+gRPC aborts a call with more than about 8 KiB of metadata, and the error is lost. Errors are therefore truncated. The
+side that failed stores the full text under a secret name, which it sends only to the client.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 ERROR_KEY = "hil-error-bin"
 
-# Bytes of UTF-8. Base64 makes 5 KiB of their sum, and the percent-encoded status text takes 0.6 KiB beside it.
+# Limits in bytes of UTF-8. Together they take 5 KiB as Base64; the percent-encoded status text adds 0.6 KiB.
 _MESSAGE_MAX = 1200
 _HINT_MAX = 600
 _DETAIL_MAX = 1900
 _STATUS_MAX = 200
-# Of each part of an error that is kept whole, and how many errors are.
+# Maximum size of a part of a stored error, and number of stored errors.
 _PART_MAX = 1 << 20
 _KEPT = 4
 WHOLE_MAX = 3 * _PART_MAX + 1024
@@ -39,34 +39,35 @@ AGENT_KINDS: frozenset[type[errors.HilError]] = frozenset(
         errors.StageTimeout,
         errors.BoardError,
         errors.BoardLost,
+        errors.BoardUnfit,
         errors.BlobDamaged,
         errors.BoardBusy,
         errors.BoardRefused,
         errors.SessionEnded,
     }
 )
-"""What an agent may say went wrong; other kinds are the controller's and the farm's own findings."""
+"""Error classes that an agent may report; the controller or the farm raise all others."""
 
 WORKER_KINDS = frozenset({errors.UsageError, errors.LoadFailed, errors.PartMissing, errors.RunFailed})
-"""What a worker may say went wrong: neither that the board failed, nor how the worker itself ended."""
+"""Error classes that a worker may report. Board failures and worker crashes are not among them."""
 
 
 class KeptErrors:
-    """The last long errors, whole. For many threads."""
+    """Full texts of recent long errors. Thread-safe."""
 
     def __init__(self) -> None:
         self._texts: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=_KEPT)
         self._lock = threading.Lock()
 
     def keep(self, text: bytes) -> str:
-        """Keep a text; returns the name to ask for it by, which nobody can guess."""
+        """Store a text. Return an unguessable name for :meth:`pieces`."""
         name = secrets.token_hex(16)
         with self._lock:
             self._texts.append((name, text))
         return name
 
     def pieces(self, name: str) -> Iterator[str]:
-        """A kept text in pieces of at most 256 KiB; none where it is not kept any more."""
+        """Yield a stored text in pieces of at most 256 KiB. Yields nothing for an unknown name."""
         with self._lock:
             text = next((text for kept, text in self._texts if secrets.compare_digest(kept.encode(), _utf8(name))), b"")
         while text:
@@ -76,7 +77,7 @@ class KeptErrors:
 
 
 def to_message(error: errors.HilError, kept: KeptErrors | None = None) -> pb.Error:
-    """A typed error as a call's metadata carries it; where it is cut, all of it goes to ``kept``."""
+    """Convert a typed error to a message for metadata. If it is truncated, store the full text in ``kept``."""
     message, hint, detail = (_utf8(part) for part in (error.message, error.hint, error.detail))
     log = ""
     cut_words = len(message) > _MESSAGE_MAX or len(hint) > _HINT_MAX
@@ -89,12 +90,13 @@ def to_message(error: errors.HilError, kept: KeptErrors | None = None) -> pb.Err
         hint=cut(hint, _HINT_MAX),
         detail=cut(detail, _DETAIL_MAX, tail=True),
         log=log,
+        code=error.code.value,
     )
 
 
 def status_text(error: errors.HilError) -> str:
-    """The status message of a failed call, for whoever does not read the typed error."""
-    # gRPC writes each byte that is no printable ASCII as three.
+    """Return the status message of a failed call, for clients that ignore the typed error."""
+    # gRPC encodes each byte outside printable ASCII as three bytes.
     return error.message[:_STATUS_MAX].encode("ascii", "replace").decode() or type(error).__name__
 
 
@@ -103,22 +105,27 @@ def from_parts(
     message: str,
     hint: str = "",
     detail: str = "",
+    code: str = "",
     *,
     among: frozenset[type[errors.HilError]] | None = None,
     otherwise: type[errors.HilError] = errors.BoardError,
 ) -> errors.HilError:
-    """The typed error of a kind that came from elsewhere.
+    """Return the typed error for parts received from a peer.
 
     Args:
-        among: the kinds that the far side may say; None is any of hil's.
-        otherwise: for every other kind.
+        kind: name of the error class.
+        message, hint, detail: texts of the error.
+        among: error classes that the peer may report; None allows all of hil's.
+        otherwise: class for all other kinds.
     """
     found = getattr(errors, kind, None)
     if not (isinstance(found, type) and issubclass(found, errors.HilError)) or found is errors.HilError:
         found = otherwise
     if among is not None and found not in among:
         found = otherwise
-    return found(message, hint=hint, detail=detail)
+    error = found(message, hint=hint, detail=detail)
+    error.code = errors.ErrorCode(code)
+    return error
 
 
 def from_bytes(
@@ -127,11 +134,12 @@ def from_bytes(
     among: frozenset[type[errors.HilError]] | None = None,
     whole: Callable[[str], str] | None = None,
 ) -> errors.HilError | None:
-    """The typed error that the far side of a failed call sent, serialised; None where that is nothing or unreadable.
+    """Parse the serialized error of a failed call. Return None if it is empty or invalid.
 
     Args:
-        among: the kinds that the far side may say; None is any of hil's.
-        whole: fetches the whole text of an error that was cut, by its name; "" where it is not to be had.
+        sent: serialized ``Error``.
+        among: error classes that the peer may report; None allows all of hil's.
+        whole: fetches the full text of a truncated error by name; returns "" on failure.
     """
     if not sent:
         return None
@@ -140,11 +148,11 @@ def from_bytes(
     except (DecodeError, TypeError):
         return None
     detail = (whole(error.log) if whole is not None and error.log else "") or error.detail
-    return from_parts(error.kind, error.message, error.hint, detail, among=among)
+    return from_parts(error.kind, error.message, error.hint, detail, error.code, among=among)
 
 
 def cut(text: bytes, most: int, *, tail: bool = False) -> str:
-    """The first bytes of a text, or the last, at whole characters, and a note where something is left out."""
+    """Truncate a text to the first or last bytes, at whole characters, with a note."""
     if len(text) <= most:
         return text.decode(errors="replace")
     note = f"[cut: {len(text)} bytes in all]"
@@ -155,5 +163,5 @@ def cut(text: bytes, most: int, *, tail: bool = False) -> str:
 
 
 def _utf8(text: str) -> bytes:
-    """A text's UTF-8; what is none of it (a lone surrogate) is written out."""
+    """Encode a text as UTF-8. Lone surrogates are escaped."""
     return text.encode("utf-8", "backslashreplace")

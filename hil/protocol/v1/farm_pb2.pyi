@@ -13,7 +13,7 @@ class Json(_message.Message):
     def __init__(self, text: _Optional[bytes] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("kind", "options", "files", "affinity")
+    __slots__ = ("kind", "options", "files", "affinity", "title")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,11 +25,13 @@ class JobSpec(_message.Message):
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     AFFINITY_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
     kind: str
     options: Json
     files: _containers.ScalarMap[str, str]
     affinity: str
-    def __init__(self, kind: _Optional[str] = ..., options: _Optional[_Union[Json, _Mapping]] = ..., files: _Optional[_Mapping[str, str]] = ..., affinity: _Optional[str] = ...) -> None: ...
+    title: str
+    def __init__(self, kind: _Optional[str] = ..., options: _Optional[_Union[Json, _Mapping]] = ..., files: _Optional[_Mapping[str, str]] = ..., affinity: _Optional[str] = ..., title: _Optional[str] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("title", "specs", "selector", "board", "priority", "timeout_s", "max_attempts", "project", "key")
@@ -89,13 +91,13 @@ class AskRequest(_message.Message):
     logs: LogsQuestion
     boards: Empty
     events: EventsQuestion
-    stats: Empty
+    stats: StatsQuestion
     audit: AuditQuestion
     tokens: Empty
     me: Empty
     queue: QueueQuestion
     cases: CasesQuestion
-    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[Empty, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ..., me: _Optional[_Union[Empty, _Mapping]] = ..., queue: _Optional[_Union[QueueQuestion, _Mapping]] = ..., cases: _Optional[_Union[CasesQuestion, _Mapping]] = ...) -> None: ...
+    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[StatsQuestion, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ..., me: _Optional[_Union[Empty, _Mapping]] = ..., queue: _Optional[_Union[QueueQuestion, _Mapping]] = ..., cases: _Optional[_Union[CasesQuestion, _Mapping]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()
@@ -108,18 +110,28 @@ class NameQuestion(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class JobsQuestion(_message.Message):
-    __slots__ = ("state", "user", "submission", "limit", "health")
+    __slots__ = ("state", "user", "submission", "limit", "health", "before")
     STATE_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     state: _containers.RepeatedScalarFieldContainer[str]
     user: str
     submission: int
     limit: int
     health: bool
-    def __init__(self, state: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ..., submission: _Optional[int] = ..., limit: _Optional[int] = ..., health: _Optional[bool] = ...) -> None: ...
+    before: str
+    def __init__(self, state: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ..., submission: _Optional[int] = ..., limit: _Optional[int] = ..., health: _Optional[bool] = ..., before: _Optional[str] = ...) -> None: ...
+
+class StatsQuestion(_message.Message):
+    __slots__ = ("state", "user")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    state: _containers.RepeatedScalarFieldContainer[str]
+    user: str
+    def __init__(self, state: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ...) -> None: ...
 
 class ResultQuestion(_message.Message):
     __slots__ = ("name", "specs")
@@ -258,7 +270,7 @@ class FollowReply(_message.Message):
     def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., log: _Optional[_Union[LogText, _Mapping]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason", "unrunnable")
+    __slots__ = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason", "unrunnable", "blocked")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +281,7 @@ class JobStatus(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNRUNNABLE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
     name: str
     submission: int
     state: str
@@ -279,7 +292,8 @@ class JobStatus(_message.Message):
     outcome: str
     reason: str
     unrunnable: str
-    def __init__(self, name: _Optional[str] = ..., submission: _Optional[int] = ..., state: _Optional[str] = ..., priority: _Optional[str] = ..., attempts: _Optional[int] = ..., board: _Optional[str] = ..., exit_code: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., unrunnable: _Optional[str] = ...) -> None: ...
+    blocked: str
+    def __init__(self, name: _Optional[str] = ..., submission: _Optional[int] = ..., state: _Optional[str] = ..., priority: _Optional[str] = ..., attempts: _Optional[int] = ..., board: _Optional[str] = ..., exit_code: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., unrunnable: _Optional[str] = ..., blocked: _Optional[str] = ...) -> None: ...
 
 class LogText(_message.Message):
     __slots__ = ("number", "job", "text")
