@@ -13,13 +13,17 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# `python -m hil...` puts the working directory first on the path, which may be anybody's: a numpy.py there would be
-# imported in place of numpy. While it looks for the module, sys.argv[0] is "-m". (`hil` itself never has it there.)
-# With -P (Python 3.11) it does not: that folder is on the path only where PYTHONPATH says so.
+# `python -m hil...` puts the working directory first on the path. That directory is untrusted: its numpy.py would
+# replace numpy. During the module search sys.argv[0] is "-m" (never for `hil`). With -P (Python 3.11) Python does not
+# add it: the directory is on the path only if PYTHONPATH includes it.
 if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
     with contextlib.suppress(OSError):
         if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 (pathlib is not loaded for this)
             del sys.path[0]
+
+# Since 1.29, onnxruntime's wheels send usage data to Microsoft from import on. Every process that hil starts imports
+# this module first. A value set by the user takes precedence.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from hil import traces as traces
@@ -30,7 +34,7 @@ __all__ = ["__version__", "connect", "run", "traces"]
 
 
 def __getattr__(name: str) -> Any:
-    # On first use only: `import hil` stays quick, and an agent never loads the controller.
+    # Import on first use: `import hil` stays fast, and agents never load the controller.
     if name in ("connect", "run"):
         from hil import api
 

@@ -1,4 +1,4 @@
-"""`python -m hil`: the command `hil`, for an environment whose `bin` is not on PATH."""
+"""`python -m hil`: the command `hil`, for environments with a `bin` that is not on PATH."""
 
 from hil.controller.cli.main import main
 

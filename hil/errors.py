@@ -1,6 +1,6 @@
-"""Every error that hil raises on purpose, with the outcome and the exit code that it ends in.
+"""Define all errors that hil raises, with their outcome and exit code.
 
-"You used it wrongly" and "the board failed" are different families, so that neither is ever blamed for the other.
+Usage errors and board failures are separate families, so that neither is reported as the other.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from enum import Enum
+from typing import Any, ClassVar, TypeVar
 
 EXIT_OK = 0
 EXIT_FAIL = 1
@@ -16,42 +17,80 @@ EXIT_USAGE = 2
 EXIT_STAGE = 3
 EXIT_BOARD = 4
 EXIT_NOTHING_RAN = 5
+EXIT_INTERNAL = 70  # EX_SOFTWARE in sysexits.h
 EXIT_INTERRUPTED = 130
+
+
+E = TypeVar("E", bound="HilError")
+
+
+class ErrorCode(str, Enum):
+    """Cause of an error that callers act on.
+
+    Agents send it with the class of the error. A release that does not know a code treats it as NONE.
+    """
+
+    NONE = ""
+    BACKEND_MISSING = "backend-missing"  # the program delegates to a backend that the board's runtime lacks
+    ILLEGAL_INSTRUCTION = "illegal-instruction"  # the program uses an instruction that the CPU lacks
+    WRONG_TARGET = "wrong-target"  # the program was compiled for another CPU or device
+
+    @classmethod
+    def _missing_(cls, value: object) -> ErrorCode:
+        return cls.NONE
 
 
 class HilError(Exception):
     """Something went wrong in hil.
 
     Args:
-        stage: the pipeline stage it happened in (a value of :class:`hil.core.results.Stage`), or "".
-        detail: the far side's own words: a log's tail, a traceback, stderr.
+        stage: pipeline stage of the error (a value of :class:`hil.core.results.Stage`), or "".
+        detail: raw output from the source: end of a log, traceback, stderr.
+        code: cause of the error, if callers act on it.
+        option: option of ``hil run`` that the hint asks for, such as ``--input``, or "".
     """
 
     outcome: ClassVar[str | None] = None
     exit_code: ClassVar[int] = EXIT_STAGE
 
     def __init__(
-        self, message: str = "", *, stage: str = "", board: str = "", hint: str = "", detail: str = ""
+        self,
+        message: str = "",
+        *,
+        stage: str = "",
+        board: str = "",
+        hint: str = "",
+        detail: str = "",
+        code: ErrorCode = ErrorCode.NONE,
+        option: str = "",
     ) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip().split("\n", 1)[0])
         self.stage = stage
         self.board = board
         self.hint = hint
         self.detail = detail
+        self.code = code
+        self.option = option
 
     @property
     def message(self) -> str:
-        """What happened, without place or hint."""
+        """Error message without stage, board and hint."""
         return str(self.args[0])
 
+    def as_kind(self, kind: type[E]) -> E:
+        """Return an error of another class with the same text and fields."""
+        error = kind(self.message, stage=self.stage, board=self.board, hint=self.hint, detail=self.detail)
+        error.code, error.option = self.code, self.option
+        return error
+
     def located(self, *, stage: str = "", board: str = "") -> HilError:
-        """Fill in the stage and the board where they were not known yet; returns the error itself."""
+        """Set the stage and board if they are unknown, and return the error."""
         self.stage = self.stage or stage
         self.board = self.board or board
         return self
 
     def add(self, what: str) -> None:
-        """Say more of what happened, where that was found out later."""
+        """Append text to the message."""
         self.args = (f"{self.message}; {what}", *self.args[1:])
 
     def __str__(self) -> str:
@@ -60,9 +99,15 @@ class HilError(Exception):
         return f"{text}\n  hint: {self.hint}" if self.hint else text
 
 
+class InternalError(HilError):
+    """An error of hil itself: see :func:`hil.core.crash.report_crash`."""
+
+    exit_code = EXIT_INTERNAL
+
+
 @contextlib.contextmanager
 def locating(*, stage: str = "", board: str = "") -> Iterator[None]:
-    """Errors raised in here are of that stage and board, where they do not say otherwise."""
+    """Set the stage and board of errors raised in this block, unless already set."""
     try:
         yield
     except HilError as error:
@@ -70,36 +115,50 @@ def locating(*, stage: str = "", board: str = "") -> Iterator[None]:
 
 
 class UsageError(HilError):
-    """What was typed or configured is wrong; nothing was run."""
+    """The command line, configuration or input is invalid; nothing was run."""
 
     exit_code = EXIT_USAGE
 
 
+class UnreadableFile(UsageError, OSError):
+    """A file cannot be read: it is a directory, pipe, socket or device, is too large, or its name is invalid.
+
+    It is an OSError, as a missing file is: code that handles one handles the other.
+
+    Args:
+        reason: why, without the path: :attr:`strerror`.
+    """
+
+    def __init__(self, message: str = "", *, reason: str = "", **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.strerror = reason or self.message
+
+
 class StorageError(UsageError):
-    """A folder that hil writes to is full or cannot be written."""
+    """A directory that hil writes to is full or not writable."""
 
 
 class VacuousTolerance(UsageError):
-    """A tolerance that was given is so wide that wrong answers would agree as well.
+    """The given tolerance is so wide that wrong outputs would agree.
 
-    A suite has one tolerance for many cases: there it is the outcome of the case that it does not fit.
+    A suite has a single tolerance for many cases: there it becomes the outcome of the affected case.
     """
 
     outcome = "BLIND"
 
 
 class AccessRefused(UsageError):
-    """The farm does not let the bearer of this token do that."""
+    """The farm does not permit this with the given token."""
 
 
 class StageError(HilError):
-    """A stage of the model's own way failed."""
+    """A stage failed because of the model or program."""
 
     outcome: ClassVar[str | None] = "RUN_ERROR"
 
 
 class AnswersDiffer(StageError):
-    """A program gave different answers to the same inputs."""
+    """A program gave different outputs for the same inputs."""
 
     outcome = "UNSTABLE"
     exit_code = EXIT_FAIL
@@ -130,7 +189,7 @@ class LoadFailed(StageError):
 
 
 class PartMissing(LoadFailed):
-    """The board's runtime lacks what the program calls: a backend, or operators."""
+    """The board's runtime lacks a backend or operators that the program uses."""
 
 
 class RunFailed(StageError):
@@ -146,27 +205,27 @@ class RunCrashed(StageError):
 
 
 class StageTimeout(StageError):
-    """A stage outlived its time limit and was ended."""
+    """A stage exceeded its time limit and was stopped."""
 
     outcome = "TIMEOUT"
 
 
 class NotRun(StageError):
-    """It was not run, for a reason that is no failure of its own: what it needs is not here."""
+    """The case was skipped because a requirement is missing."""
 
     outcome = "SKIP"
     exit_code = EXIT_NOTHING_RAN
 
 
 class RanElsewhere(StageError):
-    """The program ran on another device than it was told to."""
+    """The program ran on another device than requested."""
 
     outcome = "FALLBACK"
-    result: Any = None  # what it gave there, a :class:`hil.core.results.RunResult`; None where that is not known
+    result: Any = None  # the program's :class:`hil.core.results.RunResult`; None if unknown
 
 
 class ReferenceFailed(StageError):
-    """The CPU reference could not compute an answer."""
+    """The CPU reference could not compute the outputs."""
 
     outcome = "REFERENCE_ERROR"
 
@@ -178,7 +237,7 @@ class CriterionFailed(StageError):
 
 
 class ReferenceTooSlow(ReferenceFailed):
-    """A reference takes longer than hil allows for the default one."""
+    """A default reference exceeds hil's time limit."""
 
 
 class BoardError(HilError):
@@ -189,23 +248,33 @@ class BoardError(HilError):
 
 
 class BoardLost(BoardError):
-    """The board stopped answering."""
+    """The board stopped responding."""
+
+
+class BoardUnfit(BoardError):
+    """The board responds, but cannot run the program: its disk, memory, runtime or device fails."""
+
+    outcome = "BOARD_UNFIT"
 
 
 class BlobDamaged(BoardError):
-    """A file in the board's store is not what was sent there, or is gone."""
+    """A file in the board's store is missing or damaged."""
 
     outcome = "BLOB_DAMAGED"
 
 
 class ProtocolBroken(BoardError):
-    """The other side answered with what is no sane message of the protocol."""
+    """The peer sent an invalid message."""
 
 
 class BoardRefused(BoardError):
-    """The board did not let us in: its host key, our key or password, or no board that was asked for."""
+    """The board rejected the login, its host key is not trusted, or it is not the requested board."""
 
     outcome = "BOARD_REFUSED"
+
+
+class VersionMismatch(BoardRefused):
+    """The peer runs a hil release with an incompatible protocol."""
 
 
 class BoardUnreachable(BoardError):
@@ -215,11 +284,11 @@ class BoardUnreachable(BoardError):
 
 
 class BoardBusy(BoardError):
-    """Another session holds the board."""
+    """The board is in use by another session."""
 
 
 class SessionEnded(BoardError):
-    """Our session on the board was ended, by a higher fence or because its time ran out."""
+    """The session was ended by a higher fence or by its time limit."""
 
 
 class FarmError(BoardError):
@@ -227,24 +296,24 @@ class FarmError(BoardError):
 
 
 class NoSuchBoard(FarmError):
-    """No board of the farm is as asked for, or the one that is cannot do what is asked."""
+    """No board in the farm matches the request, or the matching board cannot fulfil it."""
 
     outcome = "BOARD_REFUSED"
 
 
 class FarmUnreachable(FarmError):
-    """No gateway of the farm answers."""
+    """No farm gateway responds."""
 
     outcome = "BOARD_UNREACHABLE"
 
 
 def one_of(known: Iterable[str], intro: str = "one of ") -> str:
-    """The end of a hint, ``one of a, b``; "" where there are none to choose from."""
+    """Return the end of a hint, ``one of a, b``; "" if ``known`` is empty."""
     listed = ", ".join(known)
     return f"{intro}{listed}" if listed else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The start of a hint, ``did you mean 'run'? ``, for a name that is like known ones; "" where none is."""
+    """Return the start of a hint, ``did you mean 'run'? ``; "" if no known name is similar."""
     close = difflib.get_close_matches(name, list(known))
     return f"did you mean {' or '.join(map(repr, close))}? " if close else ""

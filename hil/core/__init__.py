@@ -1,10 +1,10 @@
-"""What every part of hil needs: tensors, digests, clocks, results, files; and the version of the package."""
+"""Shared basics for all of hil: tensors, digests, clocks, results, files, and the package version."""
 
 from __future__ import annotations
 
 
 def own_version() -> str:
-    """The version of hil as the installed package states it; ``0+source`` where none is installed."""
+    """Return the installed package's version, or ``0+source`` if hil is not installed."""
     from hil.core.installed import version
 
     try:

@@ -1,4 +1,4 @@
-"""The arithmetics that a board may compute in: the only place that lists them."""
+"""Define the arithmetics that a board may declare. This is the only list."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hil.errors import UsageError, did_you_mean
 
 FLOAT32 = "float32"
 INT8 = "int8"
-# Symmetric: -127 to 127, so that a value and its negative round alike.
+# Symmetric range -127 to 127, so that a value and its negative round alike.
 INT8_LEVELS = 127
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A float arithmetic. int8 has no such numbers: its steps follow each tensor's largest value."""
+    """Parameters for a float arithmetic. int8 has none: its step depends on each tensor's largest value."""
 
-    digits: int  # bits of a significand, the implicit one included
-    smallest: float  # the smallest subnormal
+    digits: int  # significand bits, including the implicit bit
+    smallest: float  # smallest subnormal
     largest: float
 
     @property
     def eps(self) -> float:
-        """The distance from 1 to the next larger value."""
+        """Distance from 1 to the next larger value."""
         return float(2.0 ** (1 - self.digits))
 
 
@@ -34,12 +34,12 @@ FLOATS: Mapping[str, Arithmetic] = MappingProxyType(
         "bfloat16": Arithmetic(8, 2.0**-133, (2.0 - 2.0**-7) * 2.0**127),
     }
 )
-# What may be declared. float32 is the default: the board computes as the reference does.
+# Arithmetics that a config may declare. float32 is the default: the board computes like the reference.
 ARITHMETICS = (FLOAT32, *FLOATS, INT8)
 
 
 def check_arithmetic(name: str, where: str) -> str:
-    """Return the name; "" is none. Raises UsageError: hil knows no such arithmetic."""
+    """Return the name, which may be "" for undeclared. Raises UsageError for unknown arithmetics."""
     if name and name not in ARITHMETICS:
         raise UsageError(
             f"{where}: unknown arithmetic {name!r}",

@@ -1,4 +1,4 @@
-"""What a board's config says: the values that the tables of the file become (:mod:`hil.core.boards` reads it)."""
+"""Board config values, as parsed from the file's tables by :mod:`hil.core.boards`."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ PLACEHOLDER = re.compile(r"\{(\w*)\}")
 
 @dataclass(frozen=True)
 class Connection:
-    """How the board is reached; paths are relative to the config."""
+    """Connection settings for a board. Paths are relative to the config."""
 
-    # an agent's ``unix:PATH`` or ``HOST:PORT``, or over SSH ``USER@HOST[:PORT]`` or ``ssh:ALIAS``; "" where ``--board``
-    # gives it, and for a simulator.
+    # An agent's ``unix:PATH`` or ``HOST:PORT``; for SSH ``USER@HOST[:PORT]`` or ``ssh:ALIAS``. "" if ``--board``
+    # specifies the address, and for simulators.
     address: str = ""
-    # token_file, ca, cert, key: of an agent that listens on a port: the token's file, and PEM files.
+    # token_file, ca, cert, key: token file and PEM files for an agent that listens on a port.
     token_file: str = ""
     ca: str = ""
     cert: str = ""
     key: str = ""
-    identity: str = ""  # private key for SSH; "" leaves it to the ssh agent, the ssh config and the usual keys
-    known_hosts: str = ""  # file of pinned host keys; "" is the user's own
+    identity: str = ""  # SSH private key; "" uses the ssh agent, the ssh config and default keys
+    known_hosts: str = ""  # file with pinned host keys; "" uses the user's known_hosts
     accept_new_host_key: bool = False
-    folder: str = ""  # hil's folder on the board; "" is ``.hil`` in the login's home
-    fence: int = 0  # sessions are opened with it, so that nobody with a lower one can use the board; 0 is none
-    lease: str = ""  # of a board that a farm lent: whose and from where, for results; "" is none
+    folder: str = ""  # hil's directory on the board; "" means ``.hil`` in the login's home
+    fence: int = 0  # fence for opening sessions; a lower fence is rejected as stale; 0 disables fencing
+    lease: str = ""  # lease text for results: holder and farm; "" without a farm
 
 
 @dataclass(frozen=True)
 class Simulator:
-    """A simulated device: most memory for a program (bytes, 0 is no limit), arithmetic ("" is float32), faults.
+    """Simulated device: memory limit for a program (bytes, 0 is unlimited), arithmetic ("" is float32), faults.
 
-    What it computes in is not what the board declares (:attr:`BoardConfig.arithmetic`): a board may compute otherwise
-    than it should.
+    The simulated arithmetic may differ from the declared arithmetic (:attr:`BoardConfig.arithmetic`), like on
+    a board with a defect.
     """
 
     memory_limit: int = 0
@@ -57,24 +57,24 @@ class Simulator:
 
 @dataclass(frozen=True)
 class Labgrid:
-    """A board that labgrid has: the farm's host acquires its place, which has the SSH address and the power switch."""
+    """Board managed by labgrid. The farm's host acquires the place, which has the SSH address and power switch."""
 
-    place: str = ""  # its name; "" is no labgrid place
-    coordinator: str = ""  # ``HOST:PORT``; "" is ``LG_COORDINATOR``, else labgrid's own default
-    service: str = ""  # which ``NetworkService`` it is, where the place has several
+    place: str = ""  # name; "" means not managed by labgrid
+    coordinator: str = ""  # ``HOST:PORT``; "" uses ``LG_COORDINATOR``, then labgrid's default
+    service: str = ""  # name of the ``NetworkService`` to use if the place has more than one
     client: str = "labgrid-client"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A program to run on this machine, without a shell."""
+    """Program to run on this machine, without a shell."""
 
     argv: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Http:
-    """A request to send: to a switched socket, a power distribution unit."""
+    """HTTP request to send, for example to a switched socket or power distribution unit."""
 
     url: str
     method: str = "POST"
@@ -87,82 +87,105 @@ class Power:
     """The ``[power]`` table."""
 
     hooks: Mapping[str, Command | Http] = field(default_factory=dict)
-    delay: float = 2.0  # seconds between off and on, where nothing does a cycle
-    boot_s: float = 120.0  # most seconds that the board takes to answer again
-    timeout_s: float = 60.0  # most seconds that a hook may take
+    delay: float = 2.0  # seconds between off and on if no cycle hook exists
+    boot_s: float = 120.0  # boot timeout in seconds
+    timeout_s: float = 60.0  # hook timeout in seconds
 
     def can(self, action: str) -> bool:
-        """Whether there is a hook for the action; a cycle may be made of off and on."""
+        """Return True if a hook exists for the action. Off and on together also provide a cycle."""
         return action in self.hooks or (action == "cycle" and {"off", "on"} <= self.hooks.keys())
 
 
 @dataclass(frozen=True)
-class RuntimeCommand:
-    """How a board without an agent runs a program."""
+class BoardCommand:
+    """Program to run on the board, over SSH and without a shell."""
 
-    # ``agent``: hil's agent runs programs, where the board can have it; ``command``: this command always does.
+    board: tuple[str, ...]  # program and arguments
+
+
+@dataclass(frozen=True)
+class Recover:
+    """The ``[recover]`` table: steps to recover a stuck board."""
+
+    # Actions from [power] and commands, in the order to try.
+    steps: tuple[str | Command | BoardCommand, ...] = ()
+    timeout_s: float = 60.0  # timeout per command, in seconds
+
+
+@dataclass(frozen=True)
+class RuntimeCommand:
+    """Settings to run programs on a board without an agent."""
+
+    # ``agent``: hil's agent runs programs if the board supports it; ``command``: always use this command.
     kind: str = "agent"
-    program: str = ""  # the program on the board, by name or path; "" is the ``iree-run-module`` that hil puts there
-    file: str = ""  # a program on the host, relative to the config, that hil puts there in place of ``program``
-    # its arguments. ``{device}``, ``{module}``, ``{function}`` and ``{folder}`` (the run's own, where it starts) are
-    # filled in; a flag that is ``{inputs}``, ``{outputs}`` or ``{parameters}`` becomes one a tensor.
+    program: str = ""  # program on the board, by name or path; "" is the ``iree-run-module`` that hil installs
+    file: str = ""  # program on the host, relative to the config, that hil installs instead of ``program``
+    # Arguments. hil substitutes ``{device}``, ``{module}``, ``{function}`` and ``{folder}`` (the run's directory, which
+    # is the working directory). A flag ``{inputs}``, ``{outputs}`` or ``{parameters}`` expands to an argument per
+    # tensor.
     flags: tuple[str, ...] = DEFAULT_FLAGS
-    # an input's argument: ``{value}`` is what iree-run-module takes (``2x3xf32=@FILE``, ``@FILE.npy`` or a number),
-    # ``{type}`` is ``2x3xf32``, ``{file}`` a file.
+    # Input argument: ``{value}`` is an iree-run-module value (``2x3xf32=@FILE``, ``@FILE.npy`` or a number), ``{type}``
+    # is ``2x3xf32``, ``{file}`` is a file.
     input: str = "--input={value}"
-    output: str = "--output=@{file}"  # an output's argument: ``{file}`` is the file to write
-    parameter: str = "--parameters={scope}={file}"  # the argument for a file of weights: ``{scope}`` and ``{file}``
-    # how files hold tensors: ``bin`` (elements alone), ``npy``, or ``auto``: what iree-run-module does best.
+    output: str = "--output=@{file}"  # output argument; ``{file}`` is the file to write
+    parameter: str = "--parameters={scope}={file}"  # argument for a weights file: ``{scope}`` and ``{file}``
+    # Tensor file format: ``bin`` (raw elements), ``npy``, or ``auto`` (best format for iree-run-module).
     tensors: str = "auto"
     environment: Mapping[str, str] = field(default_factory=dict)
-    version: str = ""  # what the record calls the runtime's version; "" where it is not known
+    version: str = ""  # runtime version for the record; "" if unknown
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is the iree-run-module that hil puts there."""
+        """True if the program is the iree-run-module that hil installs."""
         return not self.program and not self.file
 
     def runs(self, runtime: str) -> bool:
-        """Whether it may run the programs of a runtime: of one that the config names, nothing is known."""
+        """Return True if the command may support a runtime. Programs from the config are assumed to support any."""
         return runtime == "iree" or not self.is_ours
 
 
 @dataclass(frozen=True)
 class BoardConfig:
-    """A board config."""
+    """Parsed board config."""
 
     name: str
-    hw_type: str  # kind of hardware; ``sim...`` for simulators
+    hw_type: str  # hardware type; ``sim...`` for simulators
     description: str = ""
     runtime: str = DEFAULT_RUNTIME
-    arithmetic: str = ""  # what its runtimes compute in: float16, ...; "" is float32
-    # runtime -> the same of one of them (the table ``[arithmetic]``).
+    arithmetic: str = ""  # arithmetic for all runtimes: float16, ...; "" is float32
+    # runtime -> arithmetic that overrides ``arithmetic`` (table ``[arithmetic]``).
     arithmetics: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
-    # compiler -> flags, the target's among them.
+    # compiler -> flags, including target flags.
     compile_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     labels: Mapping[str, Any] = field(default_factory=dict)
     connection: Connection = Connection()
-    # how a program is run where no agent is (the table ``[runtime]``).
+    # Settings to run programs without an agent (table ``[runtime]``).
     command: RuntimeCommand = field(default_factory=RuntimeCommand)
     power: Power = field(default_factory=Power)
+    recover: Recover = Recover()
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     path: Path = Path()
     text: str = field(default="", repr=False, compare=False)
-    # what of it needs the user's trust, as ``[table] key``.
+    # Settings that need the user's trust, as ``[table] key``.
     asks: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def arithmetic_of(self, runtime: str) -> str:
-        """The arithmetic that a runtime computes in on this board; "" is float32."""
+        """Return the arithmetic that a runtime uses on this board; "" is float32."""
         return self.arithmetics.get(runtime) or self.arithmetic
 
     @property
+    def recovery_steps(self) -> tuple[str | Command | BoardCommand, ...]:
+        """Steps from ``[recover]``, or by default the ``[power]`` actions: a reset, then a power cycle."""
+        return self.recover.steps or tuple(action for action in ("reset", "cycle") if self.power.can(action))
+
+    @property
     def is_simulator(self) -> bool:
-        """Whether hil starts this board itself."""
+        """True if hil starts this board as a simulator."""
         return self.simulator is not None and not self.connection.address
 
 
 def fill(pattern: str, values: Mapping[str, str]) -> str:
-    """A pattern with its placeholders filled in, in one pass: a value that holds braces stays as it is."""
+    """Substitute placeholders in a single pass, so that braces in values stay unchanged."""
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), pattern)

@@ -1,23 +1,23 @@
-"""Board configs: one TOML file a kind of board.
+"""Load board configs from TOML files.
 
-A config is looked for in this order: the path itself, those that come with hil, ``$HIL_BOARDS``, the user's
-``hil/boards`` config folder, and ``./board_configs``, of which only what the user trusts may do more than describe a
-board (:mod:`hil.core.config_files`).
+hil searches in this order: the path itself, configs shipped with hil, ``$HIL_BOARDS``, the user's
+``hil/boards`` config directory, and ``./board_configs``. An untrusted file from the last may only describe
+a board (:mod:`hil.core.config_files`).
 
-``[power]`` says what resets a board and switches its power. Each action (``reset``, ``off``, ``on``, ``cycle``) is one
-of three, and none goes through a shell::
+``[power]`` defines how to reset a board and switch its power. Each action (``reset``, ``off``, ``on``,
+``cycle``) has a hook in a form below. Hooks never use a shell::
 
     [power]
     reset = ["usbrelay", "BOARD_1=1"]                            # a program and its arguments
     cycle = "labgrid-client -p rpi5 power cycle"                 # one line, split as labgrid splits it
     off = { url = "http://pdu.lab/outlet/3/off" }                # HTTP (USER:PASSWORD@ too); also method, headers, body
-    boot_s = 60                                                  # seconds until the board answers again
+    boot_s = 60                                                  # boot timeout in seconds
 
-The keys of labgrid's ExternalPowerDriver (``cmd_on``, ``cmd_off``, ``cmd_cycle``, ``delay``) are taken as they are.
+The keys from labgrid's ExternalPowerDriver (``cmd_on``, ``cmd_off``, ``cmd_cycle``, ``delay``) also work.
 
-``[runtime]`` says how programs are run on a board that has no agent: with ``kind = "command"`` through SSH, by
-``iree-run-module``, a vendor's fork of it, or any program that reads and writes files. The command is a list of
-arguments, never a line for a shell.
+``[runtime]`` defines how to run programs on a board without an agent. With ``kind = "command"``, hil uses
+SSH to run ``iree-run-module``, a vendor's fork, or any program that reads and writes files. The command is
+a list of arguments, never a shell line.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from hil.core.arithmetic import check_arithmetic
 from hil.core.board_config import (
     ACTIONS,
     PLACEHOLDER,
+    BoardCommand,
     BoardConfig,
     Command,
     Connection,
     Http,
     Labgrid,
     Power,
+    Recover,
     RuntimeCommand,
     Simulator,
 )
@@ -50,22 +52,22 @@ from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError, did_you_mean, one_of
 
 _TEXTS = "tuple[str, ...]"
-# A field's type as its dataclass writes it -> whether a TOML value fits, and what it must be.
+# Dataclass field type -> check for a TOML value, and the expected type for messages.
 _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "int": (lambda value: type(value) is int, "a number"),
     "str": (lambda value: isinstance(value, str), "text"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     _TEXTS: (
         lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value),
-        "a list of texts",
+        "a list of strings",
     ),
     "Mapping[str, str]": (
         lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
-        "a table of texts",
+        "a table of strings",
     ),
 }
 _BOARD = ("name", "hw_type", "description", "runtime", "arithmetic")
-# In [devices], those of hil's runtimes that the table does not name.
+# In [devices], the default for hil's runtimes that the table does not name.
 _OTHERS = "*"
 _TABLES = {
     "board",
@@ -76,17 +78,18 @@ _TABLES = {
     "connection",
     "runtime",
     "power",
+    "recover",
     "simulator",
     "labgrid",
 }
-# Words that addresses begin with: a file of such a name would be taken for what the word means.
+# Address prefixes. A board config with such a name would be ambiguous.
 _NO_NAMES = {"farm", "local", "ssh", "unix"}
 _MOST_TEXT = 1 << 20
-# Longer nobody waits for a board.
+# Maximum for timeouts in a board config.
 _DAY_S = 86400.0
 KINDS = ("agent", "command")
 TENSORS = ("auto", "bin", "npy")
-# What a placeholder may be, where; those of "flags" that stand for several arguments have to be a whole flag.
+# Placeholders allowed in each setting. In "flags", placeholders that expand to multiple arguments must be a whole flag.
 _SEVERAL = ("inputs", "outputs", "parameters")
 _PLACEHOLDERS = {
     "flags": ("device", "module", "function", "folder", *_SEVERAL),
@@ -98,7 +101,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def folders() -> Iterator[Path]:
-    """The folders that hold board configs, the first match wins: a name of hil's own is always hil's own."""
+    """Yield the directories with board configs, in search order. hil's is first, so its names take precedence."""
     yield own_folder()
     if named := os.environ.get("HIL_BOARDS"):
         yield Path(named)
@@ -108,16 +111,16 @@ def folders() -> Iterator[Path]:
 
 
 def own_folder() -> Path:
-    """The folder of those that come with hil: inside the package, in a checkout beside it."""
+    """Return the directory with hil's board configs: in the package, or next to it in a checkout."""
     here = Path(__file__).resolve().parents[1]
     inside = here / "board_configs"
     return inside if inside.is_dir() else here.parent / "board_configs"
 
 
 def is_trusted_place(path: Path) -> bool:
-    """Whether a config's file lies where only the user or hil puts one, and so needs no word of the user's.
+    """Return True if only the user or hil writes to the config's directory, so that it needs no trust.
 
-    A relative ``HIL_BOARDS`` is another folder in every working directory, and counts as that.
+    A relative ``HIL_BOARDS`` is not trusted, because it depends on the working directory.
     """
     named, user = os.environ.get("HIL_BOARDS", ""), user_folder()
     places = [own_folder(), *([Path(named)] if Path(named).is_absolute() else ()), *([user / "boards"] if user else ())]
@@ -125,7 +128,7 @@ def is_trusted_place(path: Path) -> bool:
 
 
 def known_boards() -> dict[str, Path]:
-    """Every board config that a name finds: name -> file."""
+    """Return all named board configs: name -> file."""
     found: dict[str, Path] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
@@ -135,14 +138,14 @@ def known_boards() -> dict[str, Path]:
 
 
 def load_board(name: str, *, typed: bool = True) -> BoardConfig:
-    """The config of a board's name or of a file.
+    """Load a board config by board name or file path.
 
     Args:
-        typed: whether the user named it here and now: a file that they typed is trusted, any other one is as one that
-            its name found.
+        typed: True if the user typed the name in this command. A typed path is trusted; other paths need trust
+            like named boards.
 
     Raises:
-        UsageError: there is none, it is not a board config, or the user has not trusted it.
+        UsageError: the config is missing, invalid, or not trusted.
     """
     path = find_board(name)
     config = read_board(path)
@@ -152,12 +155,12 @@ def load_board(name: str, *, typed: bool = True) -> BoardConfig:
 
 
 def is_file(name: str) -> bool:
-    """Whether a text names a config's file and not a board."""
+    """Return True if the text is a config file path rather than a board name."""
     return name.endswith(".toml")
 
 
 def find_board(name: str) -> Path:
-    """The file of a board's name; a file itself. Raises UsageError: no board is called so."""
+    """Return the config file for a board name or path. Raises UsageError for an unknown board."""
     if is_file(name):
         return Path(name)
     known = known_boards()
@@ -171,10 +174,10 @@ def find_board(name: str) -> Path:
 
 
 def read_board(path: Path) -> BoardConfig:
-    """The config that a file holds, whether it is trusted or not: to be shown, and not to be used.
+    """Parse a config file without a trust check, for display only.
 
     Raises:
-        UsageError: there is no such file, or it is not a board config.
+        UsageError: the file is missing or not a board config.
     """
     try:
         text = read_file(path, _MOST_TEXT).decode()
@@ -186,17 +189,17 @@ def read_board(path: Path) -> BoardConfig:
 
 
 def trust_digest(config: BoardConfig) -> str:
-    """The digest that a config is trusted by: of its text, and of the programs here that it names by their path.
+    """Return the digest for trusting a config. It covers the text and the local programs that it names by path.
 
-    "" where such a program cannot be read: what is not there is not trusted.
+    Return "" if such a program cannot be read; the config is then never trusted.
     """
     programs = [config.path.parent / Path(config.command.file).expanduser()] if config.command.file else []
-    for hook in config.power.hooks.values():
+    for hook in (*config.power.hooks.values(), *config.recover.steps):
         if isinstance(hook, Command) and "/" in hook.argv[0]:
             programs.append(Path(hook.argv[0]))
     try:
         digests = [digest_file(path) for path in programs]
-    except (OSError, RuntimeError):  # or the home of a user that there is not
+    except (OSError, RuntimeError):  # RuntimeError: unknown user in ~user
         return ""
     return digest_of("\0".join([config.text, *digests]).encode())
 
@@ -209,13 +212,13 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def parse_board(text: str, path: Path) -> BoardConfig:
-    """The board config that a text is.
+    """Parse the text of a board config.
 
     Args:
-        path: the file that it is from, or would be: its name is the board's where the text tells none.
+        path: the text's file. Its stem is the default board name.
 
     Raises:
-        UsageError: it is not a board config.
+        UsageError: the text is not a board config.
     """
     data = parse_toml(text, path)
 
@@ -229,7 +232,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         raise UsageError(f"{path}: unknown table [{name}]")
     board = table("board")
     for name in board.keys() - _BOARD:
-        raise UsageError(f"{path}: [board] has no {name!r}", hint=f"it takes {', '.join(_BOARD)}")
+        raise UsageError(f"{path}: [board]: unknown key {name!r}", hint=f"known keys: {', '.join(_BOARD)}")
     board = {"name": path.stem, "hw_type": path.stem, **board}
     devices = _typed(table("devices"), "Mapping[str, str]", f"{path}: [devices]")
     if (own_choice := devices.get(_OTHERS)) is not None:
@@ -258,7 +261,8 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "labels": table("labels"),
             "connection": connection,
             "command": parse_runtime(table("runtime"), path),
-            "power": parse_power(table("power"), path),
+            "power": (power := parse_power(table("power"), path)),
+            "recover": parse_recover(table("recover"), power, path),
             "simulator": simulator,
             "labgrid": _make(Labgrid, table("labgrid"), f"{path}: [labgrid]"),
             "path": path.resolve(),
@@ -271,34 +275,33 @@ def parse_board(text: str, path: Path) -> BoardConfig:
 
 
 def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
-    """A dataclass of a table's values, each of its field's type."""
+    """Build a dataclass from a table, and check the type of each value."""
     allowed = {one.name: str(one.type) for one in fields(kind)}
     for key in values:
         if key not in allowed:
-            raise UsageError(f"{where} has no {key!r}", hint=f"it takes {', '.join(allowed)}")
+            raise UsageError(f"{where}: unknown key {key!r}", hint=f"known keys: {', '.join(allowed)}")
     return kind(**{key: _typed(value, allowed[key], f"{where} {key}") for key, value in values.items()})
 
 
 def _typed(value: Any, kind: str, where: str) -> Any:
-    """A TOML value as a type; of a type that is not in the table it is taken as it is."""
+    """Check a TOML value against a type. Unknown types are not checked."""
     fits, called = _TYPES.get(kind, (lambda value: True, ""))
     if not fits(value):
         raise UsageError(f"{where} must be {called}")
     texts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
     if any(isinstance(text, str) and "\0" in text for text in texts):
-        raise UsageError(f"{where} holds a character that no name or argument can")
+        raise UsageError(f"{where} contains a NUL character")
     return tuple(value) if kind == _TEXTS else value
 
 
 def parse_power(table: Mapping[str, Any], where: Path) -> Power:
-    """The ``[power]`` table, as it is read from TOML.
+    """Parse the ``[power]`` table.
 
     Args:
-        where: its file. A program that is named by a relative path lies beside it, and never in the folder that hil
-            happens to be called in.
+        where: the config file. Relative program paths start at its directory, never at the working directory.
 
     Raises:
-        UsageError: it has another key or type than these.
+        UsageError: a key is unknown or a value is invalid.
     """
     hooks: dict[str, Command | Http] = {}
     seconds: dict[str, float] = {}
@@ -306,18 +309,53 @@ def parse_power(table: Mapping[str, Any], where: Path) -> Power:
         action = key.removeprefix("cmd_")
         if key in ("delay", "boot_s", "timeout_s"):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _DAY_S:
-                raise UsageError(f"{where}: [power] {key} must be a number of seconds, a day of them at most")
+                raise UsageError(f"{where}: [power] {key} must be a number of seconds, at most {_DAY_S:g}")
             seconds[key] = float(value)
         elif action in ACTIONS and action not in hooks:
             hooks[action] = _hook(value, f"{where}: [power] {key}", where.absolute().parent)
         elif action in ACTIONS:
             raise UsageError(
-                f"{where}: [power] has {action!r} twice", hint=f"leave out one of {action} and cmd_{action}"
+                f"{where}: [power] defines {action!r} twice", hint=f"remove one of {action} and cmd_{action}"
             )
         else:
             takes = ", ".join((*ACTIONS, *Power.__dataclass_fields__))
-            raise UsageError(f"{where}: [power] has no {key!r}", hint=f"it takes {takes.replace('hooks, ', '')}")
+            raise UsageError(
+                f"{where}: [power]: unknown key {key!r}", hint=f"known keys: {takes.replace('hooks, ', '')}"
+            )
     return Power(hooks, **seconds)
+
+
+def parse_recover(table: Mapping[str, Any], power: Power, where: Path) -> Recover:
+    """Parse the ``[recover]`` table.
+
+    Raises:
+        UsageError: a key or step is unknown, or ``[power]`` lacks an action.
+    """
+    values = {"steps": [], "timeout_s": Recover.timeout_s, **table}
+    for key in values.keys() - {"steps", "timeout_s"}:
+        raise UsageError(f"{where}: [recover]: unknown key {key!r}", hint="known keys: steps, timeout_s")
+    seconds = values["timeout_s"]
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= _DAY_S:
+        raise UsageError(f"{where}: [recover] timeout_s must be a number of seconds above 0, at most {_DAY_S:g}")
+    if not isinstance(values["steps"], list):
+        raise UsageError(f"{where}: [recover] steps must be a list")
+    steps = tuple(_step(step, power, f"{where}: [recover] step {step!r}", where) for step in values["steps"])
+    return Recover(steps, float(seconds))
+
+
+def _step(step: Any, power: Power, where: str, path: Path) -> str | Command | BoardCommand:
+    if isinstance(step, str) and step in ACTIONS:
+        if not power.can(step):
+            raise UsageError(f"{where} needs [power] {step}")
+        return step
+    if isinstance(step, dict) and step.keys() == {"command"}:
+        hook = _hook(step["command"], where, path.absolute().parent)
+        if isinstance(hook, Command):
+            return hook
+    if isinstance(step, dict) and step.keys() == {"board"}:
+        return BoardCommand(_words(step["board"], where))
+    takes = f'one of {", ".join(ACTIONS)}, {{ command = ["program"] }} or {{ board = ["program"] }}'
+    raise UsageError(f"{where} is unknown", hint=takes)
 
 
 def _hook(value: Any, where: str, folder: Path) -> Command | Http:
@@ -326,24 +364,30 @@ def _hook(value: Any, where: str, folder: Path) -> Command | Http:
             raise UsageError(f"{where}: url must begin with http:// or https://")
         made: Http = _make(Http, value, f"{where}:")
         return made
-    try:
-        argv = shlex.split(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise UsageError(f"{where} cannot be split into words: {error}") from error
-    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
-        raise UsageError(f"{where} must be a command (a list of texts, or one line) or a table with a url")
-    argv = _typed(argv, _TEXTS, where)
+    argv = _words(value, where)
     program = str(folder / argv[0]) if "/" in argv[0] else argv[0]
     return Command((program, *argv[1:]))
 
 
+def _words(value: Any, where: str) -> tuple[str, ...]:
+    """Parse a command from a list of strings or a single line."""
+    try:
+        argv = shlex.split(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise UsageError(f"{where}: cannot split into words: {error}") from error
+    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+        raise UsageError(f"{where} must be a command (a list of strings or a single line) or a table with a url")
+    found: tuple[str, ...] = _typed(argv, _TEXTS, where)
+    return found
+
+
 def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
-    """The ``[runtime]`` table of a board config. Raises UsageError: a key, value or placeholder is unknown."""
+    """Parse the ``[runtime]`` table. Raises UsageError for an unknown key, value or placeholder."""
     where = f"{path}: [runtime]"
     runtime: RuntimeCommand = _make(RuntimeCommand, values, where)
     for name in runtime.environment:
         if not _VARIABLE.fullmatch(name):
-            raise UsageError(f"{where} environment has a variable {name!r} that cannot be")
+            raise UsageError(f"{where}: invalid environment variable name {name!r}")
     for key, known in _PLACEHOLDERS.items():
         texts = getattr(runtime, key)
         for text in texts if isinstance(texts, tuple) else [texts]:
@@ -353,7 +397,7 @@ def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
             raise UsageError(f"{where} {key} is {getattr(runtime, key)!r}", hint=f"one of {', '.join(allowed)}")
     if runtime.program and runtime.file:
         raise UsageError(
-            f"{where} names both a program on the board and a file to put there", hint="leave one of them out"
+            f"{where} sets both program, a path on the board, and file, to upload", hint="remove program or file"
         )
     if "/" in runtime.program and not runtime.program.startswith("/"):
         raise UsageError(f"{where} program {runtime.program!r} must be a name or an absolute path on the board")
@@ -364,7 +408,8 @@ def _check_placeholders(where: str, key: str, known: Sequence[str], text: str) -
     for name in PLACEHOLDER.findall(text):
         if name not in known:
             raise UsageError(
-                f"{where} {key} has no {{{name}}}", hint=f"it has {', '.join(f'{{{one}}}' for one in known)}"
+                f"{where} {key}: unknown placeholder {{{name}}}",
+                hint=f"known: {', '.join(f'{{{one}}}' for one in known)}",
             )
         if name in _SEVERAL and text != f"{{{name}}}":
-            raise UsageError(f"{where} {{{name}}} stands for several arguments: it must be a flag of its own")
+            raise UsageError(f"{where} {{{name}}} expands to several arguments and must be a separate flag")

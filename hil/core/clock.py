@@ -1,9 +1,9 @@
-"""Two clocks and how one is read from the other.
+"""Synchronize a board's monotonic clock with the host's.
 
-A board stamps events with its own monotonic clock. The controller pings it: each ping's stamp was taken between sending
-and receiving (Cristian, "Probabilistic clock synchronization", 1989), so a steady clock's offset, as a line over the
-host's time, has to pass between all of them. Of the lines that do, the middle one is taken, and how far it can be off
-is known.
+A board stamps events with its monotonic clock, and the controller pings it. A ping's board stamp was taken
+between sending and receiving (Cristian, "Probabilistic clock synchronization", 1989). For a steady clock,
+the offset as a line over host time must pass between the limits from all pings. hil uses the middle of the
+possible lines, with a known maximum error.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-# Of the files that a profile pass gives: the one that pairs its profiler's clock with the board's.
+# Profile pass file that pairs the profiler's clock with the board's.
 CLOCK_FILE = "clock.json"
-# No computer's clock runs so much faster or slower than another: 0.1 %.
+# Maximum drift between two clocks: 0.1 %.
 DRIFT_MOST = 1e-3
-# Stamps are cut off to whole nanoseconds.
+# Stamps are truncated to whole nanoseconds.
 _WHOLE_NS = 1.0
 
 _read: Callable[[], int] = time.monotonic_ns
 
 
 def now_ns() -> int:
-    """This machine's monotonic clock in nanoseconds: the clock of every stamp that hil takes."""
+    """Return this machine's monotonic time in nanoseconds. All of hil's stamps use this clock."""
     return _read()
 
 
 def replace_clock(read: Callable[[], int]) -> None:
-    """Let this process stamp with another clock from now on: a simulated board's."""
+    """Replace this process's clock, for a simulated board."""
     global _read
     _read = read
 
 
 @dataclass(frozen=True)
 class Ping:
-    """One exchange: sent and received on the host's clock, stamped on the board's, all in nanoseconds."""
+    """Ping exchange: host times for send and receive, and the board's stamp, in nanoseconds."""
 
     sent_ns: int
     board_ns: int
@@ -45,39 +45,38 @@ class Ping:
 
     @property
     def round_trip_ns(self) -> int:
-        """How long the exchange took on the host's clock."""
+        """Round-trip time on the host's clock."""
         return self.received_ns - self.sent_ns
 
 
 @dataclass(frozen=True)
 class ClockFit:
-    """``board_ns = host_ns + offset_ns + drift * (host_ns - at_host_ns)``."""
+    """Linear fit: ``board_ns = host_ns + offset_ns + drift * (host_ns - at_host_ns)``."""
 
-    offset_ns: int  # how far the board's clock is ahead at ``at_host_ns``
+    offset_ns: int  # lead of the board's clock at ``at_host_ns``
     drift: float
     at_host_ns: int
-    # no stamp from the first ping to the last, or to the time that was asked for, is further off than this, if the
-    # clock ran evenly.
+    # Maximum stamp error between the first ping and the last ping (or ``until_ns``), assuming a steady clock.
     error_ns: int
-    # 0 where one steady clock explains all pings; else by how much it was put forward between two of them, and all else
-    # here holds for the time since.
+    # 0 if a single steady clock explains all pings. Otherwise the largest forward jump between two pings; the other
+    # fields then apply to the time after it.
     jumped_ns: int = 0
 
     def to_host(self, board_ns: int) -> int:
-        """The host's time for a stamp of the board's."""
+        """Convert a board stamp to host time."""
         elapsed = board_ns - self.offset_ns - self.at_host_ns
         return self.at_host_ns + round(elapsed / (1.0 + self.drift))
 
 
 def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
-    """The line that fits pings taken before, during and after what is to be told in the host's time.
+    """Fit a line to pings from before, during and after the interval to convert.
 
     Args:
-        until_ns: host time up to which the error is to hold, if that is after the last ping: the drift is not known
-            exactly, so it grows.
+        until_ns: host time up to which the error must apply, if later than the last ping. The error grows with
+            time because the drift is uncertain.
 
     Raises:
-        ValueError: no ping was given.
+        ValueError: ``pings`` is empty.
     """
     middle, near, lines = _between(tuple(pings))
     start = min(ping.sent_ns for ping in pings) - middle
@@ -92,19 +91,19 @@ def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     drift = ((last_low + last_high) - (low + high)) / 2 / max(end - start, 1)
     offset = (low + high) / 2 - drift * start
     error = max(high - low, last_high - last_low) / 2
-    # In nanoseconds of the board's; where that one runs slower, they are longer ones of the host's.
+    # Convert from board to host nanoseconds, which are shorter if the board's clock runs slow.
     error /= min(1.0, 1.0 + drift)
-    # The fields are whole nanoseconds, and the clocks tell no less.
+    # The fields are rounded to whole nanoseconds, and so are the stamps.
     return ClockFit(near + round(offset), drift, middle, int(error) + 2)
 
 
-@functools.lru_cache(maxsize=8)  # runs that follow each other within a second are told by the same pings
+@functools.lru_cache(maxsize=8)  # consecutive runs within a second share their pings
 def _between(pings: tuple[Ping, ...]) -> tuple[int, int, list[tuple[float, float]]]:
-    """A host time, how far the board's clock is ahead then, about, and from there the lines between all pings."""
+    """Return a host time, the approximate lead of the board's clock then, and all lines relative to both."""
     best = min(pings, key=lambda ping: ping.round_trip_ns)
     middle = (best.sent_ns + best.received_ns) // 2
     near = best.board_ns - middle
-    # All that follows is small beside these two: floats are exact enough for it.
+    # Relative to these, all values are small enough for exact floats.
     limits = [
         (float(host - middle), float(ping.board_ns - host - near), side)
         for ping in pings
@@ -114,10 +113,10 @@ def _between(pings: tuple[Ping, ...]) -> tuple[int, int, list[tuple[float, float
 
 
 def _lines(limits: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """The corners (offset, drift) of all lines that stay within limits; none where no line does.
+    """Return the corners (offset, drift) of the set of lines within the limits; empty if none fits.
 
     Args:
-        limits: (host time, board's offset, side): the line passes below it (side 1) or above it (side -1).
+        limits: (host time, board offset, side): the line passes below it (side 1) or above it (side -1).
     """
     widest = max(abs(value) + DRIFT_MOST * abs(at) for at, value, _ in limits) + 1
     corners = [(-widest, -DRIFT_MOST), (widest, -DRIFT_MOST), (widest, DRIFT_MOST), (-widest, DRIFT_MOST)]
@@ -140,17 +139,17 @@ def _lines(limits: Sequence[tuple[float, float, float]]) -> list[tuple[float, fl
 
 
 def _step(before: Ping, after: Ping) -> int:
-    """By how much the clock was put forward between two pings."""
+    """Return the clock's forward jump between two pings."""
     earlier, later = (2 * ping.board_ns - ping.sent_ns - ping.received_ns for ping in (before, after))
     return (later - earlier) // 2
 
 
 def by_pairs(time_ns: int, pairs: Sequence[tuple[int, int]]) -> int:
-    """Convert a time to another clock by the line through the first and the last pair of readings.
+    """Convert a time to another clock, along the line through the first and last pair of readings.
 
     Args:
-        pairs: (time, the other clock's time), in order. Both clocks are taken to run alike if there is one pair, or if
-            one of them stood still or was set back; without pairs they are the same clock.
+        pairs: (time, other clock's time), in order. The clocks are assumed to have equal rates if only a single
+            pair exists, or if a clock stood still or was set back. Without pairs the clocks are assumed equal.
     """
     if not pairs:
         return time_ns
@@ -158,5 +157,5 @@ def by_pairs(time_ns: int, pairs: Sequence[tuple[int, int]]) -> int:
     elapsed = time_ns - first
     if last <= first or other_last <= other_first:
         return other_first + elapsed
-    # In integers: a float64 of a clock that has run for months is off by some nanoseconds.
+    # Integer arithmetic: float64 loses nanoseconds on a clock with months of uptime.
     return other_first + elapsed * (other_last - other_first) // (last - first)

@@ -1,9 +1,9 @@
-"""Configuration files: TOML is parsed here, and a file of the working directory is used once the user trusts it.
+"""Parse TOML config files, and check the user's trust in files from the working directory.
 
-A config of hil's own, one in the user's own folder and one whose path was typed are used as they are. Another one lies
-in a folder that somebody else may have made (``./board_configs`` of a project that was cloned): what only describes a
-board is used, and what runs, reads, writes or connects is used once ``hil board trust`` was called for that folder. The
-user's answer is kept by path and by the digest of each file, so that a changed file needs trust again.
+Configs from hil or the user's config directory, and configs named by path, are trusted. Other configs
+may have another author (``./board_configs`` in a cloned project). From these, hil uses only settings that
+describe a board. Settings that run, read, write or connect need ``hil board trust`` for the directory.
+Trust is stored by path and file digest, so a changed file needs approval again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.core.files import write_atomic
+from hil.core.files import MAX_TEXT_BYTES, open_file, write_atomic
 from hil.errors import StorageError, UsageError
 
 if sys.version_info >= (3, 11):
@@ -26,7 +26,7 @@ else:
 
 
 def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
-    """The tables of a TOML text. Raises UsageError: it is none, or deeper or with longer numbers than Python reads."""
+    """Parse TOML text. Raises UsageError if it is invalid, or exceeds Python's limits on nesting or digits."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -35,16 +35,16 @@ def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
 
 SCHEMA = 1
 _FILE = "trusted.json"
-# What a config may say untrusted: it describes the board, and nothing in it runs, reads, writes or connects.
-# Of the other tables, and of those that are added some day, nothing is used.
-_HARMLESS = {"board", "devices", "labels", "simulator"}
+# Tables that an untrusted config may use: they describe the board, and do not run, read, write or connect. Other
+# tables, including future ones, are ignored.
+_HARMLESS = {"board", "arithmetic", "devices", "labels", "simulator"}
 _HARMLESS_RUNTIME = {"kind", "tensors", "version"}
 
 
 def user_folder() -> Path | None:
-    """The folder of the user's own configuration, ``$XDG_CONFIG_HOME/hil``; None without a home, as some services run.
+    """Return the user's config directory ``$XDG_CONFIG_HOME/hil``; None without a home, as in some services.
 
-    A relative ``XDG_CONFIG_HOME`` counts as none, as its standard says: it would be another one in every folder.
+    A relative ``XDG_CONFIG_HOME`` is ignored, as the XDG standard requires.
     """
     home = os.environ.get("XDG_CONFIG_HOME", "")
     if Path(home).is_absolute():
@@ -55,7 +55,7 @@ def user_folder() -> Path | None:
 
 
 def asks_for(data: Mapping[str, Any]) -> list[str]:
-    """What a config holds that needs the user's trust, as ``[table] key``; nothing where it only describes a board."""
+    """Return the settings that need the user's trust, as ``[table] key``. Board descriptions need none."""
     found = []
     for table, values in data.items():
         if table not in _HARMLESS:
@@ -65,33 +65,35 @@ def asks_for(data: Mapping[str, Any]) -> list[str]:
 
 
 def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str = "") -> None:
-    """Refuse a file of a folder that nobody typed, unless it is trusted as it is now.
+    """Check that a config file is trusted in its current state. Used for files that the user did not name by path.
 
     Args:
-        digest: of what it says, and of what that calls.
-        asks: what of it needs trust; nothing is never refused.
-        instead: how the file itself is named, for the hint; "" where that cannot be.
+        digest: current digest, covering the text and the programs that it runs.
+        asks: settings that need trust; if empty, the check passes.
+        instead: how to name the file directly, for the hint; "" if unsupported.
 
     Raises:
-        UsageError: the user has not trusted it, or it was altered since.
+        UsageError: the user has not trusted the file, or it changed since then.
     """
     asks = list(asks)
     state = state_of(path, digest) if asks else "trusted"
     if state == "trusted":
         return
-    why = "has been altered since you trusted it" if state == "altered" else "lies where you have not trusted it"
+    why = (
+        "has been altered since you trusted it" if state == "altered" else "is in a directory that you have not trusted"
+    )
     raise UsageError(
-        f"{path} {why}, and it asks for more than hil does by itself: {', '.join(asks)}",
-        hint=f"read it, then: hil board trust {path.parent}"
-        + (f"; or name the file itself: {instead}" if instead else ""),
+        f"{path} {why} and uses settings that need trust: {', '.join(asks)}",
+        hint=f"review it, then run: hil board trust {path.parent}"
+        + (f"; or name the file: {instead}" if instead else ""),
     )
 
 
 def state_of(path: Path, digest: str) -> str:
-    """Whether a file is ``trusted`` as it is now, ``altered`` since it was, or ``unknown``.
+    """Return a file's trust state: ``trusted``, ``altered`` since it was trusted, or ``unknown``.
 
     Args:
-        digest: its present one; "" where it has none any more.
+        digest: current digest; "" if it cannot be computed.
     """
     real = str(path.resolve())
     known = {files[real] for files in trusted_folders().values() if real in files}
@@ -99,21 +101,21 @@ def state_of(path: Path, digest: str) -> str:
 
 
 def trust(folder: Path, files: Mapping[Path, str]) -> None:
-    """Trust a folder's files as they are now, in place of what was trusted there, or of them, before.
+    """Trust a directory's files in their current state. Replaces earlier trust in the directory or files.
 
     Raises:
-        UsageError: there is no home to keep it in.
-        StorageError: it cannot be written.
+        UsageError: the user has no home directory to store it in.
+        StorageError: the file cannot be written.
     """
     digests = {str(path.resolve()): digest for path, digest in files.items()}
     _write({**_without(trusted_folders(), digests.__contains__), str(folder): digests})
 
 
 def distrust(folder: Path) -> bool:
-    """Trust a folder no longer, nor any file in it, whichever folder it was trusted with; whether any was.
+    """Remove trust in a directory and all files in it. Return True if any was trusted.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     before = trusted_folders()
     after = {other: files for other, files in before.items() if other != str(folder)}
@@ -124,38 +126,40 @@ def distrust(folder: Path) -> bool:
 
 
 def _without(folders: Mapping[str, Mapping[str, str]], gone: Callable[[str], bool]) -> dict[str, dict[str, str]]:
-    """What is trusted but for some files."""
+    """Return the trusted files except those that match."""
     kept = {folder: {path: files[path] for path in files if not gone(path)} for folder, files in folders.items()}
     return {folder: files for folder, files in kept.items() if files}
 
 
 def trusted_folders() -> dict[str, dict[str, str]]:
-    """What the user trusts: folder -> a file, without links -> its digest.
+    """Return the user's trusted files: directory -> resolved file path -> digest.
 
     Raises:
-        UsageError: the file of it is damaged, or others may write to it.
+        UsageError: the trust file is damaged, or other users may write to it.
     """
     base = user_folder()
     if base is None:
         return {}
     path = base / _FILE
     try:
-        with path.open() as file:
+        with open_file(path) as file:
             status = os.fstat(file.fileno())
-            text = file.read()
+            text = file.read(min(status.st_size, MAX_TEXT_BYTES)).decode()
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise UsageError(f"others may write to {path}, which says what you trust", hint="look at it, then remove it")
+        raise UsageError(
+            f"the list of trusted files {path} is writable by other users", hint="inspect it, then remove it"
+        )
     try:
         folders: dict[str, dict[str, str]] = json.loads(text)["folders"]
         if not all(isinstance(digest, str) for files in folders.values() for digest in files.values()):
-            raise TypeError("a digest is no text")
+            raise TypeError("a digest is not a string")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
-            f"{path} is damaged: {error}", hint="remove it, and trust again what you trust: hil board trust DIR"
+            f"{path} is damaged: {error}", hint="remove it, then run for each trusted directory: hil board trust DIR"
         ) from error
     return folders
 
@@ -163,7 +167,7 @@ def trusted_folders() -> dict[str, dict[str, str]]:
 def _write(folders: Mapping[str, Mapping[str, str]]) -> None:
     base = user_folder()
     if base is None:
-        raise UsageError("there is no home to keep in what you trust", hint="set HOME or XDG_CONFIG_HOME")
+        raise UsageError("no directory to store the list of trusted files", hint="set HOME or XDG_CONFIG_HOME")
     text = json.dumps({"schema": SCHEMA, "folders": folders}, indent=1, sort_keys=True)
     try:
         base.mkdir(parents=True, exist_ok=True, mode=0o700)

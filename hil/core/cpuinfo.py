@@ -1,4 +1,4 @@
-"""What Linux's files say of a CPU, and of how a machine does; read on a board by its agent, or over a shell."""
+"""Parse Linux files on a machine's CPU and sensors, read by a board's agent or over a shell."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Architecture as uname -m says it -> the line of /proc/cpuinfo that holds its features; each family has one of its own.
+# Architecture from uname -m -> feature line in /proc/cpuinfo, which differs by CPU family.
 _FEATURES_LINE = {"x86_64": "flags", "i686": "flags", "aarch64": "Features", "armv7l": "Features", "riscv64": "isa"}
 _MODEL_LINES = ("model name", "Model", "Hardware", "uarch")
 
 _AT_HWCAP, _AT_HWCAP2 = 16, 26
-# Linux's names for the bits of AT_HWCAP and of AT_HWCAP2 on aarch64, from bit 0 (arch/arm64/kernel/cpuinfo.c).
+# Linux's names for the bits in AT_HWCAP and AT_HWCAP2 on aarch64, from bit 0 (arch/arm64/kernel/cpuinfo.c).
 _HWCAP = """fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3
 sm3 sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg""".split()
 _HWCAP2 = """dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint svei8mm svef32mm svef64mm svebf16 i8mm
@@ -25,21 +25,21 @@ bf16 dgh rng bti""".split()
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """A CPU, as far as it shows itself."""
+    """CPU description from Linux."""
 
-    model: str = ""  # for people; "" where it has none
-    features: tuple[str, ...] = ()  # Linux's names of those that every core has
-    parts: tuple[str, ...] = ()  # kinds of Arm core, ``IMPLEMENTER:PART`` as ``0x41:0xd03``, in the order of the cores
+    model: str = ""  # display name; "" if missing
+    features: tuple[str, ...] = ()  # Linux's names for features that every core has
+    parts: tuple[str, ...] = ()  # distinct Arm core types, ``IMPLEMENTER:PART`` as ``0x41:0xd03``, in core order
 
 
 def cpu_info(arch: str, cpuinfo: str, auxv: bytes = b"") -> CpuInfo:
-    """What a machine says of its CPU.
+    """Parse a machine's CPU description.
 
-    An emulator may show the CPU of the machine it runs on. That is told by the features' line, which each family calls
-    otherwise: then nothing of it holds, and the features of an aarch64 machine are those of its auxiliary vector.
+    An emulator may show the host machine's CPU. A missing feature line reveals this, because its name differs
+    by CPU family. Then the description is ignored, and aarch64 features come from the auxiliary vector.
 
     Args:
-        auxv: the bytes of /proc/self/auxv, of any process of that machine.
+        auxv: bytes from /proc/self/auxv, for any process on that machine.
     """
     cores = [dict(_lines(block)) for block in cpuinfo.strip().split("\n\n")]
     line = _FEATURES_LINE.get(arch, "")
@@ -76,7 +76,7 @@ def _hwcap_features(auxv: bytes) -> Iterator[str]:
                 yield name
 
 
-# File -> the reading's name, by what its number is divided, and the unit then; and the files that say a text.
+# File name -> reading name, divisor and resulting unit. _TEXTS lists files with text values.
 _NUMBERS: dict[str, tuple[str, float, str]] = {
     "scaling_cur_freq": ("{core} frequency", 1000, "MHz"),
     "scaling_max_freq": ("{core} highest frequency", 1000, "MHz"),
@@ -89,15 +89,18 @@ _AVAILABLE = re.compile(r"^MemAvailable:\s*([0-9]{1,15}) kB", re.M)
 
 
 def readings(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """What may change while a program runs, as far as a machine shows it: the fields of a ``Reading``.
+    """Yield readings that may change while a program runs, with the fields of a ``Reading``.
 
-    ``cpuN frequency``, ``cpuN highest frequency`` (that it is allowed now) and ``cpuN governor``, for the first core of
-    each group that shares a clock; ``ZONE (TYPE)`` in degrees; ``free memory``; and of throttling ``throttle events``
-    since the boot, ``firmware throttling`` (a Raspberry Pi's bits), and ``cooling_deviceN (TYPE)``, the steps by which
-    the CPU is slowed to cool it.
+    - ``cpuN frequency``, ``cpuN highest frequency`` (currently allowed) and ``cpuN governor``, for the first core in
+      each clock domain.
+    - ``ZONE (TYPE)`` in degrees Celsius.
+    - ``free memory``.
+    - ``throttle events`` since boot.
+    - ``firmware throttling`` (a Raspberry Pi's bits).
+    - ``cooling_deviceN (TYPE)``: steps by which the CPU is slowed for cooling.
 
     Args:
-        files: path -> content; of a sensor the ``type`` beside it too.
+        files: path -> content. A sensor also needs the ``type`` file in its directory.
     """
     throttled: list[float] = []
     for file, content in files.items():
@@ -109,7 +112,7 @@ def readings(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             continue
         if name in _TEXTS and text:
             yield {"name": _TEXTS[name].format(**words), "text": text}
-        with contextlib.suppress(ValueError):  # nothing, or a driver's "<unknown>"
+        with contextlib.suppress(ValueError):  # empty, or a driver's "<unknown>"
             if name in _NUMBERS:
                 title, divisor, unit = _NUMBERS[name]
                 if name == "meminfo":
@@ -125,5 +128,5 @@ def readings(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is no measurement")
+        raise ValueError(f"{text} is not a measurement")
     return number

@@ -1,6 +1,6 @@
-"""Content addresses: ``blake3:HEX`` by default, ``sha256:HEX`` accepted, always with the algorithm in front.
+"""Content digests: ``blake3:HEX`` by default, or ``sha256:HEX``. The algorithm is always included.
 
-Large data is hashed in a thread, while the next bytes come.
+Large data is hashed in a thread while the next data is read.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from typing import Any
 
 from blake3 import blake3
 
+from hil.core.cancellation import check_cancelled
 from hil.core.files import open_file
 from hil.errors import UsageError
 
 DEFAULT = "blake3"
 ALGORITHMS = ("blake3", "sha256")
 _FORM = re.compile(r"(blake3|sha256):[0-9a-f]{64}")
-# BLAKE3 splits work over threads only above about 128 KiB a thread; below this size one thread is faster.
+# BLAKE3 uses threads efficiently only above about 128 KiB per thread; below this size a single thread is faster.
 _THREADS_FROM = 1 << 20
 _PIECE = 4 << 20
-# So many pieces may wait: more would only be memory.
+# Maximum queue length; more would only use memory.
 _DEPTH = 8
-# So large a piece is done before its caller goes on: a thread would cost more, and the caller may use its memory again.
+# Data up to this size is processed synchronously: a thread would cost more, and the caller may reuse the buffer.
 SMALL = 1 << 19
 
 
 class Hasher:
-    """An incremental digest.
+    """Incremental digest.
 
     Args:
-        threads: most that BLAKE3 may use for one piece.
+        threads: maximum BLAKE3 threads per update.
 
     Raises:
         UsageError: the algorithm is unknown.
@@ -48,25 +49,25 @@ class Hasher:
         self._hash: Any = blake3(max_threads=threads) if algorithm == "blake3" else hashlib.sha256()
 
     def update(self, data: Any) -> None:
-        """Add bytes (any contiguous buffer)."""
+        """Add bytes from any contiguous buffer."""
         self._hash.update(data)
 
     def digest(self) -> str:
-        """The digest of all bytes so far, with its algorithm in front."""
+        """Return the digest of all bytes so far, prefixed with the algorithm."""
         return f"{self.algorithm}:{self._hash.hexdigest()}"
 
 
 class OrderedExecutor:
-    """A thread for work in order. It ends with :meth:`finish`, or when nobody holds this object any more."""
+    """Thread that runs tasks in order. It ends with :meth:`finish`, or when this object is garbage-collected."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="behind")  # its thread starts with the first work
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="behind")  # the thread starts with the first task
         self._pending: collections.deque[Future[Any]] = collections.deque()
 
     def do(self, function: Callable[[Any], object], data: Any) -> None:
-        """Call this with bytes after what was given before; raises what earlier work raised.
+        """Run the function on bytes after all earlier tasks. Re-raises exceptions from earlier tasks.
 
-        Bytes above :data:`SMALL` must stay as they are until that is done.
+        Buffers above :data:`SMALL` must not change until the task is done.
         """
         if len(data) <= SMALL:
             self.wait()
@@ -77,12 +78,12 @@ class OrderedExecutor:
         self._pending.append(self._pool.submit(function, data))
 
     def wait(self) -> None:
-        """Wait until all is done; raises what it raised."""
+        """Wait for all tasks. Re-raises their exceptions."""
         while self._pending:
             self._pending.popleft().result()
 
     def finish(self) -> None:
-        """Wait until all is done, and let the thread go; raises what the work raised."""
+        """Wait for all tasks and stop the thread. Re-raises task exceptions."""
         try:
             self.wait()
         finally:
@@ -90,33 +91,33 @@ class OrderedExecutor:
 
 
 class StreamHasher(Hasher):
-    """A hasher for large pieces, which hashes behind its caller; those above SMALL must stay until the digest."""
+    """Hasher that processes large buffers in a thread. Buffers above SMALL must not change until :meth:`digest`."""
 
     def __init__(self, algorithm: str = DEFAULT) -> None:
         super().__init__(algorithm)
         self._executor = OrderedExecutor()
 
     def update(self, data: Any) -> None:
-        """Add bytes (any contiguous buffer)."""
+        """Add bytes from any contiguous buffer."""
         self._executor.do(super().update, data)
 
     def digest(self) -> str:
-        """The digest of all bytes, with its algorithm in front. Nothing can be added after."""
+        """Return the digest of all bytes, prefixed with the algorithm. Ends the hasher: no update may follow."""
         self._executor.finish()
         return super().digest()
 
 
 def digest_of(data: Any, algorithm: str = DEFAULT) -> str:
-    """The digest of a buffer."""
+    """Return a buffer's digest."""
     hasher = Hasher(algorithm, blake3.AUTO if memoryview(data).nbytes >= _THREADS_FROM else 1)
     hasher.update(data)
     return hasher.digest()
 
 
 def digest_file(path: Path, algorithm: str = DEFAULT) -> str:
-    """The digest of a file's content, as long as it is when it is opened.
+    """Return a file's digest, up to the size that it has when opened.
 
-    Read and not mapped: whoever cut a mapped file would end this process by SIGBUS.
+    Uses reads rather than a memory map: truncating a mapped file would kill this process with SIGBUS.
 
     Raises:
         OSError: the file cannot be read.
@@ -125,18 +126,21 @@ def digest_file(path: Path, algorithm: str = DEFAULT) -> str:
         left = os.fstat(file.fileno()).st_size
         hasher = Hasher(algorithm, blake3.AUTO if left >= _THREADS_FROM else 1)
         while piece := file.read(min(left, _PIECE)):
+            check_cancelled()
             hasher.update(piece)
             left -= len(piece)
     return hasher.digest()
 
 
 def check(digest: str) -> str:
-    """The digest itself where it is well formed: nothing else may become part of a path. Raises UsageError."""
+    """Return the digest if it is well formed, so that it is safe in a path. Raises UsageError otherwise."""
     if not _FORM.fullmatch(digest):
-        raise UsageError(f"not a digest: {digest[:100]!r}", hint="blake3:HEX or sha256:HEX with 64 hexadecimal digits")
+        raise UsageError(
+            f"not a digest: {digest[:100]!r}", hint="expected blake3:HEX or sha256:HEX with 64 hexadecimal digits"
+        )
     return digest
 
 
 def algorithm_of(digest: str) -> str:
-    """The algorithm in front of a well-formed digest."""
+    """Return the algorithm prefix of a well-formed digest."""
     return check(digest).split(":", 1)[0]

@@ -1,8 +1,9 @@
-"""Check the types of values that code of another package made."""
+"""Check the types of values from plugin code."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -11,7 +12,7 @@ from hil.core.guarded import shown
 
 
 def is_a(*kinds: type) -> Callable[[Any], None]:
-    """Return a check that raises TypeError for a value of none of these types, or with fields of other types."""
+    """Return a check that raises TypeError unless a value has one of the types, and valid dataclass fields."""
 
     def check(value: Any) -> None:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -23,20 +24,22 @@ def is_a(*kinds: type) -> Callable[[Any], None]:
 
 
 def check_fields(thing: Any) -> None:
-    """Raise TypeError for a field whose value is of another type than the dataclass declares."""
-    for name, hint in _hints(type(thing)).items():
+    """Check each field against its declared type. Raises TypeError on a mismatch."""
+    kind: type = type(thing)
+    for name, hint in _hints(kind).items():
         value = getattr(thing, name)
         if not _fits(value, hint):
             raise TypeError(f"{name} is {shown(value)}: expected {_text(hint)}")
 
 
+@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     unknown: dict[str, Any] = {}
     while True:
         try:
             hints = get_type_hints(kind, localns=unknown)
             break
-        except NameError as error:  # imported for type checkers alone
+        except NameError as error:  # imported only for type checkers
             unknown[str(error.name)] = Any
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

@@ -1,7 +1,6 @@
-"""A tensor in a file, read piece by piece with plain reads.
+"""Tensor in a file, read in chunks without a memory map.
 
-A memory map of a file that somebody shortens ends the process with a signal as soon as it is looked at; here that is
-an error like others.
+If a mapped file is truncated, access ends the process with a signal. Reads raise a regular error instead.
 """
 
 from __future__ import annotations
@@ -14,17 +13,18 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
+from hil.core.cancellation import check_cancelled
 from hil.core.tensors import Array
 from hil.errors import UsageError
 
-# So many bytes are read at a time, with what lies between the elements that are wanted.
+# Maximum bytes per read, including gaps between wanted elements.
 _SPAN = 1 << 20
-# Reading so many bytes more takes as long as reading once more.
+# Reading this many extra bytes takes as long as another read.
 _GAP = 16 << 10
 
 
 class OpenFile:
-    """A file that is open until nobody has it any more."""
+    """File that stays open until this object is garbage-collected."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.path = path
@@ -34,24 +34,25 @@ class OpenFile:
         os.close(self._descriptor)
 
     def read(self, count: int, offset: int) -> bytes:
-        """So many bytes from a place on. Raises UsageError: they are not there any more."""
+        """Read ``count`` bytes at ``offset``. Raises UsageError if the file was truncated."""
+        check_cancelled()
         data = os.pread(self._descriptor, count, offset)
         while len(data) < count:
             more = os.pread(self._descriptor, count - len(data), offset + len(data))
             if not more:
-                raise UsageError(f"{self.path.name} was shortened while it was read", hint="try again")
+                raise UsageError(f"{self.path.name} was truncated during reading", hint="try again")
             data += more
         return data
 
 
 class FileTensor:
-    """What an array has of dtype and shape, slices of it (of a step of 1), and `np.asarray`, which reads what is left.
+    """Array-like view on a file: dtype, shape, slices with step 1, and `np.asarray`, which reads the slice.
 
-    Slices keep the file open, and nothing else. It stands where functions take an array that they read in pieces, as
-    :func:`hil.compare.values.reader` does.
+    Slices keep the file open and use no other resources. Functions that read arrays in chunks accept it: see
+    :func:`hil.compare.values.reader`.
 
     Attributes:
-        strides: of each axis, in bytes, as numpy has them; never negative.
+        strides: bytes per step along each axis, like numpy's; never negative.
     """
 
     def __init__(
@@ -67,39 +68,39 @@ class FileTensor:
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """What its elements take."""
+        """Size in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
     def is_line(self) -> bool:
-        """Whether its elements lie beside each other in reading order."""
+        """True if the elements are contiguous in C order."""
         return not self.size or self.strides == contiguous(self.shape, self.dtype.itemsize)
 
     @property
     def T(self) -> FileTensor:  # noqa: N802 - numpy's name
-        """It with its axes in reverse order."""
+        """View with the axes reversed."""
         return self._with(self.shape[::-1], self.strides[::-1])
 
     def view(self, dtype: np.dtype[Any]) -> FileTensor:
-        """The same bytes as elements of another dtype of the same size."""
+        """Return a view with another dtype and the same item size."""
         if dtype.itemsize != self.dtype.itemsize:
-            raise ValueError(f"elements of {self.dtype.itemsize} bytes are none of {dtype}")
+            raise ValueError(f"elements of {self.dtype.itemsize} bytes cannot be viewed as {dtype}")
         return FileTensor(self._file, dtype, self.shape, self.strides, self._offset)
 
     def rows_of(self, columns: int) -> FileTensor:
-        """A line of elements as whole rows; what is left of them is not in it."""
+        """Reshape contiguous elements to rows, without an incomplete last row."""
         if not self.is_line:
-            raise ValueError("its elements do not lie beside each other")
+            raise ValueError("elements are not contiguous")
         shape = (self.size // columns, columns)
         return self._with(shape, contiguous(shape, self.dtype.itemsize))
 
@@ -111,13 +112,13 @@ class FileTensor:
             if isinstance(place, slice):
                 start, stop, step = place.indices(dim)
                 if step != 1:
-                    raise ValueError("slices have a step of 1 here")
+                    raise ValueError("slices must have a step of 1")
                 shape.append(max(0, stop - start))
                 strides.append(stride)
             else:
                 start = int(place)
                 if not 0 <= start < dim:
-                    raise IndexError(f"axis {axis} has {dim} places, and none is {start}")
+                    raise IndexError(f"index {start} is out of range for axis {axis} of size {dim}")
             offset += start * stride
         return self._with(shape, strides, offset)
 
@@ -126,7 +127,7 @@ class FileTensor:
         return FileTensor(self._file, self.dtype, shape, strides, offset)
 
     def elements(self, start: int, stop: int) -> Array:
-        """Elements in reading order, as a flat array."""
+        """Return elements start to stop in C order, as a flat array."""
         start, stop = min(start, self.size), min(stop, self.size)
         if start >= stop:
             return np.empty(0, self.dtype)
@@ -134,7 +135,7 @@ class FileTensor:
             return self._read(self._offset + start * self.dtype.itemsize, (stop - start,), (self.dtype.itemsize,))
         row = math.prod(self.shape[1:])
         first, last = -(-start // row), stop // row
-        if first > last:  # within one place of the first axis
+        if first > last:  # start and stop are in the same row
             return self[first - 1].elements(start - (first - 1) * row, stop - (first - 1) * row)
         parts = [np.asarray(self[first:last]).reshape(-1)]
         if start < first * row:
@@ -165,7 +166,7 @@ class FileTensor:
         return found
 
     def _runs(self, shape: Sequence[int], strides: Sequence[int]) -> int:
-        """How many times would be read if nothing but what is wanted were."""
+        """Return the number of reads required to read only the wanted bytes."""
         run = self.dtype.itemsize
         for stride, dim in sorted(zip(strides, shape, strict=True)):
             if stride != run and dim > 1:
@@ -174,10 +175,10 @@ class FileTensor:
         return math.prod(shape) * self.dtype.itemsize // run
 
 
-# What functions take that read a tensor in pieces.
+# Tensor types that chunked functions accept.
 Tensor: TypeAlias = "Array | FileTensor"
 
 
 def contiguous(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """The strides of elements that lie beside each other in reading order."""
+    """Return the strides of a contiguous C-order array."""
     return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

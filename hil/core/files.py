@@ -1,19 +1,28 @@
-"""Files that somebody named: only plain files are read, and what is written appears whole or not at all."""
+"""Read regular files only, with a size limit, and write files atomically."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
-from hil.errors import UsageError
+from hil.errors import UnreadableFile, UsageError
 
-# More than any text that people write: configurations, flag files, lists.
+# Larger than any hand-written text: configs, flag files, lists.
 MAX_TEXT_BYTES = 16 << 20
+# Larger than any record that hil writes, such as run.json.
+MAX_FILE_BYTES = 1 << 30
+# Limit for models and programs: half of the machine's memory.
+MAX_MODEL_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+# Bytes to read from a log when quoting its end.
+MAX_LOG_BYTES = 1 << 20
+_PIECE = 1 << 20
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -23,64 +32,112 @@ _KINDS = {
 }
 
 
-def open_file(path: Path) -> BinaryIO:
-    """A plain file, opened to be read. A link to one is followed.
+def open_file(path: Path) -> BufferedReader:
+    """Open a regular file for reading. Links are followed.
+
+    Opening never blocks and never triggers a device.
 
     Raises:
-        UsageError: it is a folder, a pipe, a socket or a device, or can be no path at all.
-        OSError: it is not there or cannot be read.
+        UnreadableFile: the path is a directory, pipe, socket or device, or is invalid.
+        OSError: the file is missing or cannot be read.
     """
-    # A device must not even be opened: for some of them that is an action.
-    _refuse_odd(path, _mode(path))
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # Check before opening: opening some devices already has side effects.
+    _require_regular(path, _mode(path))
+    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 (the caller closes it)
     try:
-        _refuse_odd(path, os.fstat(descriptor).st_mode)
-        return os.fdopen(descriptor, "rb")
+        _require_regular(path, os.fstat(file.fileno()).st_mode)
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
+    return file
 
 
-def read_file(path: Path, most: int | None = None) -> bytes:
-    """The bytes of a plain file.
+def read_file(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """Read a regular file.
 
     Args:
-        most: how many bytes it may have; None is any number.
+        most: maximum number of bytes.
 
     Raises:
-        UsageError, OSError: as :func:`open_file` says; it has more bytes than it may have.
+        UnreadableFile: as :func:`open_file`; or the file is larger.
+        OSError: as :func:`open_file`.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read() if most is None else file.read(most + 1)
-        if most is not None and max(size, len(data)) > most:
-            raise UsageError(f"{path} has {max(size, len(data))} bytes, {most} are allowed")
-        return data
+        # Python allocates the full requested size, so do not request the limit.
+        data = b"" if size > most else file.read(size + 1)
+        # The file grew meanwhile, or the system reports no size.
+        while size < len(data) <= most and (piece := file.read(_PIECE)):
+            data += piece
+    if max(size, len(data)) > most:
+        raise _unreadable(str(path), f"has {max(size, len(data))} bytes, {most} are allowed")
+    return data
 
 
-def read_text(path: Path) -> str:
-    """The text of a plain file of at most :data:`MAX_TEXT_BYTES`.
+def read_text(path: Path, most: int = MAX_TEXT_BYTES, *, errors: str = "strict") -> str:
+    """Read a regular file as UTF-8 text.
+
+    Args:
+        most: maximum number of bytes.
+        errors: error handling for invalid UTF-8, as in :meth:`bytes.decode`.
 
     Raises:
-        UsageError, OSError: as :func:`read_file` says.
-        UnicodeDecodeError: it is not UTF-8.
+        UnreadableFile, OSError: as :func:`read_file`.
+        UnicodeDecodeError: the file is not UTF-8.
     """
-    return read_file(path, MAX_TEXT_BYTES).decode().replace("\r\n", "\n")
+    return read_file(path, most).decode(errors=errors).replace("\r\n", "\n")
+
+
+def read_end(path: Path, most: int = MAX_LOG_BYTES) -> str:
+    """Read the last bytes of a regular file, such as a log, as text.
+
+    Args:
+        most: number of bytes to read.
+
+    Raises:
+        UnreadableFile, OSError: as :func:`open_file`.
+    """
+    with open_file(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most).decode(errors="replace")
+
+
+def map_file(path: Path) -> memoryview:
+    """Map a regular file into memory, read-only. For an empty file, return an empty view.
+
+    Raises:
+        UnreadableFile, OSError: as :func:`open_file`.
+    """
+    with open_file(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def copy_file(source: str | Path, target: Path) -> Path:
+    """Copy a regular file over another, and return the copy's path.
+
+    Raises:
+        UnreadableFile, OSError: as :func:`open_file`; or the target cannot be written.
+    """
+    open_file(Path(source)).close()  # shutil would copy a device without end
+    shutil.copyfile(source, target)
+    return target
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, which takes the other's place at the end and is removed if that fails.
+    """Yield a temporary path to write to. On success it replaces ``path``; on failure it is removed.
 
-    Something other than a plain file (``/dev/null``, a pipe) is yielded itself: nothing may take its place.
+    If ``path`` is not a regular file (``/dev/null``, a pipe), yield ``path``, which must not be replaced.
 
     Raises:
-        OSError: it cannot be put there.
+        OSError: the file cannot be replaced.
     """
     if path.exists() and not path.is_file():
         yield path
         return
-    # The whole name and more may be longer than a file system allows.
+    # Truncate the name, because the full name plus a suffix may exceed the file system's limit.
     temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}")
     try:
         yield temporary
@@ -90,14 +147,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o666) -> None:
-    """Write a file so that whoever opens it finds the old one or the whole new one.
+    """Write a file atomically: readers see either the old or the complete new content.
 
     Args:
-        data: bytes, or text, which is written as UTF-8 with half a surrogate pair as its escape.
-        mode: the new file's, less the umask; nobody whom it shuts out can read the file while it is written either.
+        data: bytes, or text to encode as UTF-8. Lone surrogates are written as escapes.
+        mode: permissions of the new file, before the umask. They also apply while it is written.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     content = data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace")
     with replacing(path) as temporary:
@@ -107,23 +164,42 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o666) -> None:
 
 
 def within(folder: Path, path: Path) -> Path:
-    """A path that is in a folder, links followed. Raises UsageError: a link leads out of the folder, or in a circle."""
+    """Return the path if it is inside the directory after resolving links.
+
+    Raises:
+        UsageError: a link leads outside the directory or is circular, or the path is invalid.
+    """
     try:
         if path.resolve().is_relative_to(folder.resolve()):
             return path
-    except (OSError, RuntimeError) as error:  # a circle of links
-        raise UsageError(f"{path} cannot be followed: {error}") from error
-    raise UsageError(f"{path} leads out of {folder}", hint="a link in such a folder must stay inside it")
+    except ValueError as error:
+        raise _invalid(path, error) from error
+    except (OSError, RuntimeError) as error:  # circular links
+        raise UsageError(f"cannot follow {path}: {error}") from error
+    raise UsageError(f"{path} points outside {folder}", hint="links in this directory must stay inside it")
 
 
 def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode
-    except ValueError as error:  # a zero byte, or what no file name can hold
-        raise UsageError(f"{str(path)!r} can be no file's name: {error}") from error
+    except ValueError as error:
+        raise _invalid(path, error) from error
 
 
-def _refuse_odd(path: Path, mode: int) -> None:
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _require_regular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise UsageError(f"{path} cannot be read: it is {kind}, no plain file", hint="name a plain file")
+        raise _unreadable(str(path), f"is {kind}, not a regular file")
+
+
+def _invalid(path: Path, error: ValueError) -> UnreadableFile:
+    # A null byte or a lone surrogate, which no file system allows.
+    return _unreadable(repr(str(path)), f"is an invalid file name: {error}")
+
+
+def _unreadable(path: str, reason: str) -> UnreadableFile:
+    return UnreadableFile(f"{path} {reason}", reason=f"it {reason}")

@@ -1,7 +1,7 @@
-"""Call code of installed packages: whatever it raises or returns ends in an error that names the package.
+"""Call plugin code so that every failure becomes an error that names the package.
 
-A package registers its code under an entry point (docs/extending.md). Every call of such code goes through
-:func:`guarded`; what it returns is checked there too (:mod:`hil.core.field_types`).
+Packages register code as entry points (docs/extending.md). Calls to such code use :func:`guarded`, and
+:mod:`hil.core.field_types` checks the results.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _SHOWN = 80
 
 
 def package_text(point: EntryPoint) -> str:
-    """Return name and version of the package that an entry point is of."""
+    """Return the name and version of an entry point's package."""
     try:
         return f"{point.dist.name} {point.dist.version}" if point.dist else "?"
-    except Exception:  # of its metadata, which a package writes itself
+    except Exception:  # invalid metadata in the package
         return "?"
 
 
 def package_of(group: str, name: str) -> str:
-    """Return name and version of the package that something of a group comes from; "" where it is hil's own."""
+    """Return the package that registered a name in a group, with version; "" for hil's entry points."""
     package = next((package_text(point) for point in reversed(list(points(group))) if point.name == name), "")
     return "" if package.partition(" ")[0] == "hil" else package
 
 
 def called(kind: str, group: str, name: str) -> str:
-    """Return how errors name something of a group: ``the recipe round of the package cutter 1.0``."""
+    """Return the text for a plugin in errors: ``the recipe round of the package cutter 1.0``."""
     package = package_of(group, name)
     return f"the {kind} {name} of the package {package}" if package else f"the {kind} {name}"
 
 
 def shown(value: object) -> str:
-    """Return the start of a value's text, or its type where it has none."""
+    """Return a truncated repr, or the type if repr fails."""
     try:
         return f"{value!r:.{_SHOWN}}"
     except Exception:
@@ -49,7 +49,7 @@ def shown(value: object) -> str:
 
 
 def error_text(error: BaseException, *, whole: bool = False) -> str:
-    """Return an error's class and the first line of its text, or the whole of it."""
+    """Return an error's class and the first line of its text, or the full text if ``whole`` is set."""
     try:
         text = str(error)
     except Exception:
@@ -60,23 +60,23 @@ def error_text(error: BaseException, *, whole: bool = False) -> str:
 
 
 def name_package(error: HilError, who: str) -> None:
-    """Add to an error whose code raised it: see :func:`called`; nothing where it says so, or "" is given."""
+    """Add the plugin's text from :func:`called` to an error, unless it is empty or already in the message."""
     if who and who not in error.message:
         error.add(f"in {who}")
 
 
 @contextlib.contextmanager
 def guarded(who: str, failure: Callable[..., HilError], *allowed: type[HilError]) -> Iterator[None]:
-    """Run code of a package. Every error that leaves it names the package.
+    """Run plugin code. Every error that leaves the block names the package.
 
     Args:
-        who: names it in the error: see :func:`called`.
-        failure: the error of the stage.
-        allowed: the errors that the code may raise; any other becomes ``failure``.
+        who: text for the plugin in errors: see :func:`called`.
+        failure: error class of the stage.
+        allowed: error classes that the code may raise; any other error becomes ``failure``.
 
     Raises:
-        HilError: ``failure``, with the calls that led to it as its detail, or one of ``allowed``.
-        KeyboardInterrupt: the user interrupts hil.
+        HilError: ``failure`` with the call stack as its detail, or one of ``allowed``.
+        KeyboardInterrupt: the user interrupted hil.
     """
     try:
         yield
@@ -93,25 +93,25 @@ def guarded(who: str, failure: Callable[..., HilError], *allowed: type[HilError]
 
 
 def calls_text(error: BaseException) -> str:
-    """Return the calls that led to an error, the outermost first, without the one that caught it."""
+    """Return an error's call stack, outermost call first, without the frame that caught it."""
     return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[1:])).rstrip()
 
 
 def guard(
     kind: str, group: str, name: str, failure: Callable[..., HilError], *allowed: type[HilError]
 ) -> contextlib.AbstractContextManager[None]:
-    """Return :func:`guarded` for something of a group that a package registered; a no-op for hil's own."""
+    """Return :func:`guarded` for a plugin's entry point, or a no-op for hil's."""
     if not package_of(group, name):
         return contextlib.nullcontext()
     return guarded(called(kind, group, name), failure, *allowed)
 
 
 class GuardedObject:
-    """An object of a package, whose attributes are read and methods are called through :func:`guarded`.
+    """Proxy for a plugin's object that accesses attributes and methods through :func:`guarded`.
 
     Args:
-        who, failure, allowed: as :func:`guarded` takes them.
-        checks: attribute or method -> raises TypeError for a value, or a result, that it may not have.
+        who, failure, allowed: as in :func:`guarded`.
+        checks: attribute or method name -> check that raises TypeError for an invalid value or result.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class GuardedObject:
 
 
 class _GuardedIterator:
-    """An iterator of a package, which may fail at any item."""
+    """Proxy for a plugin's iterator, which may fail at any item."""
 
     def __init__(self, items: Iterator[Any], who: str, how: tuple[type[HilError], ...]) -> None:
         self._items, self._who, self._how = items, who, how

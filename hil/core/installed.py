@@ -1,8 +1,8 @@
-"""Installed packages: their versions, and what they register as entry points.
+"""Find installed packages' versions and entry points quickly.
 
-:mod:`importlib.metadata` knows both, but takes longer to import and to read it all than a warm command has to spare. So
-the folders of ``sys.path`` are looked into here, and it is asked about what they leave open: where a package does
-register something, is not found, or lies elsewhere than in a plain folder.
+:mod:`importlib.metadata` provides both, but its import and reads take longer than a warm command can
+afford. So hil reads the ``sys.path`` directories directly. It falls back to importlib.metadata if a package
+registers an entry point in the group, is missing, or is not in a plain directory.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _SUFFIXES = (".dist-info", ".egg-info")
 
 
 class _Unsure(Exception):
-    """There may be packages where only importlib.metadata finds them."""
+    """Packages may exist that only importlib.metadata can find."""
 
 
 def version(package: str) -> str:
-    """The version of an installed package. Raises importlib.metadata.PackageNotFoundError: it is not installed."""
+    """Return an installed package's version. Raises importlib.metadata.PackageNotFoundError if not installed."""
     return _version(package, tuple(sys.path))
 
 
 def points(group: str) -> Sequence[EntryPoint]:
-    """The entry points of a group, of all packages."""
+    """Return the entry points in a group, from all packages."""
     return _points(group, tuple(sys.path))
 
 
-# What is installed stays the same while `sys.path` does: it is read once.
+# Cached by `sys.path`: installed packages are assumed not to change while it stays the same.
 
 
 @functools.cache
@@ -67,13 +67,13 @@ def _points(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
 
 @functools.cache
 def _registered(path: tuple[str, ...]) -> tuple[str, ...]:
-    """What each package registers, as it is written."""
+    """Return the entry_points.txt text of each package."""
     return tuple(filter(None, (_text(f"{folder}/entry_points.txt") for _, folder in _folders(path))))
 
 
 @functools.cache
 def _folders(path: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """The name of every package with the folder of its metadata, in the order of the path."""
+    """Return (package name, metadata directory) pairs in path order."""
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         raise _Unsure
     return tuple(_in(path))
@@ -95,7 +95,7 @@ def _in(path: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _head(path: str) -> dict[str, str]:
-    """The first lines of a file, up to an empty one: what stands before a colon, and what after it."""
+    """Parse a file's header lines, up to the first empty line: name -> value."""
     lines = itertools.takewhile(bool, _text(path).splitlines())
     return {name: value.strip() for name, _, value in reversed([line.partition(":") for line in lines])}
 

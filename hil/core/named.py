@@ -1,4 +1,4 @@
-"""Code by its name, ``module:name``: what is imported where it is used, and not before."""
+"""Resolve ``module:name`` references, imported only when used."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def resolve(reference: str) -> Any:
-    """Import what a ``module:name`` reference names."""
+    """Import the object that a ``module:name`` reference names."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def later(reference: str) -> Callable[..., Any]:
-    """The function that a reference names; it is imported when it is called."""
+    """Return a function that imports the referenced function when called."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return resolve(reference)(*args, **kwargs)

@@ -1,8 +1,7 @@
-"""NumPy's .npy and .npz files, read by rules of our own: a header is never evaluated, and nothing is made room for
-that the file does not hold.
+"""Read NumPy's .npy and .npz files safely: without evaluating the header, and without trusting its sizes.
 
-numpy's own reader evaluates the header as Python (a deeply nested one ends the process) and makes the room that the
-header asks for before it looks at the data.
+numpy's reader evaluates the header as Python, so deep nesting ends the process. It also allocates the
+size from the header before checking the data.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from hil.core.tensors import ML_DTYPES, Array, dtype_of
 from hil.errors import UsageError
 
 _MAGIC = b"\x93NUMPY"
-# As numpy has it for files that are not trusted, and for dimensions.
+# numpy's limits for untrusted headers and for dimensions.
 MAX_HEADER_BYTES = 10_000
 MAX_DIMS = 64
 MAX_MEMBERS = 10_000
-# What an archive may unpack to, the larger of the two (5 MiB can be 5 GiB of zeros). Arrays that are exactly what a
-# model takes do not count.
+# Maximum unpacked size of an archive: the larger limit applies (5 MiB can be 5 GiB of zeros). Arrays that exactly match
+# the model's inputs do not count.
 FREE_BYTES = 256 << 20
 MAX_RATIO = 100
 _PIECE = 1 << 20
-# What reading a damaged file raises.
+# Errors from reading a damaged file.
 _DAMAGE = (ValueError, TypeError, OverflowError, MemoryError, EOFError, RuntimeError)
 _DTYPE = re.compile(r"[<>|=]?[a-zA-Z?]\d{0,9}(\[\d{0,9}[a-zA-Z]{1,2}\])?")
 _ITEM = re.compile(
@@ -46,38 +45,37 @@ _ITEM = re.compile(
 )
 
 
-# Says of an array's dtype and shape whether it is what is wanted, before room is made for it; what it raises is the
-# reader's error.
+# Checks an array's dtype and shape before allocation. Exceptions from the check propagate to the reader's caller.
 Fits = Callable[[np.dtype[Any], tuple[int, ...]], bool]
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a .npy file says of its array."""
+    """Header of a .npy file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fortran: bool  # the first index changes fastest
-    bytes: int  # how many bytes the header itself takes
+    bytes: int  # size of the header in bytes
 
     @property
     def nbytes(self) -> int:
-        """What the array takes."""
+        """Size of the array in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def save_npy(path: Path, array: Array) -> None:
-    """Write a tensor as .npy, never pickled: strings become numpy's fixed-width text, bfloat16 and float8 raw bytes."""
+    """Write a tensor as .npy without pickling: strings as fixed-width text, bfloat16 and float8 as raw bytes."""
     if array.dtype.kind == "O":
         array = array.astype(np.str_)
     elif array.dtype.name in ML_DTYPES:
-        # numpy would write names of its own for some of these (float8_e5m2 as "<f1") that it cannot read back.
+        # numpy writes special names for some dtypes (float8_e5m2 as "<f1") that it cannot read back.
         array = array.view(np.dtype(f"V{array.dtype.itemsize}"))
     np.save(path, array, allow_pickle=False)
 
 
 def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | None = None) -> Array:
-    """Read a tensor from .npy, as ``dtype`` where numpy's format forgot it (it knows no bfloat16 or float8).
+    """Read a tensor from .npy. ``dtype`` restores dtypes that the format cannot represent (bfloat16, float8).
 
     Raises:
         UsageError: as :func:`read_npy`.
@@ -86,25 +84,25 @@ def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | No
 
 
 def typed(array: Array, dtype: str) -> Array:
-    """A tensor as it was before numpy's format forgot its dtype: raw bytes are ``dtype``, fixed-width text strings."""
+    """Restore a tensor's dtype after .npy storage: raw bytes become ``dtype``, fixed-width text becomes strings."""
     if is_raw(array.dtype, dtype):
         return array.view(dtype_of(dtype))
     return array.astype(object) if array.dtype.kind == "U" else array
 
 
 def is_raw(found: np.dtype[Any], dtype: str) -> bool:
-    """Whether a file's dtype is the raw bytes that :func:`save_npy` writes for a dtype that numpy does not know."""
+    """Return True if a file's dtype is the raw bytes that :func:`save_npy` writes for ``dtype``."""
     return found.kind == "V" and bool(dtype) and dtype_of(dtype).itemsize == found.itemsize
 
 
 def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt.NDArray[Any]:
-    """The array of a .npy file.
+    """Read a .npy file.
 
     Args:
-        fits: asked before room is made; its answer does not count, what it raises does.
+        fits: called before allocation. Its return value is ignored; exceptions propagate.
 
     Raises:
-        UsageError: the file is missing, no plain file, cut off, pickled, structured, or no .npy file.
+        UsageError: the file is missing, not a regular file, truncated, pickled, structured, or not a .npy file.
     """
     with _reading(path, ".npy"), open_file(path) as file:
         header = read_header(file, os.fstat(file.fileno()).st_size)
@@ -118,7 +116,7 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
 
 
 def open_npy(path: Path) -> FileTensor:
-    """The array of a .npy file, of which nothing is read yet. Raises UsageError: as :func:`read_npy`."""
+    """Open a .npy file without reading its data. Raises UsageError as :func:`read_npy`."""
     with _reading(path, ".npy"), open_file(path) as file:
         header = read_header(file, os.fstat(file.fileno()).st_size)
         shape, size = header.shape, header.dtype.itemsize
@@ -127,19 +125,20 @@ def open_npy(path: Path) -> FileTensor:
 
 
 def parse_npy(data: bytes) -> npt.NDArray[Any]:
-    """The array in the bytes of a .npy file. Raises ValueError: there is none."""
+    """Parse a .npy file's bytes. Raises ValueError if they are invalid."""
     file = io.BytesIO(data)
     return _array(file, read_header(file, len(data)))
 
 
 class Npz:
-    """An .npz archive, whose arrays are unpacked one by one. A context manager.
+    """An .npz archive that unpacks arrays individually. Use as a context manager.
 
     Attributes:
-        keys: the arrays' names, in order.
+        keys: array names, in order.
 
     Raises:
-        UsageError: the file is missing, no plain file, no archive, encrypted, holds a name twice, or no arrays.
+        UsageError: the file is missing, not a regular file, not an archive, or encrypted. Also for duplicate names,
+            or members that are not arrays.
     """
 
     def __init__(self, path: Path) -> None:
@@ -156,13 +155,14 @@ class Npz:
         self.keys = tuple(self._members)
 
     def read(self, key: str, fits: Fits | None = None) -> npt.NDArray[Any]:
-        """One array.
+        """Read an array.
 
         Args:
-            fits: whether an array is what is wanted, however tightly it is packed; None is not known.
+            fits: returns True for the dtype and shape that the model needs, so that the size limit does not apply.
+                None if unknown.
 
         Raises:
-            UsageError: it is cut off, damaged, pickled, structured, or takes far more than the archive.
+            UsageError: the array is truncated, damaged, pickled, structured, or far larger than the archive.
         """
         member = self._members[key]
         with _reading(self._path, ".npz", f"{key}: "), self._zip.open(member) as file:
@@ -170,12 +170,12 @@ class Npz:
             if fits is None or not fits(header.dtype, header.shape):
                 if header.nbytes > self._free:
                     raise ValueError(
-                        f"it unpacks to {header.nbytes} bytes, far more than the archive has, and is not known to be "
-                        "what the model takes; save it as .npy"
+                        f"unpacks to {header.nbytes} bytes, far more than the archive, and the model's input size is "
+                        "unknown; save it as .npy"
                     )
                 self._free -= header.nbytes
             array = _array(file, header)
-            while file.read(_PIECE):  # the checksum is looked at where the member ends
+            while file.read(_PIECE):  # read to the end, where zipfile checks the checksum
                 pass
             return array
 
@@ -188,26 +188,26 @@ class Npz:
 
 
 def read_header(file: BinaryIO | Any, size: int) -> Header:
-    """The header of a .npy file of ``size`` bytes; the file is then where the array begins.
+    """Read the header of a .npy file with ``size`` bytes, and leave the file at the array's start.
 
     Raises:
-        ValueError: it is none, of an array that is no tensor, or of one that is cut off.
+        ValueError: the header is invalid, the array is not a tensor, or the file is truncated.
     """
     start = file.read(8)
     if start[:6] != _MAGIC or len(start) < 8:
-        raise ValueError("it does not begin as such a file does")
+        raise ValueError("missing npy signature")
     if start[6] not in (1, 2, 3):
-        raise ValueError(f"it is of version {start[6]}.{start[7]}")
+        raise ValueError(f"unsupported version {start[6]}.{start[7]}")
     width = 2 if start[6] == 1 else 4
     length = int.from_bytes(file.read(width), "little")
     if length > MAX_HEADER_BYTES:
         raise ValueError(f"its header has {length} bytes, {MAX_HEADER_BYTES} are allowed")
     text = file.read(length)
     if len(text) != length:
-        raise ValueError("it is cut off in its header")
+        raise ValueError("truncated header")
     header = Header(*_parsed(text.decode("latin-1")), 8 + width + length)
     if header.nbytes > size - header.bytes:
-        raise ValueError(f"its array takes {header.nbytes} bytes, and {size - header.bytes} are there")
+        raise ValueError(f"array needs {header.nbytes} bytes, file has {size - header.bytes}")
     return header
 
 
@@ -220,25 +220,25 @@ def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
         at = found.end()
     descr = fields.get("descr", "")[1:-1]
     if re.search(r"descr['\"]\s*:\s*[\[(]", text):
-        raise ValueError("its array is structured: a tensor's elements have one dtype")
+        raise ValueError("structured array: a tensor's elements have a single dtype")
     if text[at:].strip() != "}" or sorted(fields) != ["descr", "fortran_order", "shape"] or "(" in descr:
-        raise ValueError("its header is damaged")
+        raise ValueError("invalid header")
     if not _DTYPE.fullmatch(descr):
-        raise ValueError(f"its dtype is {descr[:40]!r}")
+        raise ValueError(f"unsupported dtype {descr[:40]!r}")
     if descr.lstrip("<>|=") in ("O", "O8", "O4"):
-        raise ValueError("its array holds Python objects, which hil never loads")
+        raise ValueError("array of Python objects, which hil never loads")
     dims = [dim for dim in fields["shape"][1:-1].replace("L", "").split(",") if dim.strip()]
     if len(dims) > MAX_DIMS or any(len(dim.strip()) > 18 for dim in dims):
-        raise ValueError("its shape is beyond all arrays")
+        raise ValueError("shape exceeds numpy's limits")
     try:
         dtype = np.dtype(descr)
         shape = tuple(map(int, dims))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"its header is damaged: {error}") from error
+        raise ValueError(f"invalid header: {error}") from error
     if dtype.hasobject or dtype.names or dtype.subdtype:
-        raise ValueError(f"its dtype is {descr[:40]!r}")
+        raise ValueError(f"unsupported dtype {descr[:40]!r}")
     if not dtype.itemsize and 0 not in shape:
-        raise ValueError("its elements take no bytes")
+        raise ValueError("elements have 0 bytes")
     return dtype, shape, fields["fortran_order"] == "True"
 
 
@@ -250,7 +250,7 @@ def _array(file: Any, header: Header) -> npt.NDArray[Any]:
     while at < len(view):
         data = file.read(min(_PIECE, len(view) - at))
         if not data:
-            raise ValueError("it is cut off")
+            raise ValueError("truncated file")
         view[at : at + len(data)] = data
         at += len(data)
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
@@ -260,23 +260,23 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     found: dict[str, zipfile.ZipInfo] = {}
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
-        raise ValueError(f"it holds {len(members)} arrays, {MAX_MEMBERS} are allowed")
+        raise ValueError(f"contains {len(members)} arrays, {MAX_MEMBERS} are allowed")
     for member in members:
         name = member.filename
         if not name.endswith(".npy"):
-            raise ValueError(f"it holds {name[:80]!r}, which is no array")
+            raise ValueError(f"{name[:80]!r} is not an array")
         if member.flag_bits & 1:
-            raise ValueError("it is encrypted")
+            raise ValueError("encrypted archive")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{name[:80]!r} is packed in a way that numpy never packs")
+            raise ValueError(f"{name[:80]!r} has an unsupported compression method")
         if found.setdefault(name.removesuffix(".npy"), member) is not member:
-            raise ValueError(f"it holds {name[:80]!r} twice")
+            raise ValueError(f"contains {name[:80]!r} twice")
     return found
 
 
 @contextmanager
 def _reading(path: Path, form: str, where: str = "") -> Iterator[None]:
-    """Say of whatever is wrong with a file that it cannot be read."""
+    """Convert every error from reading a file to UsageError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -284,5 +284,5 @@ def _reading(path: Path, form: str, where: str = "") -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"{path} is not a readable {form} file: {error.strerror or error}") from error
     except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:
-        why = str(error) or ("there is not enough memory" if isinstance(error, MemoryError) else "it is damaged")
+        why = str(error) or ("not enough memory" if isinstance(error, MemoryError) else "corrupt data")
         raise UsageError(f"{path} is not a readable {form} file: {where}{why}") from error

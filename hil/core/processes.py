@@ -1,9 +1,9 @@
-"""Processes of ours: the command that starts one, how they are ended, and how it is told how they ended.
+"""Start, kill and reap hil's processes.
 
-On Linux a process whose parent has died comes to the nearest process above that asked for such (a subreaper). The
-agent's fork servers and workers ask, so whatever a worker started, however deep and in whatever session, stays below
-it, and below the fork server once the worker has ended. The agent asks too, for a fork server may be killed.
-Elsewhere a process that leaves its worker's group is not found.
+On Linux an orphaned process becomes a child of its nearest ancestor that is a subreaper. The agent's fork
+servers and workers are subreapers. So all descendants of a worker stay below it in any session, and below
+the fork server after the worker's exit. The agent is also a subreaper, in case a fork server is killed. On
+other systems, hil cannot find a process that left its worker's group.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,25 +21,25 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-# For Python 3.10, which has no -P, and imports what runs a module with the working directory on the path already.
+# Python 3.10 lacks -P, and has the working directory on the path when it imports runpy.
 _START = (
     "import sys; sys.path.remove(''); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-# How often a forked child is looked at.
+# Polling interval for a forked child.
 _WAIT_S = 0.005
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """``python -m MODULE ARGUMENTS``, which takes no module from the folder that it is called in."""
+    """Return ``python -m MODULE ARGUMENTS`` that does not import from the working directory."""
     start = ["-P", "-m"] if sys.version_info >= (3, 11) else ["-c", _START]
     return [sys.executable, *start, module, *arguments]
 
 
 def signal_name(number: int) -> str:
-    """A signal's name: 11 is SIGSEGV; ``signal N`` where it has none."""
+    """Return a signal's name: 11 is SIGSEGV; unknown signals are ``signal N``."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -46,21 +47,21 @@ def signal_name(number: int) -> str:
 
 
 def exit_text(code: int) -> str:
-    """What an exit code, negative for a signal, says to people: ``was killed by SIGSEGV``."""
+    """Describe an exit code, negative for a signal: ``was killed by SIGSEGV``."""
     return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
 def signal_group(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process group; one that is gone, or is another's by now, is left alone."""
+    """Send a signal to a process group. Ignores groups that ended or now belong to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 class ForkedChild:
-    """A child that was forked, to be waited for and killed as :class:`subprocess.Popen` is.
+    """Forked child with the wait and kill methods of :class:`subprocess.Popen`.
 
     Args:
-        work: what it does; it ends with it, with the code of its SystemExit if it raises that.
+        work: function to run in the child. The child exits after it, with the code from SystemExit if raised.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -75,18 +76,18 @@ class ForkedChild:
                 work()
                 code = 0
             except SystemExit as ended:
-                code = ended.code if isinstance(ended.code, int) else 1
+                code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
             except BaseException:
                 traceback.print_exc()
             finally:
                 with contextlib.suppress(Exception):
                     sys.stdout.flush()
                     sys.stderr.flush()
-                # What the parent had opened is not ours to tidy up.
+                # Skip cleanup handlers: they belong to the parent.
                 os._exit(code)
 
     def poll(self) -> int | None:
-        """The status that it ended with; None while it runs."""
+        """Return the exit code, or None if running."""
         with self._lock:
             if self._status is None:
                 try:
@@ -97,7 +98,7 @@ class ForkedChild:
             return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; :class:`subprocess.TimeoutExpired` after ``timeout`` seconds."""
+        """Wait for the child's exit. Raises :class:`subprocess.TimeoutExpired` after ``timeout`` seconds."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -106,7 +107,7 @@ class ForkedChild:
         return status
 
     def kill(self) -> None:
-        """Kill it, unless it has ended: its number may then be another's."""
+        """Kill the child unless it ended, because its pid may be reused then."""
         with self._lock:
             if self._status is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -114,7 +115,7 @@ class ForkedChild:
 
 
 def wait_or_kill(process: subprocess.Popen[Any] | ForkedChild, seconds: float, *, group: bool = False) -> int:
-    """Wait so many seconds for a process that was told to end, then kill it; returns its exit code."""
+    """Wait up to ``seconds`` for a process that was asked to exit, then kill it. Return the exit code."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -127,12 +128,12 @@ def wait_or_kill(process: subprocess.Popen[Any] | ForkedChild, seconds: float, *
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PAUSE_S = 0.001
-# Only what hangs in the kernel lives longer than that after SIGKILL.
+# Only processes stuck in the kernel survive SIGKILL longer than this.
 _KILL_S = 2.0
 
 
 def adopt_descendants() -> bool:
-    """Get every process below this one as a child once its own parent has died; returns whether that is so."""
+    """Make this process a subreaper: orphaned descendants become its children. Return True on success."""
     if sys.platform != "linux":
         return False
     import ctypes
@@ -140,13 +141,19 @@ def adopt_descendants() -> bool:
     return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
-def end_children(spared: Collection[int], ended: dict[int, int] | None = None) -> None:
-    """Kill every child of this process and all that is below it, and take note of who has ended.
+class Ended(NamedTuple):
+    """Exit status of a child."""
+
+    code: int  # exit code, or the negative signal number
+    peak_bytes: int = 0  # peak resident memory; 0 if unknown
+
+
+def end_children(spared: Collection[int], ended: dict[int, Ended] | None = None) -> None:
+    """Kill all children and their descendants, and record the exit status of ended children.
 
     Args:
-        spared: children that are left alone, with what is below them.
-        ended: gets the status of each child that has ended, of the spared ones too; None leaves them to whoever waits
-            for them.
+        spared: children to leave running, with their descendants.
+        ended: receives the exit status of each child, including spared ones. None leaves reaping to other code.
     """
     deadline = time.monotonic() + _KILL_S
     while True:
@@ -163,14 +170,20 @@ def end_children(spared: Collection[int], ended: dict[int, int] | None = None) -
         time.sleep(_PAUSE_S)
 
 
-def _reap(ended: dict[int, int]) -> None:
+def _reap(ended: dict[int, Ended]) -> None:
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[found[0]] = found[1]
+        while (found := os.wait3(os.WNOHANG))[0]:
+            pid, status, usage = found
+            ended[pid] = Ended(os.waitstatus_to_exitcode(status), peak_memory(usage))
+
+
+def peak_memory(usage: resource.struct_rusage) -> int:
+    """Return the peak resident memory in bytes."""
+    return usage.ru_maxrss if sys.platform == "darwin" else usage.ru_maxrss * 1024
 
 
 def _kill(roots: set[int]) -> None:
-    """Kill these processes and all below them: stopped first, so that none starts another while we look."""
+    """Kill processes with all descendants. Stops them first, so that none can start a new process meanwhile."""
     found: set[int] = set()
     while new := _below(roots) - found:
         for pid in new:
@@ -186,7 +199,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def children() -> set[int]:
-    """This process's children."""
+    """Return the pids of this process's children."""
     if sys.platform != "linux":
         return set()
     found: set[int] = set()
@@ -195,7 +208,7 @@ def children() -> set[int]:
             found.update(map(int, (thread / "children").read_text().split()))
         except OSError:
             if thread.exists():
-                return set(_parents()[os.getpid()])  # a kernel that has no such list
+                return set(_parents()[os.getpid()])  # kernel without this list
     return found
 
 
@@ -212,10 +225,10 @@ def _below(roots: set[int]) -> set[int]:
 
 
 def _parents() -> defaultdict[int, list[int]]:
-    """The children of every process."""
+    """Map each pid to its children."""
     parents: defaultdict[int, list[int]] = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        # The name, in brackets, may hold anything; the process may be gone.
+        # The process name in brackets may contain any character, and the process may have ended.
         with contextlib.suppress(OSError):
             parents[int(stat.read_bytes().rpartition(b")")[2].split()[1])].append(int(stat.parent.name))
     return parents

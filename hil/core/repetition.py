@@ -1,4 +1,4 @@
-"""How often a program was run on the same inputs, and the distinct answers that it gave."""
+"""Repeated runs with the same inputs, and the distinct answers that they gave."""
 
 from __future__ import annotations
 
@@ -14,62 +14,62 @@ _SHOWN = 4
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """One of the distinct answers to the same inputs."""
+    """Distinct set of outputs for the same inputs."""
 
-    iterations: int  # that gave it
-    first: int  # the number of the first of them, from 0, warm-ups included
-    outputs: Mapping[str, Array] | None = None  # None where they were not fetched
-    is_kept: bool = True  # whether the board has kept them
+    iterations: int  # number of iterations with these outputs
+    first: int  # first such iteration, counted from 0 and including warm-ups
+    outputs: Mapping[str, Array] | None = None  # None if not fetched
+    is_kept: bool = True  # True if the board stores them
 
 
 @dataclass(frozen=True, eq=False)
 class Repetition:
-    """The iterations whose answers were compared with each other, warm-ups included, and what they gave."""
+    """Comparison between the outputs of all iterations, including warm-ups."""
 
-    answers: tuple[Answer, ...]  # in the order in which they first appeared
-    is_sampled: bool = False  # whether the outputs were compared in blocks, as they are large
-    others: int = 0  # iterations with further answers, which were not told apart
-    differing: tuple[str, ...] = ()  # the names of the outputs that differ
+    answers: tuple[Answer, ...]  # in order of first appearance
+    is_sampled: bool = False  # True if large outputs were compared only in sampled blocks
+    others: int = 0  # iterations with further outputs that were not distinguished
+    differing: tuple[str, ...] = ()  # names of outputs that differ
 
     @property
     def iterations(self) -> int:
-        """How many were compared."""
+        """Number of compared iterations."""
         return sum(answer.iterations for answer in self.answers) + self.others
 
     @property
     def is_stable(self) -> bool:
-        """Whether all of them gave the same answer."""
+        """True if all iterations gave the same outputs."""
         return len(self.answers) <= 1 and not self.others
 
     @property
     def text(self) -> str:
-        """Describe it in a line: how many of the iterations gave which answer."""
+        """Line with the share of iterations for each distinct result."""
         total = self.iterations
         how = " (compared in samples: the outputs are larger than 1 MiB)" if self.is_sampled else ""
         if self.is_stable:
             return f"{total} of {total} iterations gave the same answer{how}"
         at_least = "at least " if self.others else ""
         counts = sorted((answer.iterations for answer in self.answers), reverse=True)
-        # What is not all of them never reads as 100 %.
+        # A partial share must not round to 100 %.
         shares = [f"{count} ({min(100 * count / total, 99.9):.3g} %)" for count in counts[:_SHOWN]]
         more = ", ..." if len(counts) > _SHOWN or self.others else ""
         distinct = len(self.answers) + bool(self.others)
         return f"{at_least}{distinct} different answers in {total} iterations: {', '.join(shares)}{more}{how}"
 
     def converted(self, convert: Callable[[Mapping[str, Array]], Mapping[str, Array]]) -> Repetition:
-        """Return it with other outputs, which ``convert`` makes of an answer's."""
+        """Return a copy with ``convert`` applied to the outputs of each answer."""
         answers = tuple(
             one if one.outputs is None else replace(one, outputs=convert(one.outputs)) for one in self.answers
         )
         return replace(self, answers=answers)
 
     def renamed(self, names: Mapping[str, str]) -> Repetition:
-        """Return it with other names of outputs."""
+        """Return a copy with output names mapped by ``names``."""
         found = self.converted(lambda outputs: {names[name]: array for name, array in outputs.items()})
         return replace(found, differing=tuple(names[name] for name in self.differing))
 
     def record(self) -> dict[str, Any]:
-        """Return what run.json has of it."""
+        """Return the fields for run.json."""
         return {
             "iterations": self.iterations,
             "distinct": len(self.answers) + bool(self.others),
@@ -85,10 +85,9 @@ class Repetition:
 
 
 def merge(parts: Iterable[Repetition]) -> Repetition | None:
-    """Join the repetitions of several calls with the same inputs; None of none.
+    """Merge repetitions from calls with the same inputs. Return None without any.
 
-    Answers of different calls are the same where their outputs are; of answers without outputs nothing is known, and
-    each counts as one of its own.
+    Answers are merged if their outputs are equal. Answers without outputs stay separate.
     """
     found = [part for part in parts if part.iterations]
     if len(found) < 2:
@@ -113,19 +112,19 @@ def merge(parts: Iterable[Repetition]) -> Repetition | None:
 
 
 def merge_known(first: Repetition | None, second: Repetition | None) -> Repetition | None:
-    """Join two repetitions, either of which may be unknown."""
+    """Merge two repetitions; None means unknown."""
     return merge(part for part in (first, second) if part is not None)
 
 
 def differing_outputs(answers: Sequence[Answer]) -> list[str]:
-    """Return the names of the outputs that differ from the first answer's, among answers whose outputs are known."""
+    """Return the names of outputs that differ between answers with known outputs."""
     first, *others = [answer.outputs for answer in answers if answer.outputs is not None] or [{}]
     names = dict.fromkeys(name for outputs in (first, *others) for name in outputs)
     return [name for name in names if len({_digest_of(outputs.get(name)) for outputs in (first, *others)}) > 1]
 
 
 def digest_of(outputs: Mapping[str, Array]) -> str:
-    """Return a digest of an answer: of the names, dtypes, shapes and bytes of all outputs."""
+    """Return a digest over names, dtypes, shapes and bytes of all outputs."""
     return " ".join(f"{name!r} {_digest_of(array)}" for name, array in outputs.items())
 
 

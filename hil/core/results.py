@@ -1,4 +1,4 @@
-"""The values that the pipeline hands from stage to stage, the words for how a case ends, and where a program ran."""
+"""Values that pipeline stages exchange, outcomes of a case, and program placement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hil.errors import RanElsewhere
 
 
 class Stage(str, Enum):
-    """A stage of the pipeline, in order."""
+    """Pipeline stages, in order."""
 
     IMPORT = "import"
     COMPILE = "compile"
@@ -28,7 +28,7 @@ class Stage(str, Enum):
 
 
 class Outcome(str, Enum):
-    """What one test case ended in."""
+    """Outcome of a test case."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -44,6 +44,7 @@ class Outcome(str, Enum):
     FALLBACK = "FALLBACK"
     REFERENCE_ERROR = "REFERENCE_ERROR"
     BOARD_LOST = "BOARD_LOST"
+    BOARD_UNFIT = "BOARD_UNFIT"
     BLOB_DAMAGED = "BLOB_DAMAGED"
     BOARD_REFUSED = "BOARD_REFUSED"
     BOARD_UNREACHABLE = "BOARD_UNREACHABLE"
@@ -53,7 +54,7 @@ class Outcome(str, Enum):
 
     @property
     def exit_code(self) -> int:
-        """The exit code that a command ends with when this is its gravest outcome."""
+        """Exit code of a command with this as its most severe outcome."""
         if self in (Outcome.PASS, Outcome.SKIP, Outcome.XFAIL):
             return errors.EXIT_OK
         if self in (Outcome.FAIL, Outcome.BLIND, Outcome.UNSTABLE, Outcome.XPASS):
@@ -62,24 +63,32 @@ class Outcome(str, Enum):
 
 
 WRONG = frozenset({Outcome.FAIL, Outcome.BLIND, Outcome.UNSTABLE})
-"""The outcomes of a program that ran, and whose answers are wrong or cannot be relied on."""
+"""Outcomes of a program that ran, but with wrong or unreliable outputs."""
 
-BOARD_OUTCOMES = frozenset({Outcome.BOARD_LOST, Outcome.BLOB_DAMAGED, Outcome.BOARD_REFUSED, Outcome.BOARD_UNREACHABLE})
-"""The outcomes that blame the board, or the way to it, and not the model."""
+BOARD_OUTCOMES = frozenset(
+    {
+        Outcome.BOARD_LOST,
+        Outcome.BOARD_UNFIT,
+        Outcome.BLOB_DAMAGED,
+        Outcome.BOARD_REFUSED,
+        Outcome.BOARD_UNREACHABLE,
+    }
+)
+"""Outcomes caused by the board or its connection rather than the model."""
 
 
 NEVER_IN = frozenset({Outcome.BOARD_REFUSED, Outcome.BOARD_UNREACHABLE})
-"""The outcomes of an attempt that never came to the board: nothing was lost, and nothing is kept of it."""
+"""Outcomes of an attempt that never reached the board. Such attempts are not recorded."""
 
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> int:
-    """One exit code for many outcomes: 4, 3, 1 in that order of gravity, else 0; 5 where nothing ran at all."""
+    """Return an exit code for many outcomes: the most severe of 4, 3, 1, 0; or 5 if nothing ran."""
     ran = [outcome for outcome in outcomes if outcome is not Outcome.SKIP]
     return max((outcome.exit_code for outcome in ran), default=errors.EXIT_NOTHING_RAN)
 
 
-# Exit codes from the lightest to the gravest; what was cancelled counts as interrupted. That nothing ran is no fault of
-# what ran beside it: it is the code only where it is that of all.
+# Exit codes by severity, least severe first. Cancelled counts as interrupted. "Nothing ran" is the result only if it
+# applies to all codes.
 _GRAVITY = (
     errors.EXIT_NOTHING_RAN,
     errors.EXIT_OK,
@@ -87,21 +96,22 @@ _GRAVITY = (
     errors.EXIT_USAGE,
     errors.EXIT_STAGE,
     errors.EXIT_BOARD,
+    errors.EXIT_INTERNAL,
     errors.EXIT_INTERRUPTED,
 )
 
 
 def gravest(codes: Sequence[int]) -> int:
-    """One exit code for several runs: interrupted, then 4, 3, 2, 1, 0, 5; an unknown code counts as 4."""
+    """Return an exit code for multiple runs: the first of interrupted, 70, 4, 3, 2, 1, 0, 5. Unknown is 4."""
     known = [code if code in _GRAVITY else errors.EXIT_BOARD for code in codes]
     return max(known, key=_GRAVITY.index, default=errors.EXIT_NOTHING_RAN)
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Wall seconds of each stage on the host, told apart; None where a stage did not take place.
+    """Wall time of each stage on the host, in seconds; None for stages that did not run.
 
-    Time on the device itself is in :class:`RunResult`, measured by the board's own clock.
+    :class:`RunResult` has the device time, measured by the board's clock.
     """
 
     import_s: float | None = None
@@ -115,16 +125,16 @@ class Timings:
     compare_s: float | None = None
 
 
-# An output's noise: for each element how far it may differ for rounding alone, a power of two in one byte.
+# Dtype of an output's noise: possible rounding difference per element, as a power of two in a single byte.
 NOISE_DTYPE = "float8_e8m0fnu"
 
 
 class Relation(str, Enum):
-    """What a reference shares with the program that it judges, from the strongest evidence to the weakest."""
+    """Components that a reference shares with the judged program, strongest evidence first."""
 
-    INDEPENDENT = "independent"  # no more than what reads the model
+    INDEPENDENT = "independent"  # at most the model reader
     SAME_LIBRARY = "same library"  # kernels or build
-    SELF_CHECK = "self-check"  # importer and compiler: it proves nothing by agreeing
+    SELF_CHECK = "self-check"  # importer and compiler, so agreement proves nothing
 
     @property
     def rank(self) -> int:
@@ -132,60 +142,60 @@ class Relation(str, Enum):
         return list(Relation).index(self)
 
     def named(self, source: str) -> str:
-        """Return a reference's name with its relation, where that is worth a word: ``onnxruntime (same library)``."""
+        """Return a reference's name, with its relation unless independent: ``onnxruntime (same library)``."""
         return source if self is Relation.INDEPENDENT else f"{source} ({self.value})"
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far some elements of an output move in an arithmetic."""
+    """Deviation that an arithmetic causes in a group of output elements."""
 
-    rms: float  # the root mean square, of the run in which it is largest
+    rms: float  # largest root mean square of any run
     largest: float
 
 
 @dataclass(frozen=True)
 class Control:
-    """How far a declared arithmetic moves an output: the same model computed in it on the host, beside float32."""
+    """Deviation that a declared arithmetic causes in an output, compared with float32 on the host."""
 
     arithmetic: str
-    source: str  # who computed it, with version
-    whole: Deviation  # of all elements that do not jump
-    # axis -> for each index along it, the deviation of its elements; None where they are too few to tell.
+    source: str  # library and version that computed it
+    whole: Deviation  # deviation of all elements that do not jump
+    # axis -> deviation for each index along it; None if it has too few elements.
     axes: Mapping[int, tuple[Deviation | None, ...]] = field(default_factory=dict)
-    # exponent of 16 -> the deviation of the elements whose magnitude has it.
+    # base-16 exponent -> deviation of the elements with this magnitude.
     sizes: Mapping[int, Deviation] = field(default_factory=dict)
-    # flat index of an element that jumps -> its value in each run. An element jumps where an operator such
-    # as Floor or ArgMax decides otherwise in the arithmetic, or a value overflows.
+    # flat index of a jumping element -> value in each run. An element jumps if an operator such as Floor or ArgMax
+    # decides differently in the arithmetic, or if a value overflows.
     jumps: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    jumping: int = 0  # how many elements jump; ``jumps`` holds the first of them
-    clipped: tuple[str, ...] = ()  # the model's weights with values that are too large for the arithmetic
+    jumping: int = 0  # number of jumping elements; ``jumps`` contains only the first
+    clipped: tuple[str, ...] = ()  # model weights with values that exceed the arithmetic's range
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What running a program gave, on a board or through a reference."""
+    """Result of running a program on a board or through a reference."""
 
-    source: str  # who computed it, with version: ``sim: iree 3.13.0 local-task`` or ``onnxruntime 1.31.1``
+    source: str  # library or board with version: ``sim: iree 3.13.0 local-task`` or ``onnxruntime 1.31.1``
     outputs: Mapping[str, Array]  # output name -> tensor, in the program's order
-    # (start, end) of every timed iteration on the device's own monotonic clock; one after the other from 0 where it is
-    # known how long each took, but not when.
+    # (start, end) of each timed iteration on the device's monotonic clock. If only durations are known, the iterations
+    # are placed consecutively from 0.
     iterations_ns: tuple[tuple[int, int], ...] = ()
-    peak_memory_bytes: int | None = None  # the worker's peak resident memory, or None where it was not measured
-    # board, runtime, agent, clocks, temperatures: whatever is needed to know what was measured.
+    peak_memory_bytes: int | None = None  # the worker's peak resident memory, or None if not measured
+    # Measurement context: board, runtime, agent, clocks, temperatures and more.
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    cold: bool = False  # whether the first of the iterations was the program's first run since it was loaded
-    # output name -> a reference's own noise, of the output's shape and NOISE_DTYPE, where it was measured.
+    cold: bool = False  # True if the first iteration was the program's first run after loading
+    # output name -> a reference's noise with the output's shape and NOISE_DTYPE, if measured.
     noise: Mapping[str, Array] = field(default_factory=dict)
-    relation: Relation = Relation.INDEPENDENT  # of a reference, to the program that it judges
-    # the answers of all its iterations; None where they were not compared with each other.
+    relation: Relation = Relation.INDEPENDENT  # a reference's relation to the judged program
+    # Distinct answers over all iterations; None if not compared.
     repetition: Repetition | None = None
-    # output name -> how far the board's arithmetic moves it, for outputs of a reference that it was computed for.
+    # output name -> deviation from the board's arithmetic, for reference outputs with a control.
     control: Mapping[str, Control] = field(default_factory=dict)
 
     @property
     def device_ns(self) -> list[int]:
-        """How long each timed iteration took, in nanoseconds of the device's clock."""
+        """Duration of each timed iteration, in nanoseconds on the device's clock."""
         return [end - start for start, end in self.iterations_ns]
 
 
@@ -199,107 +209,106 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it was read: what stage *import* makes."""
+    """Imported model: the result of stage *import*."""
 
     name: str
     format: str  # ``onnx``, ``mlir`` or ``vmfb`` (already compiled)
     path: Path
-    # every file that belongs to it, name in the program's folder -> path (the model and its external data).
+    # All files of the model, including external data: name in the program's directory -> path.
     files: Mapping[str, Path]
-    digest: str  # of all those files together, ``blake3:...``
+    digest: str  # digest over all files, ``blake3:...``
     function: str = ""
-    # inputs, outputs: specs in order; None where only the board can tell (``vmfb``).
+    # inputs, outputs: specs in order; None if only the board can determine them (``vmfb``).
     inputs: tuple[TensorSpec, ...] | None = None
     outputs: tuple[TensorSpec, ...] | None = None
-    # input name -> (low, high) where the model itself bounds its input's values.
+    # input name -> (low, high) if the model limits the input's values.
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    dims: Mapping[str, int] = field(default_factory=dict)  # the values the user gave to symbolic dimensions
-    has_float64: bool = True  # whether it computes with float64; True where the importer cannot tell
-    # what wrote the model, opset versions and the like; for the record. ``unseen_state`` names what it keeps from run
-    # to run and does not return; ``random`` has the ``nodes`` that draw random numbers, and the ``outputs`` that depend
-    # on them.
+    dims: Mapping[str, int] = field(default_factory=dict)  # user's values for symbolic dimensions
+    has_float64: bool = True  # True if the model computes with float64, or the importer does not know
+    # Producer, opset versions and similar, for the record. ``unseen_state`` lists state that persists between runs but
+    # is not returned. ``random`` has the ``nodes`` that draw random numbers, and the ``outputs`` that depend on them.
     producer: Mapping[str, Any] = field(default_factory=dict)
     cached: bool = False
 
     @property
     def unseen(self) -> str:
-        """What a comparison of its outputs says nothing about, for people; "" where it keeps no state."""
+        """Note on hidden state that output comparisons cannot check; "" without such state."""
         state = ", ".join(self.producer.get("unseen_state", ()))
-        return state and f"it keeps state from run to run ({state}): what no output shows of that was not compared"
+        return state and f"keeps state between runs ({state}): state outside the outputs was not compared"
 
     @property
     def random(self) -> tuple[str, ...]:
-        """The nodes that draw random numbers which outputs depend on; a seed does not make backends agree."""
+        """Nodes that draw random numbers used by outputs. Even with a seed, backends differ."""
         return tuple(self.producer.get("random", {}).get("nodes", ()))
 
     @property
     def random_outputs(self) -> tuple[str, ...]:
-        """The outputs that depend on those random numbers."""
+        """Outputs that depend on these random numbers."""
         return tuple(self.producer.get("random", {}).get("outputs", ()))
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A program that a runtime can load and how it was made: what stage *compile* makes."""
+    """Compiled program that a runtime can load: the result of stage *compile*."""
 
-    runtime: str  # the runtime it is for: ``iree`` or ``onnxruntime``
+    runtime: str  # target runtime: ``iree`` or ``onnxruntime``
     main: str
     files: Mapping[str, Path]
     digests: Mapping[str, str]
     function: str
-    compiler: str  # name and version, ``none`` where nothing was compiled
-    flags: tuple[str, ...] = ()  # the compiler's flags, target included
-    # inputs, outputs: specs where known; the loaded program's own are the truth.
+    compiler: str  # name and version, or ``none`` without a compiler
+    flags: tuple[str, ...] = ()  # compiler flags, including the target
+    # inputs, outputs: specs if known; specs from the loaded program take precedence.
     inputs: tuple[TensorSpec, ...] | None = None
     outputs: tuple[TensorSpec, ...] | None = None
-    # entry point -> its inputs and outputs, where more than ``function`` is known.
+    # entry point -> inputs and outputs, if more than ``function`` is known.
     methods: Mapping[str, tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]] = field(default_factory=dict)
     cached: bool = False
-    seconds: float = 0.0  # how long compiling took (0 when cached)
+    seconds: float = 0.0  # compile time (0 when cached)
     log: Path | None = None
-    # what the compiler tells of its work, anything that JSON can say; ``text``, a line for people.
+    # Compiler notes, as JSON values; ``text`` is a line for display.
     notes: Mapping[str, Any] = field(default_factory=dict)
-    # the last of ``inputs``, where the program takes more than its model does: what they are given, in order.
+    # Values for the trailing ``inputs`` that the program has in addition to the model's, in order.
     carried: Mapping[str, Array] = field(default_factory=dict, compare=False)
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of its outputs, as far as they are known: programs may have lost those of their models."""
+        """Known output names. Programs may have lost the names of their models."""
         return tuple(spec.name for spec in self.outputs or ())
 
 
 MOST_NAMES = 200
-# ExecuTorch's own kernels, and its backends as `--backend=` and as programs call them. Of several that the flag names,
-# the later ones may take what the first leaves.
+# ExecuTorch's portable kernels and its backends: name in `--backend=` -> name in programs. If the flag lists multiple
+# backends, later ones may take operators that the first leaves.
 PORTABLE = "portable"
 BACKEND_FLAG = "--backend="
 BACKENDS = {"xnnpack": "XnnpackBackend", PORTABLE: PORTABLE}
-# Beside a backend that is not of those: what programs call it. The compiler adds it to the flags that it had.
+# For other backends: the name that programs use. The compiler appends this flag.
 DELEGATE_FLAG = "--delegate="
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Part:
-    """The nodes of a program that one device, provider or delegate ran."""
+    """Nodes of a program that ran on the same device, provider or delegate."""
 
-    device: str  # as the runtime names it: ``CPUExecutionProvider``, ``local-task``, ``XnnpackBackend``
-    nodes: int = 0  # how many; 0 where the runtime does not tell nodes apart, and this is the whole program
-    names: tuple[str, ...] = ()  # which, where the runtime names them; at most :data:`MOST_NAMES`
-    elsewhere: bool = False  # whether this is another place than the program was told to run in
+    device: str  # the runtime's name: ``CPUExecutionProvider``, ``local-task``, ``XnnpackBackend``
+    nodes: int = 0  # number of nodes; 0 if the runtime reports only the whole program
+    names: tuple[str, ...] = ()  # node names, if reported; at most :data:`MOST_NAMES`
+    elsewhere: bool = False  # True if this is not the requested device
 
     @classmethod
     def of(cls, device: str, names: Sequence[str], *, elsewhere: bool = False) -> Part:
-        """The part that has all of these nodes; it keeps as many names as it may."""
+        """Create a part from node names. Stores at most :data:`MOST_NAMES`."""
         return cls(device, len(names), tuple(names[:MOST_NAMES]), elsewhere)
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Part:
-        """The part that :meth:`to_json` made a dictionary of."""
+        """Create a part from the result of :meth:`to_json`."""
         return cls(values["device"], values["nodes"], tuple(values["names"]), values["elsewhere"])
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can say of it."""
+        """Return the fields as a JSON object."""
         return {"device": self.device, "nodes": self.nodes, "names": list(self.names), "elsewhere": self.elsewhere}
 
 
@@ -308,49 +317,49 @@ Placement = tuple[Part, ...]
 
 @dataclass(frozen=True)
 class RequestedDevice:
-    """The device that a program was told to run on."""
+    """Device that a program should run on."""
 
     device: str
-    binding: bool  # whether somebody asked for it: a program of which nothing ran there has failed
-    # whether it is a backend that the program was compiled for, of which the runtime does not know.
+    binding: bool  # True if explicitly requested: a program with no nodes on it then fails
+    # True for a backend chosen at compile time, unknown to the runtime.
     is_backend: bool = False
 
     @classmethod
     def of(cls, runtime: str, flags: Sequence[str], device: str) -> RequestedDevice:
-        """What the board's config and the compiler's flags say together.
+        """Determine the device from the board's config and the compiler's flags.
 
         Args:
-            flags: of the compiler that made it.
-            device: as the board's config names it; "" where that names none.
+            flags: the program's compiler flags.
+            device: device from the board's config; "" if not configured.
         """
         if runtime != "executorch":
             return cls(device, bool(device))
-        # It has one device, the CPU: what is asked for is a backend.
+        # ExecuTorch has a single device, the CPU, so the flags select a backend.
         named = [flag.removeprefix(BACKEND_FLAG) for flag in flags if flag.startswith(BACKEND_FLAG)]
         first, _, rest = named[-1].partition(",") if named else ("", "", "")
         called = next((one.removeprefix(DELEGATE_FLAG) for one in flags if one.startswith(DELEGATE_FLAG)), first)
         return cls(BACKENDS.get(first, called), bool(first) and not rest, is_backend=bool(first))
 
     def mark(self, placement: Placement) -> Placement:
-        """The placement with what ran elsewhere marked, where the runtime could not know."""
+        """Mark the parts that ran elsewhere, for runtimes that cannot know."""
         if not self.is_backend or any(part.device == self.device for part in placement):
             return placement
         return tuple(replace(part, elsewhere=True) for part in placement)
 
     def check(self, placement: Placement | None, *, no_fallback: bool) -> str:
-        """Whether a program ran where it was told to; returns a note on what did not, or "".
+        """Check that a program ran on the requested device. Return a note on parts that did not, or "".
 
         Args:
-            placement: where it ran, marked; None where the runtime does not tell.
+            placement: marked placement; None if the runtime does not report it.
 
         Raises:
-            RanElsewhere: none of it ran there, or with ``no_fallback`` not all of it.
+            RanElsewhere: no part ran on the device, or with ``no_fallback`` not every part did.
         """
         if placement is None:
             if no_fallback:
                 raise RanElsewhere(
-                    "the runtime does not tell where the program ran",
-                    hint="leave --no-fallback out, or use a runtime that tells (docs/extending.md)",
+                    "the runtime does not report where the program ran",
+                    hint="omit --no-fallback, or use a runtime that reports devices (docs/extending.md)",
                 )
             return ""
         wrong = [part for part in placement if part.elsewhere]
@@ -362,14 +371,14 @@ class RequestedDevice:
             left = sum(part.nodes for part in wrong) - len(names)
             text += f": {', '.join(names)}{f' and {left} more' if left else ''}"
         elif self.binding:
-            raise RanElsewhere(text, hint="nothing of it can run there: ask for another device, or for none")
+            raise RanElsewhere(text, hint="no part of it can run there: select another device, or none")
         if no_fallback:
-            raise RanElsewhere(text, hint="leave --no-fallback out to allow this")
+            raise RanElsewhere(text, hint="omit --no-fallback to allow this")
         return text
 
 
 def placement_text(placement: Sequence[Mapping[str, Any]]) -> str:
-    """``XnnpackBackend (1 node), portable (4 nodes)``, of a record."""
+    """Format a record's placement: ``XnnpackBackend (1 node), portable (4 nodes)``."""
     return ", ".join(
         f"{part['device']} ({_counted(part['nodes'])})" if part["nodes"] else part["device"] for part in placement
     )

@@ -1,8 +1,8 @@
-"""The runtimes that come with hil: all that agent, simulator and controller know of one is its entry in `RUNTIMES`.
+"""Define hil's runtimes. Agent, simulator and controller take all facts about a runtime from `RUNTIMES`.
 
-Code is named as ``module:name``, so that nobody imports what belongs to another side. How to add a runtime:
-docs/contributing.md. A package's own runtime has no entry: it registers under the entry-point groups ``hil.runtimes``
-(on the board) and ``hil.compilers`` (on the host), see docs/extending.md.
+Code is referenced as ``module:name``, so that each side imports only its modules. To add a runtime, see
+docs/contributing.md. A plugin's runtime has no entry: it registers in the entry point groups
+``hil.runtimes`` (board) and ``hil.compilers`` (host), see docs/extending.md.
 """
 
 from __future__ import annotations
@@ -11,47 +11,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-# The compiler that compiles nothing: a model's own files are the program, or those that it is converted into.
+# Name for "no compiler": the model's files, as they are or converted, are the program.
 NO_COMPILER = "none"
-# Of a board whose config names none.
+# Runtime of boards with no runtime in the config.
 DEFAULT_RUNTIME = "iree"
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A distribution that is brought to a board for a runtime."""
+    """Distribution to install on a board for a runtime."""
 
     name: str
-    left_out: tuple[str, ...] = ()  # patterns of the paths in the wheel that running a program does not need
-    same_version: bool = False  # only the version that this machine has will do, for a compiler here belongs to it
-    cpu_build: bool = False  # only a build without CUDA (``1.2.3+cpu``) can be loaded everywhere
+    left_out: tuple[str, ...] = ()  # path patterns in the wheel that are not needed to run programs
+    same_version: bool = False  # requires this machine's version, because it must match the compiler
+    cpu_build: bool = False  # requires a build without CUDA (``1.2.3+cpu``), which loads everywhere
 
 
 @dataclass(frozen=True)
 class RuntimeInfo:
-    """A runtime: what loads a program on a board and runs it."""
+    """Runtime that loads and runs programs on a board."""
 
     name: str
-    agent: str  # its class on the board, a :class:`hil.agent.runtimes.Runtime`
-    package: str = ""  # what that imports beside hil's own, which may not be installed; "" where there is nothing
-    # importing the class and asking it to describe itself imports nothing of that, so the agent does it in its own
-    # process and starts none for the runtime until it is used.
+    agent: str  # agent class, a :class:`hil.agent.runtimes.Runtime`
+    package: str = ""  # third-party import that may be missing; "" without any
+    # True if the class and its description do not import ``package``. The agent then describes the runtime in its
+    # process, and starts a separate process only on use.
     light: bool = True
-    # what ``hil board deploy --runtime`` brings; none where the agent's own packages are enough.
+    # Wheels for ``hil board deploy --runtime``; empty if the agent's packages suffice.
     wheels: tuple[Wheel, ...] = ()
-    loads: str = ""  # the model format that it loads as it is; "" where all its programs are compiled
-    only: bool = False  # no other runtime takes models of that format, whatever the board's own runtime is
-    # the name of what makes its programs: of ``--compiler``, and of a board's ``compile_flags``.
+    loads: str = ""  # model format that it loads without compiling; "" without any
+    only: bool = False  # True if this is the only runtime for the format, regardless of the board's default
+    # Compiler name for ``--compiler`` and a board's ``compile_flags``.
     compiler: str = NO_COMPILER
-    # that compiler, a :class:`hil.controller.backends.compilers.Compiler`; "" with :data:`NO_COMPILER`.
+    # The compiler, a :class:`hil.controller.backends.compilers.Compiler`; "" with :data:`NO_COMPILER`.
     compile: str = ""
-    # the function that makes a :class:`hil.controller.backends.targets.Target` of what a board shows of itself; ""
-    # where a program runs on any CPU.
+    # Function that creates a :class:`hil.controller.backends.targets.Target` from a board's description; "" if programs
+    # run on any CPU.
     target: str = ""
-    targets_host: bool = False  # without flags the compiler makes programs for the machine that it runs on
-    # its programs can be made of ONNX models, such as the tiny one that a board is checked with.
+    targets_host: bool = False  # True if the compiler targets the host by default
+    # True if programs can be made from ONNX models, such as the small model for board checks.
     from_onnx: bool = False
-    # its class on a simulated board, a :class:`hil.sim.runtime.SimRuntime`.
+    # Class on a simulated board, a :class:`hil.sim.runtime.SimRuntime`.
     simulator: str = "hil.sim.runtime:SimRuntime"
 
 
@@ -64,7 +64,7 @@ _ALL = (
         package="iree.runtime",
         light=False,
         wheels=(
-            # Left out: IREE's tools, and the second copy of it, which is made for the Tracy profiler.
+            # Exclude IREE's tools, and its second copy for the Tracy profiler.
             Wheel(
                 "iree-base-runtime",
                 ("*/_runtime_libs_tracy/*", "*/_runtime_libs/iree-*", "*/_runtime_libs/share/*", "*.pyi"),
@@ -84,7 +84,7 @@ _ALL = (
         package="onnxruntime",
         light=False,
         wheels=(
-            # Left out: the library for C programs, for the Python module has all of it in itself.
+            # Exclude the C library: the Python module contains all of it.
             Wheel(
                 "onnxruntime",
                 ("*/transformers/*", "*/quantization/*", "*/tools/*", "*/datasets/*", "*/libonnxruntime.so.*"),
@@ -99,7 +99,7 @@ _ALL = (
         agent=f"{_AGENT}.tflite:TfLiteRuntime",
         package="ai_edge_litert",
         wheels=(
-            # The interpreter is one module and one library: no converter, no other accelerators, no second LiteRT.
+            # The interpreter needs only a module and a library. Exclude converter, accelerators and the second LiteRT.
             Wheel(
                 "ai-edge-litert",
                 (
@@ -117,7 +117,7 @@ _ALL = (
         agent=f"{_AGENT}.executorch:ExecuTorchRuntime",
         package="executorch",
         wheels=(
-            # To load a program takes the library alone; what exports one, and other backends' tools, stay on the host.
+            # Loading programs needs only the library. Export code and tools of other backends stay on the host.
             Wheel(
                 "executorch",
                 (
@@ -126,8 +126,8 @@ _ALL = (
                     *("executorch/extension/[!p]*/*", "*.pyi"),
                 ),
             ),
-            # ExecuTorch's library is linked against PyTorch's, and importing PyTorch runs most of its Python; its
-            # compilers, headers, tests and tools are for others. (It wants to see bin/torch_shm_manager.)
+            # ExecuTorch's library links to PyTorch's, and importing PyTorch runs most of its Python code. Compilers,
+            # headers, tests and tools are not needed. (The import requires bin/torch_shm_manager.)
             Wheel(
                 "torch",
                 (
@@ -159,16 +159,16 @@ RUNTIMES: Mapping[str, RuntimeInfo] = MappingProxyType({one.name: one for one in
 
 
 def runtime_for(model_format: str, wanted: str) -> str:
-    """Return the runtime for a model: the one that the user wants, the only one that takes its format, or the board's.
+    """Return the runtime for a model: the user's choice, the only runtime for its format, or the board's default.
 
     Returns:
-        The runtime's name; "" is the board's own.
+        The runtime's name; "" is the board's default.
     """
     return wanted or next((one.name for one in _ALL if one.only and one.loads == model_format), "")
 
 
 def compiler_for(model_format: str, runtime: str) -> str:
-    """Return the name of the compiler that makes a runtime's program; a package's compiler has its runtime's name."""
+    """Return the compiler name for a runtime's programs. A plugin's compiler has the name of its runtime."""
     info = RUNTIMES.get(runtime)
     if info is None:
         return runtime

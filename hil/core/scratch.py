@@ -1,14 +1,13 @@
-"""Temporary folders that outlive nobody: what a killed process leaves, the next one removes.
+"""Temporary directories that are removed even after a process was killed.
 
-All of a user's processes have theirs below one folder, each in a folder of its own on which it holds a lock for as long
-as it lives. Whoever comes next removes the folders whose lock nobody holds.
+Each process of a user locks a separate directory below a shared base until it exits. The next process
+removes the directories that are not locked.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import fcntl
 import os
 import tempfile
@@ -17,15 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from stat import S_ISDIR
 
-from hil.errors import StorageError
+from hil.core.storage_errors import storage_errors
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# Unix sockets have paths of at most 104 bytes, and ssh makes some of its own.
+# Unix socket paths have at most 104 bytes, and ssh also creates sockets below the directory.
 _LONGEST_FOR_SOCKETS = 40
 
 
 class Scratch:
-    """Folders of this process below one that all processes of the user share."""
+    """Temporary directory of this process, below a base that all processes of the user share."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
@@ -35,28 +33,28 @@ class Scratch:
         self._held = -1
 
     def place(self) -> Path:
-        """This process's own folder until it ends; the first call removes those of the dead. Raises StorageError."""
-        with self._lock, storage(self._base):
-            # A fork is a process of its own; a folder that was removed behind our back is made anew.
+        """Return this process's directory. The first call removes those of dead processes. Raises OSError."""
+        with self._lock:
+            # A forked process needs a new directory, and so does a process after external removal.
             if self._place is None or self._owner != os.getpid() or not self._place.is_dir():
                 self._owner, self._place = os.getpid(), self._made()
                 atexit.register(self._remove, self._owner, self._place)
             return self._place
 
     def _made(self) -> Path:
-        with contextlib.suppress(FileExistsError):  # a file or a link to nothing: no folder of ours
+        with contextlib.suppress(FileExistsError):  # a file or a dangling link
             self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(self._base):
-            # Somebody else took the name: then at least nobody sees into what we make.
+            # The name belongs to another user, so at least make the new directory private.
             return Path(tempfile.mkdtemp(prefix="hil-", dir=self._base.parent))
         with _locked(self._base, fcntl.LOCK_EX):
-            # Under the lock every folder that is not locked is a dead one's, and not one that is being made.
+            # With this lock held, an unlocked directory belongs to a dead process, not to one that is starting.
             dead = [found for found in self._base.iterdir() if _is_ours(found) and not _is_held(found)]
             made = Path(tempfile.mkdtemp(prefix="", dir=self._base))
             if self._held >= 0:
                 os.close(self._held)
             self._held = _open(made)
-            with contextlib.suppress(OSError):  # a file system without locks: there the dead's stay
+            with contextlib.suppress(OSError):  # no lock support: directories of dead processes remain
                 fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             graves = [found.rename(made / f"dead-{number}") for number, found in enumerate(dead)]
         for grave in graves:
@@ -72,14 +70,15 @@ _shared: dict[Path, Scratch] = {}
 
 
 def place(*, for_sockets: bool = False) -> Path:
-    """The folder of this process below the system's temporary one; ``for_sockets``: of a short path despite TMPDIR."""
-    return place_below(_temporary(for_sockets) / f"hil-{os.geteuid()}")
+    """Return this process's temporary directory. ``for_sockets`` selects a short path despite TMPDIR."""
+    with storage():
+        return place_below(_temporary(for_sockets) / f"hil-{os.geteuid()}")
 
 
 def lasting_folder(name: str) -> Path | None:
-    """A folder of the user's for sockets that outlive this process, made where it is not there.
+    """Return a user directory for sockets that outlive this process, creating it if missing.
 
-    None where it cannot be made, or somebody else took its name.
+    Return None if it cannot be created, or the name belongs to another user.
     """
     found = _temporary(for_sockets=True) / f"hil-{name}-{os.geteuid()}"
     with contextlib.suppress(OSError):
@@ -93,39 +92,41 @@ def _temporary(for_sockets: bool) -> Path:
 
 
 def place_below(base: Path) -> Path:
-    """The folder of this process below another one, made for such folders. Raises StorageError: it cannot be made."""
+    """Return this process's directory below a base, creating it if missing. Raises OSError if creation fails."""
     return _shared.setdefault(base, Scratch(base)).place()
 
 
 def new_folder(prefix: str, *, for_sockets: bool = False) -> Path:
-    """A new empty folder for nobody else to see, which its maker removes, or whoever comes after him.
+    """Create an empty private directory. The caller removes it, or else a later process does.
 
     Raises:
-        StorageError: there is no room for it.
+        StorageError: the directory cannot be created.
     """
     at = place(for_sockets=for_sockets)
-    with storage(at):
+    with storage():
         return Path(tempfile.mkdtemp(prefix=prefix, dir=at))
 
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """A new empty folder, removed at the end. Raises StorageError: no room for it, or for what is written meanwhile."""
+    """Yield an empty directory, removed at the end. Raises StorageError if it or files in it cannot be written."""
     at = place()
-    with storage(at), tempfile.TemporaryDirectory(prefix=prefix, dir=at, ignore_cleanup_errors=True) as made_here:
-        yield made_here
+    with storage():
+        made = tempfile.TemporaryDirectory(prefix=prefix, dir=at, ignore_cleanup_errors=True)
+    with storage(at), made as path:
+        yield path
 
 
 def remove_tree(top: Path) -> None:
-    """Remove a folder, as far as that can be: however deep it is, and following no link.
+    """Remove a directory tree as far as possible, at any depth and without following links.
 
-    What a program left may be deeper than Python's own functions can go, and than a path can tell.
+    Trees that a program left may exceed the depth limits of Python's functions, and of path lengths.
     """
     with contextlib.suppress(OSError):
         if not top.is_symlink():
-            top.chmod(0o700)  # who wrote into it may have closed it
+            top.chmod(0o700)  # a writer may have removed the permissions
         at = _open(top)
-        # Of each folder on the way down: its name, its parent's identity, and the folders in the parent still to go.
+        # For each directory on the way down: name, identity of the parent, and the parent's remaining directories.
         way: list[tuple[str, tuple[int, int], list[str]]] = []
         try:
             waiting = _emptied(at)
@@ -144,7 +145,7 @@ def remove_tree(top: Path) -> None:
                 at = above
                 there = os.fstat(at)
                 if (there.st_dev, there.st_ino) != parent:
-                    return  # somebody moved it meanwhile
+                    return  # moved by another process
                 with contextlib.suppress(OSError):
                     os.rmdir(name, dir_fd=at)
         finally:
@@ -153,7 +154,7 @@ def remove_tree(top: Path) -> None:
 
 
 def _emptied(found: int) -> list[str]:
-    """Remove a folder's files; returns the names of its folders."""
+    """Remove a directory's files and return the names of its subdirectories."""
     folders = []
     for name in os.listdir(found):
         with contextlib.suppress(OSError):
@@ -165,22 +166,22 @@ def _emptied(found: int) -> list[str]:
     return folders
 
 
-@contextlib.contextmanager
-def storage(where: Path) -> Iterator[None]:
-    """A disk that is full, or that cannot be written, is told as that. Raises StorageError: it is."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise StorageError(
-            f"cannot write to {error.filename or where}: {error.strerror}",
-            hint="make room there, or set TMPDIR to a folder on another disk",
-        ) from error
+def storage(only_below: Path | None = None) -> contextlib.AbstractContextManager[None]:
+    """Raise StorageError if the temporary directory fails. ``only_below`` is as in :func:`storage_errors`."""
+    text = f"cannot write to {only_below or _temporary_name()} on this machine"
+    return storage_errors(
+        text, "free disk space, or set TMPDIR to a directory on a different disk", only_below=only_below
+    )
+
+
+def _temporary_name() -> str:
+    with contextlib.suppress(OSError):  # no writable directory
+        return tempfile.gettempdir()
+    return "a temporary directory"
 
 
 def _is_ours(found: Path) -> bool:
-    """Whether it is a folder, no link to one, that belongs to this user."""
+    """Return True for a directory, not a link, that this user owns."""
     try:
         stat = found.lstat()
     except OSError:
@@ -193,7 +194,7 @@ def _open(found: Path) -> int:
 
 
 def _is_held(found: Path) -> bool:
-    """Whether the process that made the folder lives, as far as can be known."""
+    """Return True if the directory's process is alive, or this cannot be determined."""
     try:
         with _locked(found, fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False

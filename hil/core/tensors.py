@@ -1,9 +1,9 @@
-"""Tensors as hil moves them: named dtypes, shapes, and bytes that mean the same on every board.
+"""Tensors in transit: named dtypes, shapes, and bytes with the same meaning on every board.
 
-A dtype is named as numpy and ml_dtypes name it (``float32``, ``bfloat16``, ``float8_e4m3fn``, ``int4``), plus
-``string``. Bytes are little-endian and C-contiguous; sub-byte dtypes (``int4`` and friends) take one byte an element,
-as ml_dtypes keeps them, and :func:`pack` packs them as runtimes do. A string tensor is each element in order as a
-little-endian uint32 length and its UTF-8 bytes.
+Dtypes have the names of numpy and ml_dtypes (``float32``, ``bfloat16``, ``float8_e4m3fn``, ``int4``), plus
+``string``. Bytes are little-endian and C-contiguous. Sub-byte dtypes such as ``int4`` use a byte per
+element, like ml_dtypes; :func:`pack` packs them as runtimes do. Each element in a string tensor is a
+little-endian uint32 length followed by UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ ML_DTYPES = (
 DTYPES = (*NUMPY_DTYPES, *ML_DTYPES, "string")
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine has the runtimes
-    raise ImportError("hil needs a little-endian machine")
+    raise ImportError("hil requires a little-endian machine")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a dtype's name (``string``: numpy's object dtype). Raises UsageError: hil knows none."""
+    """Return the numpy dtype for a name (object dtype for ``string``). Raises UsageError for unknown names."""
     if name == "string":
         return np.dtype(object)
     if name in NUMPY_DTYPES:
@@ -53,7 +53,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def float_limits(dtype: Any) -> Any:
-    """What ``finfo`` says of a dtype of floats or complex numbers; ml_dtypes is asked about its own."""
+    """Return ``finfo`` for a float or complex dtype from numpy or ml_dtypes."""
     resolved = np.dtype(dtype)
     if resolved.name in NUMPY_DTYPES:
         return np.finfo(resolved)
@@ -63,7 +63,7 @@ def float_limits(dtype: Any) -> Any:
 
 
 def int_limits(dtype: Any) -> Any:
-    """What ``iinfo`` says of a dtype of integers."""
+    """Return ``iinfo`` for an integer dtype from numpy or ml_dtypes."""
     resolved = np.dtype(dtype)
     if resolved.name in NUMPY_DTYPES:
         return np.iinfo(resolved)
@@ -73,7 +73,7 @@ def int_limits(dtype: Any) -> Any:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a numpy or ml_dtypes dtype; the reverse of :func:`dtype_of`. Raises UsageError: hil knows none."""
+    """Return the name of a dtype, the inverse of :func:`dtype_of`. Raises UsageError for unsupported dtypes."""
     return _dtype_name(np.dtype(dtype))
 
 
@@ -86,21 +86,21 @@ def _dtype_name(resolved: np.dtype[Any]) -> str:
 
 
 def shape_text(shape: Sequence[Dim]) -> str:
-    """A shape for people: ``1x10``, ``Nx4``, ``batch x 4``, ``scalar``; ? is a dimension that is not known."""
+    """Format a shape: ``1x10``, ``Nx4``, ``batch x 4``, ``scalar``; ? is an unknown dimension."""
     by = " x " if any(isinstance(dim, str) and len(dim) > 1 for dim in shape) else "x"
     return by.join("?" if dim is None else str(dim) for dim in shape) or "scalar"
 
 
 def type_text(dtype: str, shape: Sequence[Dim]) -> str:
-    """What kind of tensor it is, for people: ``1x10 float32``, ``batch x 4 float32``, ``scalar int64``."""
+    """Format a tensor type: ``1x10 float32``, ``batch x 4 float32``, ``scalar int64``."""
     return f"{shape_text(shape)} {dtype}"
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, dtype and shape of a tensor; a dimension is an int, a symbol, or None where it is not known.
+    """Name, dtype and shape of a tensor. A dimension is an int, a symbol, or None if unknown.
 
-    The dtype is "" where the program says nothing of a tensor but that it is one; the shape then says nothing either.
+    The dtype is "" if the program does not specify the tensor's type; the shape then has no meaning.
     """
 
     name: str
@@ -109,11 +109,11 @@ class TensorSpec:
 
     @property
     def is_static(self) -> bool:
-        """True when every dimension is a number."""
+        """True if every dimension is a number."""
         return all(isinstance(dim, int) for dim in self.shape)
 
     def accepts(self, dtype: str, shape: Sequence[int]) -> bool:
-        """True when a tensor of this dtype and shape fits; a symbol takes any size, and "" any tensor."""
+        """Return True if a dtype and shape match. A symbol matches any size; dtype "" matches any tensor."""
         return not self.dtype or (
             dtype == self.dtype
             and len(shape) == len(self.shape)
@@ -125,36 +125,36 @@ class TensorSpec:
 
 
 def check_names(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Refuse a signature in which a name stands twice: of results, which are kept by name, one would be lost.
+    """Reject signatures with duplicate names, because results are stored by name.
 
     Raises:
-        LoadFailed: two inputs or two outputs have one name.
+        LoadFailed: two inputs or two outputs have the same name.
     """
     for which, specs in (("inputs", inputs), ("outputs", outputs)):
         counts = Counter(spec.name for spec in specs)
         if twice := [name for name, count in counts.items() if count > 1]:
             raise LoadFailed(
-                f"there are {counts[twice[0]]} {which} called {twice[0]!r}",
-                hint="tensors are given and compared by name: save the model with a name for each",
+                f"{counts[twice[0]]} {which} have the same name {twice[0]!r}",
+                hint="tensors are identified by name: save the model with unique names",
             )
 
 
 def spec_of(name: str, array: Array) -> TensorSpec:
-    """The spec of an array under a name."""
+    """Return the spec for a named array."""
     return TensorSpec(name, dtype_name(array.dtype), tuple(array.shape))
 
 
 def settled(spec: TensorSpec, array: Array) -> TensorSpec:
-    """A spec as it is or, where it says nothing of its tensor, as that of the tensor that is given for it."""
+    """Return the spec, or the given tensor's spec if the program does not specify a type."""
     return spec if spec.dtype else spec_of(spec.name, array)
 
 
 def read_as(array: Array, dtype: str, spec: TensorSpec) -> Array:
-    """An output of a program as a tensor of a dtype, where that only says whether its integers have a sign.
+    """Reinterpret an output's integers as signed or unsigned if the program does not specify a dtype.
 
     Args:
-        dtype: what it is to be read as.
-        spec: what the program says of it: one that says anything is taken at its word.
+        dtype: wanted dtype.
+        spec: the program's spec; a spec with a dtype takes precedence.
     """
     wanted = dtype_of(dtype)
     signless = not spec.dtype and {array.dtype.kind, wanted.kind} == {"i", "u"}
@@ -162,12 +162,12 @@ def read_as(array: Array, dtype: str, spec: TensorSpec) -> Array:
 
 
 def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
-    """The size in bytes of a tensor as it lies in memory. A string tensor has none of its own: use its data."""
+    """Return the size of a tensor in memory, in bytes. Not meaningful for strings, which depend on the data."""
     return math.prod(shape) * dtype_of(dtype).itemsize
 
 
 def to_bytes(array: Array) -> memoryview:
-    """The bytes of a tensor as a flat memoryview; copies only where the array is not contiguous."""
+    """Return a tensor's bytes as a flat memoryview. Copies only if the array is not contiguous."""
     if array.dtype.kind in "OUT":
         encoded = [str(item).encode() for item in array.ravel().tolist()]
         return memoryview(b"".join(struct.pack("<I", len(item)) + item for item in encoded))
@@ -180,10 +180,10 @@ def to_bytes(array: Array) -> memoryview:
 
 
 def from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> Array:
-    """The tensor that lies in a buffer, as a view of it (strings are copied out).
+    """Return a buffer's tensor as a view. Strings are copied.
 
     Raises:
-        UsageError: the buffer's size is not what dtype and shape need, or a dimension is negative.
+        UsageError: the buffer's size does not match dtype and shape, or a dimension is negative.
     """
     view = memoryview(data)
     if any(dim < 0 for dim in shape):
@@ -194,7 +194,7 @@ def from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> Array:
     resolved = dtype_of(dtype)
     if view.nbytes != count * resolved.itemsize:
         raise UsageError(
-            f"a {dtype} tensor of shape {tuple(shape)} takes {count * resolved.itemsize} bytes, got {view.nbytes}"
+            f"a {dtype} tensor of shape {tuple(shape)} needs {count * resolved.itemsize} bytes, got {view.nbytes}"
         )
     if count == 0:
         return np.empty(shape, resolved)
@@ -206,18 +206,18 @@ def _strings(data: bytes, count: int) -> Array:
     offset = 0
     while offset < len(data):
         if offset + 4 > len(data):
-            raise UsageError("a string tensor's data is cut off")
+            raise UsageError("string tensor data is truncated")
         (length,) = struct.unpack_from("<I", data, offset)
         offset += 4
         if offset + length > len(data):
-            raise UsageError("a string tensor's data is cut off")
+            raise UsageError("string tensor data is truncated")
         try:
             items.append(data[offset : offset + length].decode())
         except UnicodeDecodeError as error:
-            raise UsageError(f"a string tensor's data is not UTF-8: {error}") from error
+            raise UsageError(f"string tensor data is not UTF-8: {error}") from error
         offset += length
     if len(items) != count:
-        raise UsageError(f"a string tensor of {count} elements came with {len(items)}")
+        raise UsageError(f"a string tensor of {count} elements has {len(items)} values")
     array = np.empty(len(items), dtype=object)
     array[:] = items
     return array
@@ -227,7 +227,7 @@ SUB_BYTE_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 
 
 
 def pack(array: Array) -> Array:
-    """A sub-byte tensor's elements packed into bytes (uint8, flat), lowest bits first, the rest of the last byte 0."""
+    """Pack sub-byte elements into a flat uint8 array, lowest bits first, with zero padding."""
     bits = SUB_BYTE_BITS[dtype_name(array.dtype)]
     per_byte = 8 // bits
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
@@ -238,13 +238,13 @@ def pack(array: Array) -> Array:
 
 
 def unpack(packed: Array, name: str, shape: Sequence[int]) -> Array:
-    """The reverse of :func:`pack` for a sub-byte dtype's name: a tensor of ``shape``, one byte an element."""
+    """Unpack the result of :func:`pack` to a tensor with ``shape``, a byte per element."""
     bits = SUB_BYTE_BITS[name]
     per_byte = 8 // bits
     lanes = (packed.reshape(-1, 1) >> (np.arange(per_byte, dtype=np.uint8) * bits)) & ((1 << bits) - 1)
     flat = lanes.reshape(-1)[: math.prod(shape)].astype(np.uint8)
     if name.startswith("int"):
-        # Sign-extend: ml_dtypes keeps an int4 as the int8 of the same value.
+        # Sign-extend: ml_dtypes stores an int4 as the int8 with the same value.
         shift = 8 - bits
         flat = ((flat << shift).view(np.int8) >> shift).view(np.uint8)
     return flat.view(dtype_of(name)).reshape(shape)

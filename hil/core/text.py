@@ -1,7 +1,7 @@
-"""Text for terminals and for JSON: control characters are written out, and values become ones that JSON has.
+"""Make text safe for terminals, and values safe for JSON.
 
-A model's name, a board's error, a worker's stderr or another user's purpose may hold escape sequences, which would set
-the terminal's title, clear it, or rewrite what is on it.
+Model names, board errors, a worker's stderr or another user's text may contain escape sequences. These
+could set the terminal's title, clear it, or rewrite its content.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 TextSink = Callable[[str], None]
-"""Takes a line that tells a person what goes on."""
+"""Receives a progress line for the user."""
 
-# Control characters but for line ends and tabs (C0, DEL, C1), what turns the direction of writing or ends a line
-# unseen, and halves of surrogate pairs.
+# Control characters except line ends and tabs (C0, DEL, C1), characters that change text direction or end lines
+# invisibly, and lone surrogates.
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]",
 )
 
 
 def visible(text: str) -> str:
-    r"""The text with whatever a terminal obeys written out, such as ``\x1b``."""
+    r"""Return the text with control characters escaped, such as ``\x1b``."""
     return _OBEYED.sub(_written_out, text.replace("\r\n", "\n"))
 
 
@@ -33,29 +33,29 @@ def _written_out(found: re.Match[str]) -> str:
 
 
 class VisibleStream:
-    """A text stream that makes all it is given :func:`visible`."""
+    """Text stream that applies :func:`visible` to all output."""
 
     def __init__(self, own: TextIO) -> None:
         self.own = own
 
     def write(self, text: str) -> int:
-        """Write a text; returns how many characters it had."""
+        """Write a text and return its length."""
         self.own.write(visible(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts."""
+        """Write multiple texts."""
         for line in lines:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "buffer":  # click would write to it, around this
+        if name == "buffer":  # click would bypass this class
             raise AttributeError(name)
         return getattr(self.own, name)
 
 
 def show_visibly() -> None:
-    """Have all that this process writes to stdout and stderr made :func:`visible`."""
+    """Apply :func:`visible` to this process's stdout and stderr."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, VisibleStream):
@@ -63,8 +63,8 @@ def show_visibly() -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """The value with what JSON does not know made into texts (NaN, inf, bytes) and lists."""
-    if value is None or isinstance(value, (str, int)):  # bool too; first, since it is most of what there is
+    """Convert a value to JSON types. NaN, inf and bytes become strings; tuples become lists."""
+    if value is None or isinstance(value, (str, int)):  # includes bool; checked first because it is most common
         return value
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
@@ -78,7 +78,7 @@ def jsonable(value: Any) -> Any:
 
 
 def numbered(names: Sequence[str], *, alike: Callable[[str], str] = str) -> list[str]:
-    """Names that differ: the second of one name is called ``NAME-2``; ``alike`` tells which are one name."""
+    """Make names unique: a duplicate becomes ``NAME-2``. Names with equal ``alike`` values are duplicates."""
     taken: set[str] = set()
     found = []
     for name in names:

@@ -1,7 +1,7 @@
-"""What a profile holds: the words that its collector, its writers and its readers share.
+"""Types for profiles, shared by the collector, writers and readers.
 
-All times are whole nanoseconds. ``board`` times are of the board's monotonic clock, the one that the agent stamps with;
-``host`` times are of the controller's. :class:`hil.core.clock.ClockFit` leads from the one to the other.
+All times are whole nanoseconds. ``board`` times use the board's monotonic clock, which the agent stamps
+with. ``host`` times use the controller's. :class:`hil.core.clock.ClockFit` converts between them.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from hil.core.clock import ClockFit
 
 @dataclass(frozen=True)
 class OpRow:
-    """One execution of one operation, as CSV and trace have it: a dispatch of IREE's, a node of ONNX Runtime's."""
+    """Execution of an operation, such as an IREE dispatch or an ONNX Runtime node, as in CSV and trace."""
 
-    run: str  # the profile's name, the same in all its rows
+    run: str  # the profile's name, the same in all rows
     iteration: int
     board: str
     runtime: str
     op: str
-    # ``compute``: an operation of the model; ``runtime``: what the runtime does besides (allocating, copying).
+    # ``compute``: an operation of the model; ``runtime``: overhead such as allocating and copying.
     kind: str
-    # names of the ONNX nodes that it computes, or a part of; empty where it is no compute operation.
+    # Names of ONNX nodes that it fully or partly computes; empty for other operations.
     onnx_nodes: tuple[str, ...]
     op_types: tuple[str, ...]
-    # start_ns, duration_ns: by the clock named in ``clock``, which is ``board`` (see above).
+    # start_ns, duration_ns: on the clock named in ``clock``, which is ``board`` (see above).
     start_ns: int
     duration_ns: int
     clock: str = "board"
-    tiles: int | None = None  # workgroups that it was cut into; None where the runtime does not tell
-    tile_time_ns: int | None = None  # what all tiles took together: above ``duration_ns`` where several threads worked
-    shapes: str = ""  # of inputs and outputs, as ``1x64x56x56xf32, 64x3x3xf32 -> 1x64x56x56xf32``; "" where unknown
-    bytes: int | None = None  # estimate of what it reads and writes at the least; None where unknown
-    flops: int | None = None  # estimate of its floating-point (or integer) operations; None where unknown
-    # ``compute`` or ``memory``: what, by these two and the estimates' stated ridge, should limit it; "" where unknown.
+    tiles: int | None = None  # workgroup count; None if the runtime does not report it
+    tile_time_ns: int | None = None  # total time over all tiles; exceeds ``duration_ns`` with multiple threads
+    shapes: str = ""  # inputs and outputs, as ``1x64x56x56xf32, 64x3x3xf32 -> 1x64x56x56xf32``; "" if unknown
+    bytes: int | None = None  # estimated minimum of bytes read and written; None if unknown
+    flops: int | None = None  # estimated floating-point or integer operations; None if unknown
+    # Expected bottleneck by these two and the estimates' ridge: ``compute`` or ``memory``; "" if unknown.
     bound_estimate: str = ""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time. Whose clock it is told by where the span stands."""
+    """Time span. The containing field determines the clock."""
 
     name: str
     start_ns: int
@@ -51,7 +51,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Sample:
-    """A counter's value at a moment of the board's clock: ``cpu0 busy`` in ``%``, ``memory available`` in ``bytes``."""
+    """Counter value at a board time: ``cpu0 busy`` in ``%``, ``memory available`` in ``bytes``."""
 
     at_ns: int
     name: str
@@ -61,29 +61,29 @@ class Sample:
 
 @dataclass(frozen=True)
 class Call:
-    """One Invoke, seen from both sides."""
+    """Invoke request, as seen by host and board."""
 
-    kind: str  # ``timed``: the run whose answer is compared; ``profiled``: the pass of its own that the rows come from
-    host: Span  # from sending to the last byte received, host clock
-    board: Span  # from the last input byte to the outputs being ready, board clock
-    warmup_ns: int = 0  # what came before the first iteration
-    # (start, end) of each, board clock; empty where the pass tells it by its rows only.
+    kind: str  # ``timed``: the run with compared outputs; ``profiled``: the separate pass that produced the rows
+    host: Span  # from sending to the last received byte, host clock
+    board: Span  # from the last input byte to ready outputs, board clock
+    warmup_ns: int = 0  # time before the first iteration
+    # (start, end) of each iteration, board clock; empty if the pass reports only rows.
     iterations_ns: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)
 class Profile:
-    """All that a profile knows of one model on one board."""
+    """Complete profile of a model on a board."""
 
     run: str
-    # model, board, runtime: what ran where; ``runtime`` with version and device.
+    # model, board, runtime: names; ``runtime`` includes version and device.
     model: str
     board: str
     runtime: str
-    rows: Sequence[OpRow]  # in the order of their start
-    stages: Sequence[Span]  # the controller's, host clock
-    transfers: Sequence[Span]  # what went over the link, host clock, with ``bytes_out`` and ``bytes_in`` among the args
-    calls: Sequence[Call]  # the timed one and the profiled ones, in order
+    rows: Sequence[OpRow]  # ordered by start
+    stages: Sequence[Span]  # controller stages, host clock
+    transfers: Sequence[Span]  # data transfers over the link, host clock, with ``bytes_out`` and ``bytes_in`` in args
+    calls: Sequence[Call]  # timed call and profiled calls, in order
     counters: Sequence[Sample]
-    clock: ClockFit  # the board's clock beside the host's, over the whole profile
-    notes: Sequence[str] = ()  # what went wrong or could not be had, a line each: a profile is never the run's loss
+    clock: ClockFit  # board clock relative to the host's, over the whole profile
+    notes: Sequence[str] = ()  # errors and missing data, a line each: profile errors never fail the run

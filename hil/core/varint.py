@@ -1,4 +1,4 @@
-"""Numbers as protobuf writes them, for messages that are coded by hand."""
+"""Encode protobuf varints for hand-coded messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 
 @functools.lru_cache(4096)
 def varint(number: int) -> bytes:
-    """A number's bytes: seven bits each, the lowest first, the top bit set in all but the last.
+    """Encode a number as a varint: seven bits per byte, lowest first, with the top bit set in all but the last byte.
 
     Source: https://protobuf.dev/programming-guides/encoding/#varints
     """

@@ -1,0 +1,26 @@
+"""Attribute an out-of-memory kill by Linux to the program or the board."""
+
+from __future__ import annotations
+
+from hil.errors import BoardUnfit, HilError, RunCrashed
+
+# A killed program with at least this share of the memory would not fit the board even without other processes.
+_OWN_SHARE = 0.75
+
+
+def out_of_memory(peak_bytes: int, total_bytes: int) -> HilError:
+    """Return the error for a program that Linux killed for lack of memory.
+
+    Args:
+        peak_bytes: the program's peak memory.
+        total_bytes: the board's memory for programs.
+    """
+    if peak_bytes >= _OWN_SHARE * total_bytes:
+        return RunCrashed(
+            f"out of memory: the program used {peak_bytes} of the board's {total_bytes} bytes",
+            hint="use a smaller model or batch, or a board with more memory",
+        )
+    return BoardUnfit(
+        f"out of memory: Linux killed the program at {peak_bytes} bytes; other processes use the board's {total_bytes}",
+        hint="stop other processes on the board",
+    )

@@ -1,0 +1,49 @@
+"""Report errors from a failing directory as StorageError."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hil.core.disk_faults import FULL
+from hil.errors import StorageError, UnreadableFile
+
+_FULL = FULL | {errno.EROFS}
+# Errors from a file descriptor have no file name.
+_FAILING = {errno.EIO, errno.ESTALE}
+
+
+@contextlib.contextmanager
+def storage_errors(text: str, hint: str, *, stage: str = "", only_below: Path | None = None) -> Iterator[None]:
+    """Raise StorageError for an OSError.
+
+    Args:
+        text: failed operation for the message: ``cannot write to PLACE``.
+        hint: suggested fix.
+        only_below: for a block that also runs other code. Convert only errors from a full or failing disk, and
+            errors that name a file below this directory.
+
+    Raises:
+        StorageError: a file operation failed.
+    """
+    try:
+        yield
+    except UnreadableFile:
+        raise
+    except OSError as error:
+        if only_below is not None and not _is_of(error, only_below):
+            raise
+        raise StorageError(f"{text}: {error.strerror or error}", stage=stage, hint=hint) from error
+
+
+def _is_of(error: OSError, place: Path) -> bool:
+    """Return True if an error concerns the directory. A missing file in an existing directory does not."""
+    if error.errno in _FULL:
+        return True
+    if error.errno == errno.ENOENT and place.is_dir():
+        return False
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
+    return any(Path(name).is_relative_to(place) for name in names) if names else error.errno in _FAILING
