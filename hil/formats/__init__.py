@@ -1,1 +1,1 @@
-"""What the host and the board both know of a runtime's files and values."""
+"""Runtime file formats and values, for host and board."""

@@ -1,4 +1,4 @@
-"""A control as JSON holds it: in the cache, in bundles and in records."""
+"""Convert controls to and from JSON, for the cache, bundles and records."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from hil.core.results import Control, Deviation
 
-# JSON has no such numbers.
+# JSON cannot represent these numbers.
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def control_json(control: Control) -> dict[str, Any]:
-    """Return a control as JSON holds it."""
+    """Return a control as JSON values."""
     return {
         "arithmetic": control.arithmetic,
         "source": control.source,
@@ -28,16 +28,16 @@ def control_json(control: Control) -> dict[str, Any]:
 
 
 def control_from_json(value: Mapping[str, Any]) -> Control:
-    """Read what :func:`control_json` wrote. Raises TypeError, ValueError, KeyError: the value is damaged."""
+    """Parse the result of :func:`control_json`. Raises TypeError, ValueError or KeyError if it is damaged."""
     arithmetic, source, jumping = value["arithmetic"], value["source"], value["jumping"]
     if not isinstance(arithmetic, str) or not isinstance(source, str) or type(jumping) is not int:
-        raise TypeError("a control has an arithmetic, a source and a count of jumps")
-    clipped = value.get("clipped", [])  # bundles of earlier versions have none
+        raise TypeError("a control needs an arithmetic, a source and a count of jumps")
+    clipped = value.get("clipped", [])  # missing in bundles from earlier versions
     if not isinstance(clipped, list) or not all(isinstance(name, str) for name in clipped):
-        raise TypeError("the clipped weights of a control are a list of names")
+        raise TypeError("clipped weights must be a list of names")
     whole = _deviation(value["whole"])
     if whole is None:
-        raise ValueError("a control has a deviation of all elements")
+        raise ValueError("a control needs a deviation of all elements")
     return Control(
         arithmetic,
         source,
@@ -59,7 +59,7 @@ def _deviation(value: Any) -> Deviation | None:
         return None
     rms, largest = map(_number, value)
     if not (rms >= 0 and largest >= 0):
-        raise ValueError("a deviation is not negative")
+        raise ValueError("a deviation must not be negative")
     return Deviation(rms, largest)
 
 

@@ -1,4 +1,4 @@
-"""ETDump: the profile that a build of ExecuTorch's runtime with its event tracer writes, a flatbuffer."""
+"""Read ETDump, the flatbuffer profile from ExecuTorch runtimes built with the event tracer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hil.formats.executorch_file import Damaged, Table, reading, root_table
 
 IDENTIFIER = b"ED00"
 FILE = "executorch.etdp"
-# What the runtime calls one run of a method, among other steps of its own.
+# The runtime's event name for a method run.
 EXECUTE = "Method::execute"
 _STEPS = (EXECUTE, "Method::init", "Program::load_method")
 _CALLS = ("OPERATOR_CALL", "DELEGATE_CALL")
@@ -20,30 +20,30 @@ _KERNEL = "native_call_"
 
 @dataclass(frozen=True)
 class EtEvent:
-    """Something that took time, by the runtime's clock: in nanoseconds, unless it was built otherwise."""
+    """Timed event on the runtime's clock: nanoseconds, unless the build uses another unit."""
 
-    name: str  # the operator, ``add.out``; what a delegate calls a step of its own; or the runtime's own step
+    name: str  # operator (``add.out``), a delegate's name for a step, or a runtime step
     start: int
     end: int
-    # the run that it belongs to, from 0; -1 for what is outside of any, such as loading.
+    # Number of the event's run, from 0; -1 for events outside runs, such as loading.
     run: int
-    is_operation: bool  # an operation of the program; else a step of the runtime's, which may hold operations
-    delegate: bool  # whether a delegate tells it
+    is_operation: bool  # True for a program operation; False for a runtime step, which may contain operations
+    delegate: bool  # True if reported by a delegate
 
 
 def read_etdump(data: memoryview) -> list[EtEvent]:
-    """The timed events of an ETDump, by start; with or without a size in front, as both are written.
+    """Return the timed events of an ETDump, sorted by start. A leading size field is optional.
 
     Raises:
-        Damaged: it is none, or cut off, or altered, or holds no timed event.
+        Damaged: the data is not an ETDump, is truncated or altered, or has no timed events.
     """
     if bytes(data[8:12]) == IDENTIFIER:
         with reading():
             if int.from_bytes(data[:4], "little") > data.nbytes - 4:
-                raise Damaged("it is cut off")
+                raise Damaged("truncated file")
         data = data[4:]
     if bytes(data[4:8]) != IDENTIFIER:
-        raise Damaged(f"it is no ETDump of the version {IDENTIFIER.decode()!r}")
+        raise Damaged(f"not an ETDump of version {IDENTIFIER.decode()!r}")
     with reading():
         blocks = [_block(block) for block in root_table(data).tables(1)]
     has_runs = any(one.name == EXECUTE for block in blocks for one in block)
@@ -54,7 +54,7 @@ def read_etdump(data: memoryview) -> list[EtEvent]:
         before = max([before, *(event.run + 1 for event in own)])
         events += own
     if not events:
-        raise Damaged("it holds no timed event: the runtime was built without its event tracer, or ran nothing")
+        raise Damaged("timed events missing: the runtime was built without its event tracer, or ran nothing")
     return sorted(events, key=lambda event: (event.start, -event.end))
 
 
@@ -70,29 +70,33 @@ class _Timed:
 def _block(block: Table) -> list[_Timed]:
     found = []
     for one in block.tables(3):
-        if (event := one.table(0)) is None:  # an allocation, or a tensor that was kept
+        if (event := one.table(0)) is None:  # an allocation or a stored tensor
             continue
         delegated, text = event.number(3, "Int32", -1), event.text(4)
         name = event.text(0) or text or (f"delegate {delegated}" if delegated >= 0 else "")
         start, end = event.number(6, "Uint64"), event.number(7, "Uint64")
         if end < start or end >= 1 << 63:
-            raise Damaged(f"the event {name!r} ends before it begins, or never")
+            raise Damaged(f"event {name!r} has no end or ends before its start")
         place = event.number(1, "Int32"), event.number(2, "Int32", -1)
         found.append(_Timed(name, start, end, place, delegated >= 0 or bool(text)))
     return found
 
 
 def _in_runs(block: Sequence[_Timed], before: int, has_runs: bool) -> Iterator[EtEvent]:
-    """The events of a block, each with its run, of which ``before`` came before; a block is one where no file tells."""
+    """Yield a block's events with their runs, after ``before`` runs in earlier blocks.
+
+    If the file has no run events, each block counts as a run.
+    """
     runs = sorted((one.start, one.end) for one in block if one.name == EXECUTE)
     starts = [start for start, _ in runs]
-    # A call's own event holds those that kernels and delegates tell of the same instruction.
+    # A call event contains the events that kernels and delegates report for the same instruction.
     told = Counter(one.place for one in block if one.name not in (*_CALLS, *_STEPS))
     for one in block:
         begun = bisect_right(starts, one.start)
-        # The last one, nearly always: runs come one after the other.
-        within = next((number for number in reversed(range(begun)) if one.start <= runs[number][1]), None)
-        run = before + within if within is not None else -1 if has_runs else before
+        # Runs are sequential, so only the latest started run can contain the event.
+        run = -1 if has_runs else before
+        if begun and one.start <= runs[begun - 1][1]:
+            run = before + begun - 1
         is_step = one.name in _STEPS or min(one.place) < 0
         holds = one.name in _CALLS and told[one.place] > 0
         name = one.name.removeprefix(_KERNEL)

@@ -1,10 +1,10 @@
-"""What ExecuTorch's files say: the methods of a ``.pte``, and the test cases that a ``.bpte`` bundles with one.
+"""Parse ExecuTorch files: methods in a ``.pte``, and test cases bundled in a ``.bpte``.
 
-Read without ExecuTorch, so that a host without PyTorch can send such a program to a board, and a board can say what a
-program lacks before it is loaded. The schemas (``program.fbs``, ``bundled_program_schema.fbs``) come with ExecuTorch;
-fields are numbered as they stand there.
+Does not need ExecuTorch. So a host without PyTorch can send programs, and a board can check for missing
+parts before loading. The schemas (``program.fbs``, ``bundled_program_schema.fbs``) ship with ExecuTorch;
+field numbers follow their order.
 
-Files are flatbuffers that nobody vouches for: a damaged or hostile one is an error, never a crash or an endless loop.
+The flatbuffers are untrusted: damaged or hostile data raises an error, never a crash or endless loop.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from typing import Any
 
 import numpy as np
 
+from hil.core.files import map_file
 from hil.core.tensors import Array, Dim, TensorSpec, from_bytes, nbytes_of
 
-# The least that a table takes: where its own layout is told.
+# Minimum size of a table: its layout offset.
 _TABLE_BYTES = 4
-# Writers share what is equal, so that a little is read more than once; a bomb is a small file that tells of a huge one.
+# Limit on bytes read, as a multiple of the file's size. Writers share equal data, so some is read repeatedly. A small
+# hostile file may describe huge data.
 _TOLD_OVER = 16
 PROGRAM = b"ET12"
 BUNDLE = b"BP08"
 TENSORS = b"FT01"
-# Files of tensors that programs keep outside, as ExecuTorch names them.
+# ExecuTorch's suffix for external tensor files.
 TENSORS_SUFFIX = ".ptd"
 _DEFAULT_METHOD = "forward"
-# ExecuTorch's ScalarType, which is PyTorch's.
+# ExecuTorch's ScalarType, same as PyTorch's.
 DTYPES = {
     **dict(enumerate("uint8 int8 int16 int32 int64 float16 float32 float64".split())),
     11: "bool",
@@ -39,35 +41,35 @@ DTYPES = {
         enumerate("float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 uint32 uint64".split(), start=23)
     ),
 }
-# The unions KernelTypes (of a program; what follows are lists) and ValueUnion (of a bundle).
+# The unions KernelTypes (program; further kinds are lists) and ValueUnion (bundle).
 _KINDS = ("", "none", "int", "bool", "double", "tensor", "string")
 _BUNDLED_KINDS = ("", "tensor", "int", "bool", "double")
 _SCALARS = {"int": "int64", "bool": "bool", "double": "float64"}
-# KernelCall and DelegateCall name their values in field 1; MoveCall has two fields, a number each.
+# KernelCall and DelegateCall store value indices in field 1. MoveCall has two fields with an index each.
 _KERNEL_CALL, _DELEGATE_CALL, _MOVE_CALL = 1, 2, 3
-_EXTERNAL = 1  # of TensorDataLocation
+_EXTERNAL = 1  # TensorDataLocation
 _MOST_DIMS = 32
 
 
 class Damaged(ValueError):
-    """The buffer is cut off, altered, or of a version that is not known; the message says which."""
+    """The buffer is truncated, altered, or has an unknown version; the message specifies the cause."""
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """What Python says of bytes that are no flatbuffer becomes :class:`Damaged`."""
+    """Convert Python errors from parsing an invalid flatbuffer to :class:`Damaged`."""
     try:
         yield
-    # TypeError: flatbuffers' own word for an offset that is out of range.
+    # flatbuffers raises TypeError for an offset out of range.
     except (struct.error, IndexError, UnicodeDecodeError, TypeError, OverflowError) as error:
-        raise Damaged("it is cut off or damaged") from error
+        raise Damaged("truncated or corrupt file") from error
 
 
 class Table:
-    """A table: fields by number; one that is not there has its default.
+    """Flatbuffer table with numbered fields. Missing fields have their default.
 
     Args:
-        left: one number, how many bytes may still be read; shared by all tables that come of the same root.
+        left: list with a single number, the bytes that may still be read; shared by all tables of a root.
     """
 
     def __init__(self, data: memoryview, at: int, left: list[int]) -> None:
@@ -82,29 +84,29 @@ class Table:
         return int(self._table.Offset(4 + 2 * field))
 
     def number(self, field: int, kind: str, default: int = 0) -> Any:
-        """A number: ``Int8``, ``Uint64``, ``Float64``, ``Bool`` ...; ``default`` is the schema's."""
+        """Return a number; ``kind`` is ``Int8``, ``Uint64``, ``Float64``, ``Bool`` ..., ``default`` is the schema's."""
         offset, flags = self._offset(field), getattr(self._types, f"{kind}Flags")
         return self._table.Get(flags, self._table.Pos + offset) if offset else flags.py_type(default)
 
     def text(self, field: int) -> str:
-        """A string; "" by default."""
+        """Return a string; "" by default."""
         offset = self._offset(field)
         return self._table.String(self._table.Pos + offset).decode() if offset else ""
 
     def table(self, field: int) -> Table | None:
-        """A table, or a union's."""
+        """Return a table or a union's table."""
         offset = self._offset(field)
         return self._at(self._table.Pos + offset) if offset else None
 
     def tables(self, field: int) -> Iterator[Table]:
-        """A vector of tables."""
+        """Yield the tables of a vector."""
         if offset := self._offset(field):
             start = self._table.Vector(offset)
             for index in range(self._table.VectorLen(offset)):
                 yield self._at(start + 4 * index)
 
     def data(self, field: int) -> memoryview:
-        """A vector of bytes, in place."""
+        """Return a vector of bytes without copying."""
         return self._vector(field, 1)
 
     def _vector(self, field: int, item_bytes: int) -> memoryview:
@@ -113,11 +115,11 @@ class Table:
         start, size = self._table.Vector(offset), self._table.VectorLen(offset) * item_bytes
         found: memoryview = self._table.Bytes[start : start + size]
         if found.nbytes != size:
-            raise Damaged("it is cut off")
+            raise Damaged("truncated file")
         return found
 
     def integers(self, field: int, dtype: str = "<i4") -> tuple[int, ...]:
-        """A vector of integers."""
+        """Return a vector of integers."""
         found = self._vector(field, np.dtype(dtype).itemsize)
         self._spend(found.nbytes)
         return tuple(int(one) for one in np.frombuffer(found, dtype))
@@ -125,28 +127,28 @@ class Table:
     def _spend(self, size: int) -> None:
         self._left[0] -= size
         if self._left[0] < 0:
-            raise Damaged("it is damaged: it says the same over and over")
+            raise Damaged("corrupt file: the same data is referenced too often")
 
     def _at(self, place: int) -> Table:
         return Table(self._table.Bytes, int(self._table.Indirect(place)), self._left)
 
 
 def root_table(data: memoryview) -> Table:
-    """The table that a buffer begins with."""
+    """Return a buffer's root table."""
     return Table(data, struct.unpack_from("<I", data)[0], [_TOLD_OVER * data.nbytes])
 
 
 @dataclass(frozen=True)
 class Value:
-    """What a method takes or gives in one place."""
+    """Input or output value of a method."""
 
     kind: str  # ``tensor``, ``int``, ``bool``, ``double``, ``none``, ``string`` ..
-    dtype: str = ""  # of a tensor; "" where hil has no such dtype
-    sizes: tuple[int, ...] = ()  # of a tensor; the greatest ones where they are dynamic
-    dynamic: bool = False  # whether a tensor may be smaller than that; which of its dimensions, the file does not say
-    order: tuple[int, ...] = ()  # a tensor's dimensions as they lie in memory, the outermost first
-    # the number that an input was exported with, which it must always be given; that of an output which no instruction
-    # writes. None for whatever else.
+    dtype: str = ""  # for tensors; "" if hil does not support the dtype
+    sizes: tuple[int, ...] = ()  # for tensors; the maximum for dynamic sizes
+    dynamic: bool = False  # True if the tensor may be smaller; the file does not specify the dimensions
+    order: tuple[int, ...] = ()  # tensor dimensions in memory order, outermost first
+    # The exported number that an input must always have, or the value of an output that no instruction writes. None
+    # otherwise.
     constant: int | float | bool | None = None
 
 
@@ -156,44 +158,44 @@ _DRAWING = frozenset("bernoulli multinomial native_dropout normal rand rand_like
 
 @dataclass(frozen=True)
 class Method:
-    """An entry point."""
+    """Entry point."""
 
     name: str
-    # inputs, outputs: in order, those that are no tensors among them.
+    # inputs, outputs: in order, including values that are not tensors.
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    operators: tuple[str, ...]  # what it calls beside its delegates: ``aten::add.out``
-    backends: tuple[str, ...]  # what its delegates were compiled for: ``XnnpackBackend``
-    # (backend, operator) of each call of a delegate or a kernel, in order, one of the two "".
+    operators: tuple[str, ...]  # operators called outside delegates: ``aten::add.out``
+    backends: tuple[str, ...]  # backends of its delegates: ``XnnpackBackend``
+    # (backend, operator) of each delegate or kernel call, in order; the other part is "".
     calls: tuple[tuple[str, str], ...] = ()
-    external: tuple[str, ...] = ()  # the tensors whose values are in a file beside the program, by name
+    external: tuple[str, ...] = ()  # names of tensors with values in an external file
 
     @property
     def writers(self) -> tuple[str, ...]:
-        """The operators that it calls to write into buffers of its own: ``aten::copy_``, ``aten::index_put_``."""
+        """Operators that write into the method's buffers: ``aten::copy_``, ``aten::index_put_``."""
         names = {operator: operator.rpartition("::")[2].partition(".")[0] for operator in self.operators}
         return tuple(one for one, name in names.items() if name.endswith("_") or name.startswith("update_cache"))
 
     @property
     def random(self) -> tuple[str, ...]:
-        """The operators that it calls to draw random numbers: ``aten::rand.out``, ``aten::native_dropout.out``."""
+        """Operators that draw random numbers: ``aten::rand.out``, ``aten::native_dropout.out``."""
         return tuple(one for one in self.operators if one.rpartition("::")[2].partition(".")[0] in _DRAWING)
 
     def input_specs(self) -> list[tuple[int, TensorSpec]]:
-        """The tensors that it takes, and their places among all inputs; hil calls them ``input0``, ``input1``.
+        """Return the input tensors with their positions among all inputs, named ``input0``, ``input1``.
 
-        Constants are not among them.
+        Constants are excluded.
 
         Raises:
-            Damaged: it takes what is neither a tensor nor a number.
+            Damaged: an input is neither a tensor nor a number.
         """
         return self._specs("input", self.inputs)
 
     def output_specs(self) -> list[tuple[int, TensorSpec]]:
-        """The tensors that it gives, and the numbers that its instructions write, and their places among all outputs.
+        """Return output tensors and numbers that instructions write, with their positions among all outputs.
 
         Raises:
-            Damaged: it gives what is neither a tensor, a number nor nothing.
+            Damaged: an output is not a tensor, a number or none.
         """
         return self._specs("output", self.outputs)
 
@@ -205,7 +207,7 @@ class Method:
             name = f"{what}{len(found)}"
             dtype = value.dtype or _SCALARS.get(value.kind, "")
             if not dtype:
-                kind = "tensor of a dtype that hil does not know" if value.kind == "tensor" else value.kind
+                kind = "tensor of an unknown dtype" if value.kind == "tensor" else value.kind
                 raise Damaged(f"{what} {place} of the method {self.name!r} is a {kind}: hil passes tensors")
             shape: tuple[Dim, ...] = value.sizes
             if value.dynamic:
@@ -216,26 +218,26 @@ class Method:
 
 @dataclass(frozen=True)
 class BundledCase:
-    """A case of a ``.bpte``: tensors, and numbers where the method takes one."""
+    """Case in a ``.bpte``: tensors, and numbers for scalar inputs."""
 
     inputs: tuple[Array | int | float | bool, ...]
     expected_outputs: tuple[Array | int | float | bool, ...]
 
 
 def mapped(file: Path) -> memoryview:
-    """A file's bytes, as it lies on the disk. Raises Damaged: there are none."""
-    if not file.stat().st_size:
-        raise Damaged("it is empty")
-    return np.memmap(file, np.uint8, "r").data
+    """Map a file's bytes. Raises Damaged if the file is empty."""
+    if not (data := map_file(file)):
+        raise Damaged("the file is empty")
+    return data
 
 
 def is_bundle(data: memoryview) -> bool:
-    """Whether a file is a ``.bpte`` (of any version) by its first bytes."""
+    """Return True if the data begins like a ``.bpte`` of any version."""
     return bytes(data[4:6]) == BUNDLE[:2]
 
 
 def program_in(data: memoryview) -> memoryview:
-    """The ``.pte`` in a file: all of it, or what a ``.bpte`` bundles. Raises Damaged: it is neither."""
+    """Return the ``.pte`` program in a file: the whole file, or the program in a ``.bpte``. Raises Damaged."""
     if not is_bundle(data):
         return data
     with reading():
@@ -243,30 +245,30 @@ def program_in(data: memoryview) -> memoryview:
 
 
 def read_methods(data: memoryview) -> dict[str, Method]:
-    """The methods of a ``.pte`` or ``.bpte``, in order. Raises Damaged: it is neither, or cut off, or altered."""
+    """Return the methods of a ``.pte`` or ``.bpte``, in order. Raises Damaged if the data is invalid."""
     with reading():
         return {method.name: method for method in map(_method, _root(program_in(data), PROGRAM).tables(1))}
 
 
 def tensor_files(folder: Path) -> list[Path]:
-    """The files in a folder that may hold tensors which a program there keeps outside."""
+    """Return the files in a directory that may contain a program's external tensors."""
     return sorted(file for file in folder.glob(f"*{TENSORS_SUFFIX}") if file.is_file())
 
 
 def tensors_beside(program: Path, methods: Mapping[str, Method]) -> Path | None:
-    """The ``.ptd`` file in a program's folder that holds the tensors which the program keeps outside.
+    """Return the ``.ptd`` file with a program's external tensors from the program's directory.
 
-    It is the one of the program's name, else the only one that has them all. A program that says of no tensor that it
-    is outside has one too where a file has its name: what a delegate keeps there, the program does not list.
+    The file has the program's name, or is the only file with all external tensors. A file with the program's
+    name is used even if the program lists no external tensor: it does not list those of delegates.
 
     Raises:
-        Damaged: none holds them, or several do; or one of the program's name is no such file.
+        Damaged: no file or multiple files have the tensors, or the file with the program's name is invalid.
     """
     wanted = {name for method in methods.values() for name in method.external}
     own = program.with_suffix(TENSORS_SUFFIX)
     if own.is_file():
         if missing := sorted(wanted - _tensor_names(own)):
-            raise Damaged(f"it keeps the tensor {missing[0]!r} outside, and {own.name} has none of that name")
+            raise Damaged(f"tensor {missing[0]!r} is stored outside the program and missing from {own.name}")
         return own
     if not wanted:
         return None
@@ -275,10 +277,14 @@ def tensors_beside(program: Path, methods: Mapping[str, Method]) -> Path | None:
         with contextlib.suppress(Damaged, OSError):
             found += [file] * (wanted <= _tensor_names(file))
     if len(found) != 1:
-        which = f"{' and '.join(one.name for one in found[:3])} have them" if found else "none beside it has them"
+        which = (
+            f"{' and '.join(one.name for one in found[:3])} have them"
+            if found
+            else "no file next to the program has them"
+        )
         raise Damaged(
-            f"it keeps {len(wanted)} tensors ({sorted(wanted)[0]} among them) in a {TENSORS_SUFFIX} file, and {which}: "
-            f"put the file beside the program as {own.name}"
+            f"{len(wanted)} tensors ({sorted(wanted)[0]} among them) are in a {TENSORS_SUFFIX} file, and {which}: "
+            f"put the file next to the program as {own.name}"
         )
     return found[0]
 
@@ -287,22 +293,22 @@ def _tensor_names(file: Path) -> set[str]:
     data = mapped(file)
     with reading():
         if bytes(data[4:8]) != TENSORS:
-            raise Damaged(f"{file.name} is no file of ExecuTorch's tensors")
+            raise Damaged(f"{file.name} is not an ExecuTorch tensor file")
         return {one.text(0) for one in root_table(data).tables(2)}
 
 
 def pick_method(methods: Mapping[str, Method], name: str) -> Method | None:
-    """The method of a name; of "" the only one, or ``forward``. None where there is no such method."""
+    """Return the named method; for "", the only method or ``forward``. None if missing."""
     if name:
         return methods.get(name)
     return next(iter(methods.values())) if len(methods) == 1 else methods.get(_DEFAULT_METHOD)
 
 
 def read_cases(data: memoryview) -> dict[str, list[BundledCase]]:
-    """The cases that a ``.bpte`` bundles, by method, in order.
+    """Return the cases in a ``.bpte`` by method, in order.
 
     Raises:
-        Damaged: it is none, or cut off, or altered; a tensor's data does not fill its shape.
+        Damaged: the data is not a ``.bpte``, is truncated or altered, or a tensor's size does not match its shape.
     """
     found: dict[str, list[BundledCase]] = {}
     with reading():
@@ -319,8 +325,9 @@ def _root(data: memoryview, identifier: bytes) -> Table:
     if found != identifier:
         kind = "program" if identifier == PROGRAM else "bundled program"
         if found[:2] == identifier[:2]:
-            raise Damaged(f"it is an ExecuTorch {kind} of the version {found!r}, not {identifier!r}")
-        raise Damaged(f"it is no ExecuTorch {kind}")
+            shown = found.decode(errors="replace")
+            raise Damaged(f"unsupported ExecuTorch {kind} version {shown!r}, expected {identifier.decode()!r}")
+        raise Damaged(f"not an ExecuTorch {kind}")
     return root_table(data)
 
 
@@ -338,11 +345,11 @@ def _method(plan: Table) -> Method:
         if kind in (_KERNEL_CALL, _DELEGATE_CALL):
             names, number = operators if kind == _KERNEL_CALL else backends, arguments.number(0, "Int32")
             if not 0 <= number < len(names):
-                raise Damaged("it is damaged: a method calls what is not there")
+                raise Damaged("corrupt file: a method calls a missing operator")
             calls.append(("", names[number]) if kind == _KERNEL_CALL else (names[number], ""))
     places = plan.integers(3), plan.integers(4)
     if any(not 0 <= place < len(values) for place in (*places[0], *places[1])):
-        raise Damaged("it is damaged: a method's values are not there")
+        raise Damaged("corrupt file: a method's values are missing")
     return Method(
         name=plan.text(0),
         inputs=tuple(_value(values[place], is_fixed=True) for place in places[0]),
@@ -355,7 +362,7 @@ def _method(plan: Table) -> Method:
 
 
 def _external(value: Table) -> str:
-    """The name of a tensor whose values the program does not hold; "" of any other value."""
+    """Return the name of an external tensor; "" for other values."""
     held = value.table(1) if value.number(0, "Uint8") == _KINDS.index("tensor") else None
     more = held.table(9) if held is not None else None
     return more.text(1) if more is not None and more.number(2, "Int8") == _EXTERNAL else ""
@@ -372,7 +379,7 @@ def _value(value: Table, *, is_fixed: bool) -> Value:
     sizes = held.integers(2)
     order = tuple(held.data(3)) or tuple(range(len(sizes)))
     if not _is_shape(sizes, order):
-        raise Damaged("it is damaged: a tensor's shape cannot be")
+        raise Damaged("corrupt file: invalid tensor shape")
     return Value(kind, DTYPES.get(held.number(0, "Int8"), ""), sizes, held.number(8, "Int8") != 0, order)
 
 
@@ -391,18 +398,18 @@ def _bundled(value: Table) -> Array | int | float | bool:
     kind = _BUNDLED_KINDS[number] if number < len(_BUNDLED_KINDS) else ""
     held = value.table(1)
     if held is None or not kind:
-        raise Damaged("it is damaged: a case's value is none that is known")
+        raise Damaged("corrupt file: a case has a value of unknown type")
     if kind != "tensor":
         return _number(kind, held)
     sizes, order = held.integers(1), tuple(held.data(3))
     dtype = DTYPES.get(held.number(0, "Int8"), "")
     if not dtype or not _is_shape(sizes, order):
-        raise Damaged("a case holds a tensor of a dtype or shape that hil does not know")
+        raise Damaged("a case has a tensor of unknown dtype or shape")
     data, size = held.data(2), nbytes_of(dtype, sizes)
     if data.nbytes != size:
         shape = "x".join(map(str, sizes)) or "scalar"
-        raise Damaged(f"a case's tensor, {shape} {dtype}, takes {size} bytes and has {data.nbytes}")
+        raise Damaged(f"a case's tensor, {shape} {dtype}, needs {size} bytes and has {data.nbytes}")
     try:
         return from_bytes(data, dtype, [sizes[axis] for axis in order]).transpose(np.argsort(order))
-    except ValueError as error:  # what numpy says of strides beyond all numbers, where a dimension is 0
-        raise Damaged("a case holds a tensor of a shape that cannot be") from error
+    except ValueError as error:  # numpy rejects huge strides even if a dimension is 0
+        raise Damaged("a case has a tensor of invalid shape") from error

@@ -1,4 +1,4 @@
-"""Tensors in and out of an IREE device's memory."""
+"""Copy tensors to and from an IREE device's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hil.core.tensors import SUB_BYTE_BITS, Array, dtype_name, dtype_of, pack, u
 from hil.errors import RunFailed
 from hil.formats.iree_values import dtype_of_element, element_of
 
-# Below this size a copy is quicker than setting up shared memory as a device buffer.
+# Below this size, copying is faster than importing shared memory as a device buffer.
 _IMPORT_FROM = 1 << 16
 _ALIGNMENT = 64
 _MEMORY = int(rt.MemoryType.DEVICE_LOCAL | rt.MemoryType.HOST_VISIBLE)
@@ -24,7 +24,9 @@ _STAGING_USAGE = int(rt.BufferUsage.TRANSFER | rt.BufferUsage.MAPPING)
 
 
 def shared_view_of(device: Any, array: Array) -> Any:
-    """A buffer view of an array's own memory, which has to outlive it; None where a copy is needed, or quicker.
+    """Return a buffer view that shares an array's memory, or None if a copy is required or faster.
+
+    The array must outlive the view.
 
     Raises:
         LoadFailed: IREE has no element type for the dtype.
@@ -39,12 +41,12 @@ def shared_view_of(device: Any, array: Array) -> Any:
     try:
         buffer = device.allocator.import_host_allocation(raw, _MEMORY, _USAGE)
         return rt.HalBufferView(buffer, list(array.shape), element)
-    except Exception:  # of a device that cannot see the host's memory
+    except Exception:  # a device without access to host memory
         return None
 
 
 def view_of(device: Any, array: Array) -> Any:
-    """A copy of a tensor as a buffer view on a device.
+    """Copy a tensor to a buffer view on a device.
 
     Raises:
         LoadFailed: IREE has no element type for the dtype.
@@ -60,17 +62,17 @@ def view_of(device: Any, array: Array) -> Any:
 
 
 def array_of(device: Any, view: Any, declared: str = "") -> Array:
-    """The tensor in a buffer view; it views the device's memory where the host can see that.
+    """Return the tensor in a buffer view, without copying if the host can access the device's memory.
 
     Args:
-        declared: the dtype that its function declares, which says of integers whether they have a sign; "" is unknown.
+        declared: dtype from the function's declaration, which defines the sign of integers; "" if unknown.
 
     Raises:
-        RunFailed: hil has no dtype for its elements.
+        RunFailed: hil has no dtype for the elements.
     """
     name = dtype_of_element(view.element_type, declared)
     if not name:
-        raise RunFailed(f"IREE's element type {int(view.element_type):#x} is none that hil has a dtype for")
+        raise RunFailed(f"unsupported IREE element type {int(view.element_type):#x}")
     shape, dtype = tuple(view.shape), dtype_of(name)
     if 0 in shape:
         return np.empty(shape, dtype)
@@ -81,7 +83,7 @@ def array_of(device: Any, view: Any, declared: str = "") -> Array:
 
 
 def _host_bytes(device: Any, view: Any) -> Array:
-    """The bytes of a view, through a staging buffer where the host cannot map the device's own, as of most GPUs."""
+    """Return a view's bytes, through a staging buffer if the host cannot map device memory (most GPUs)."""
     buffer = view.get_buffer()
     if buffer.memory_type() & _HOST_VISIBLE and buffer.allowed_usage() & _MAPPING_SCOPED:
         return np.frombuffer(view.map(), np.uint8)

@@ -1,17 +1,17 @@
-"""IREE's command-line tools: where they are, and tensors and flags as they take them.
+"""Find IREE's command-line tools, and format tensors and flags for them.
 
-Inputs are elements in a .bin file with the type in front (complex ones as .npy, whose type the tools cannot read), and
-numbers as text.
+Inputs are raw elements in a .bin file with an explicit type, or numbers as text. Complex inputs use .npy,
+because the tools cannot parse their type.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hil.core.bounded_json import parse_json
 from hil.core.npy import save_npy
 from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, pack, to_bytes
 from hil.errors import LoadFailed, UsageError
@@ -19,20 +19,20 @@ from hil.formats.iree_values import SCALAR_PREFIX, mlir_type
 
 RUN_TOOL = "iree-run-module"
 PROFILE_TOOL = "iree-benchmark-module"
-# What the profiling tool writes: a profile, or what each run took.
+# Files that the profiling tool writes: a profile, or the time of each run.
 PROFILE_FILE = "profile.ireeprof"
 TIMES_FILE = "times.json"
 PARAMETER_SCOPE = "model"
 _LIBRARIES = "iree._runtime_libs"
 _UNIT_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
-# Of the profiler's kinds of event those that CPU devices have.
+# The profiler's event kinds that CPU devices support.
 _EVENTS = "queue-events,host-execution,memory-events,executable-metadata"
-# The tools pass these numbers as they are; what their ABI makes of others is not the number that was given.
+# The tools pass these number types unchanged; their ABI alters other types.
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 
 
 def own_tool(name: str) -> Path | None:
-    """A tool of the iree-base-runtime that is installed here; None where it has none, as on a board that hil set up."""
+    """Return a tool from the installed iree-base-runtime; None if missing, as on a board set up by hil."""
     try:
         found = importlib.util.find_spec(_LIBRARIES)
     except ModuleNotFoundError:
@@ -45,15 +45,15 @@ def own_tool(name: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Given:
-    """An input as a tool takes it."""
+    """Input in a tool's format."""
 
-    value: str  # what ``--input=`` takes: ``2x3xf32=@FILE``, ``@FILE.npy`` or a number
+    value: str  # value for ``--input=``: ``2x3xf32=@FILE``, ``@FILE.npy`` or a number
     type: str  # ``2x3xf32``
-    file: str  # the file's name; "" for a number that is given as text
+    file: str  # file name; "" for a number given as text
 
 
 def is_number(spec: TensorSpec) -> bool:
-    """Whether it is a bare number and no tensor."""
+    """Return True for a bare number rather than a tensor."""
     return spec.name.startswith(SCALAR_PREFIX)
 
 
@@ -68,17 +68,18 @@ def give(
     as_text: bool = True,
     signed: bool = False,
 ) -> Given:
-    """Write a tensor as a file, where it needs one.
+    """Format a tensor for a tool, and write it to a file if needed.
 
     Args:
-        stem: the file's name without its extension.
-        remote: the folder that it is going to lie in, as the tool sees it.
-        tensors: how files hold tensors: ``bin`` (elements alone), ``npy``, or ``auto``.
-        as_text: whether a number is given as text, not as a file.
-        signed: whether unsigned integers are called that; see :func:`shows_sign`.
+        stem: file name without extension.
+        local: directory to write to.
+        remote: directory of the file as the tool sees it.
+        tensors: file format: ``bin`` (raw elements), ``npy``, or ``auto``.
+        as_text: True to pass numbers as text rather than files.
+        signed: True to preserve unsigned types; see :func:`shows_sign`.
 
     Raises:
-        LoadFailed: such a file holds no such tensor.
+        LoadFailed: the file format does not support the tensor.
     """
     kind = tool_type(spec.dtype, array.shape, signed=signed)
     if is_number(spec) and as_text:
@@ -94,26 +95,28 @@ def give(
 
 
 def npy_can(spec: TensorSpec) -> None:
-    """Refuse a dtype that .npy files do not hold. Raises LoadFailed: it is one."""
+    """Check that .npy supports the dtype. Raises LoadFailed otherwise."""
     if spec.dtype not in NUMPY_DTYPES:
-        raise LoadFailed(f"{spec}: .npy files hold no {spec.dtype}", hint='set tensors = "auto" or "bin" in [runtime]')
+        raise LoadFailed(
+            f"{spec}: .npy files do not support {spec.dtype}", hint='set tensors = "auto" or "bin" in [runtime]'
+        )
 
 
 def shows_sign(declared: str, dtype: str) -> bool:
-    """Whether the tools call an output's integers unsigned.
+    """Return True if the tools report an output's integers as unsigned.
 
-    They do of a program whose source did (StableHLO's ``ui8``): IREE declares such an output as ``i8`` and gives it
-    back as what it was. The integers of all other programs have no sign.
+    This happens if the source has unsigned types (StableHLO's ``ui8``): IREE declares the output as ``i8``, but
+    returns it unsigned. Integers in all other programs are signless.
 
     Args:
-        declared: the dtype that the program declares for the output.
-        dtype: what it gave.
+        declared: dtype that the program declares for the output.
+        dtype: dtype that it returned.
     """
     return bool(declared) and dtype == f"u{declared}"
 
 
 def tool_type(dtype: str, shape: Sequence[int], *, signed: bool = False) -> str:
-    """A tensor's type as the tools write it: ``2x3xf32``. Integers have no sign (``i8``), unless it is asked for.
+    """Return a tensor type in the tools' format: ``2x3xf32``. Integers are signless (``i8``) unless ``signed``.
 
     Raises:
         LoadFailed: MLIR has no type for the dtype.
@@ -136,13 +139,13 @@ def profile_command(
     runs: int,
     output: str,
 ) -> list[str]:
-    """The command of a profiling pass.
+    """Return the command for a profiling pass.
 
     Args:
-        tool: the :data:`PROFILE_TOOL` to call.
-        device, function: what to run it on, and which function.
+        tool: path of the :data:`PROFILE_TOOL`.
+        device, function: device to run on, and function to run.
         inputs: values for ``--input=``.
-        runs: how many times to run it; the tool makes no others.
+        runs: number of runs; the tool does no others.
     """
     return [
         tool,
@@ -158,7 +161,7 @@ def profile_command(
 
 
 def timing_flags(runs: int, output: str) -> list[str]:
-    """The flags that have the :data:`PROFILE_TOOL` write what each of so many runs took; it makes no others.
+    """Return the flags to make the :data:`PROFILE_TOOL` record the time of each run; it does no other runs.
 
     Args:
         output: the file to write, for :func:`times_ns`.
@@ -168,20 +171,20 @@ def timing_flags(runs: int, output: str) -> list[str]:
 
 
 def times_ns(data: bytes) -> list[int]:
-    """What each run took, in nanoseconds, in order: of a file that :func:`timing_flags` asked for.
+    """Return the time of each run in nanoseconds, in order, from a file written with :func:`timing_flags`.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the file is invalid.
     """
     try:
-        rows = [row for row in json.loads(data)["benchmarks"] if row["run_type"] == "iteration"]
+        rows = [row for row in parse_json(data)["benchmarks"] if row["run_type"] == "iteration"]
         times = [round(row["real_time"] * _UNIT_NS[row["time_unit"]]) for row in rows]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"it has no {error}") from error
-    except (OverflowError, RecursionError) as error:
-        raise ValueError(str(error)) from error
+    except KeyError as error:
+        raise ValueError(f"missing {error}") from error
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"invalid value: {error}") from error
     if any(time_ns not in range(1 << 63) for time_ns in times):
-        raise ValueError("it tells a time that nothing takes")
+        raise ValueError("invalid time")
     return times
 
 

@@ -1,8 +1,9 @@
-"""Find out from an IREE module whether its functions keep state from call to call.
+"""Detect IREE modules with functions that store state between calls.
 
-A module is a flatbuffer (iree/schemas/bytecode_module_def.fbs), perhaps inside a zip file. IREE's compiler makes a
-module-level variable of every mutable global, and the function that changes it writes to that variable. So a module
-keeps state if any function but the initializer holds an instruction ``vm.global.store.*``.
+A module is a flatbuffer (iree/schemas/bytecode_module_def.fbs), optionally inside a zip file. IREE's
+compiler turns each mutable global into a module-level variable, and functions write it with
+``vm.global.store.*``. So a module has state if any function except the initializer contains such an
+instruction.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ import struct
 from collections.abc import Iterator
 
 _IDENTIFIER = b"IREE"
-# The table's fields that are read here.
+# Numbers of the table fields read here.
 _TYPES, _EXPORTS, _STATE, _FUNCTIONS, _VERSION, _CODE = 4, 7, 11, 12, 13, 14
-# The version of the instruction set whose opcodes these are; its upper half counts.
+# Instruction set version of these opcodes; only the upper half counts.
 _KNOWN_VERSION = 17
 _FUNCTION = struct.Struct("<iiIhhhh")
 _INITIALIZER = b"__init"
-# Opcodes of stores. After that of references come a variable's number and a type's, after others a place in bytes.
+# Store opcodes. The opcode for references is followed by a variable number and a type number, others by a byte offset.
 _STORE_REF = re.compile(rb"(?=\x09(.{4})(.{4}))", re.DOTALL)
 _STORE_NUMBER = re.compile(rb"(?=(?:\x01|\x05|\xe0\x01|\xe1\x01)(.{4}))", re.DOTALL)
 
 
 def keeps_state(data: memoryview) -> bool:
-    """Return whether calls of a module's functions may leave something behind for later calls.
+    """Return True if a module's function calls may affect later calls.
 
-    A module whose instructions are not known, or that is damaged, counts as one that does not. A constant in the code
-    may look like an instruction that stores: then a module counts as one that does.
+    Returns False for damaged modules and unknown instruction sets. A constant in the code may look like a store
+    instruction; the function then returns True.
     """
     try:
         return _keeps_state(_Table.root(data))
@@ -62,7 +63,7 @@ def _u32(data: bytes) -> int:
 
 
 class _Table:
-    """A flatbuffer's table: agents have no package that reads them."""
+    """Flatbuffer table. Agents do not have the flatbuffers package."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self.data = data
@@ -72,13 +73,13 @@ class _Table:
 
     @staticmethod
     def root(data: memoryview) -> _Table:
-        """Return the table that the module begins with. Raises ValueError: there is none."""
-        # At the beginning, or behind the header of a zip file's first entry.
+        """Return the module's root table. Raises ValueError if missing."""
+        # At the start, or after the header of a zip file's first entry.
         begin = bytes(data[:4096]).index(_IDENTIFIER) - 4
         return _Table(data[begin:], struct.unpack_from("<I", data, begin)[0])
 
     def _place(self, field: int) -> int:
-        """Return where a field's value is; 0 where it is not there."""
+        """Return the offset of a field's value; 0 if the field is missing."""
         slot = 4 + 2 * field
         offset = struct.unpack_from("<H", self.data, self._fields + slot)[0] if slot < self._size else 0
         return self._at + offset if offset else 0
@@ -92,7 +93,7 @@ class _Table:
         return _Table(self.data, self._target(place)) if place else None
 
     def vector(self, field: int) -> tuple[int, int]:
-        """Return where a vector's items are, and how many."""
+        """Return a vector's start offset and length."""
         place = self._place(field)
         if not place:
             return 0, 0

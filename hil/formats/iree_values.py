@@ -1,10 +1,11 @@
-"""How tensors and signatures look to IREE: element types, and what a module says of its functions.
+"""Convert tensor types and signatures from and to IREE: element types, and function declarations.
 
-A declaration reads ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (%y: tensor<2x?xf32>)``. IREE's compiler writes
-one for MLIR programs and none for those in the torch dialect (which ONNX and PyTorch become); hil's own compile stage
-adds it there, with names and signedness. Of a function without one the calling convention tells how many tensors and
-numbers it takes and gives, and the types of the numbers: its tensors' specs have the dtype "".
-Elements of 4 bits are packed two a byte (:mod:`hil.core.tensors`).
+A declaration reads ``sync func @main(%x: tensor<2x?xf32>, %n: i32) -> (%y: tensor<2x?xf32>)``. IREE's
+compiler writes it for MLIR programs, but not for the torch dialect (used for ONNX and PyTorch). hil's
+compile stage adds it there, with names and signedness. For a function without a declaration, the calling
+convention specifies the number of tensors, and the types of plain numbers. Its tensor specs have dtype "".
+
+4-bit elements are packed two per byte (:mod:`hil.core.tensors`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from hil.core.tensors import Dim, TensorSpec
 from hil.errors import LoadFailed, UsageError, one_of
 
-# MLIR's name -> ours -> IREE's element type. MLIR's f8E4M3FN is ml_dtypes' float8_e4m3fn.
+# MLIR's name -> (hil's name, IREE's element type). MLIR's f8E4M3FN is ml_dtypes' float8_e4m3fn.
 _TYPES = {
     "f16": ("float16", "FLOAT_16"),
     "f32": ("float32", "FLOAT_32"),
@@ -51,13 +52,13 @@ _TYPES = {
     "ui64": ("uint64", "UINT_64"),
 }
 _ELEMENT_OF = {ours: iree for ours, iree in reversed(list(_TYPES.values()))}
-# What a calling convention says of numbers; "r" is a tensor.
+# Number types in calling conventions; "r" is a tensor.
 _NUMBERS = {"i": "int32", "I": "int64", "f": "float32", "F": "float64"}
 _FENCES = "coarse-fences"
 _SIGNLESS = {"INT_8", "INT_16", "INT_32", "INT_64", "INT_4"}
 SCALAR_PREFIX = "scalar:"
 _TENSOR = re.compile(r"tensor<(.*)>$")
-# Element types with a name of their own in MLIR and nothing behind them at run time; hil can still name them.
+# MLIR element types that IREE cannot run, but hil can name.
 _NAMED_ONLY = {
     "f8E4M3": "float8_e4m3",
     "f8E3M4": "float8_e3m4",
@@ -67,30 +68,30 @@ _NAMED_ONLY = {
 }
 _MLIR_OF = {ours: mlir for mlir, (ours, _) in reversed(list(_TYPES.items())) if mlir not in ("index", "si4")}
 _MLIR_OF |= {ours: mlir for mlir, ours in _NAMED_ONLY.items()}
-_SIGNATURE = re.compile(r"func @(?:\"(?:[^\"\\]|\\.)*\"|[^\s(]+)\((?P<inputs>.*)\) -> \((?P<outputs>.*)\)\s*$", re.S)
+_FUNCTION = re.compile(r"func @(?:\"(?:[^\"\\]|\\.)*\"|[^\s(]+)\(", re.S)
 _TYPE = r"tensor<[^<>]*(?:<[^<>]*>[^<>]*)?>|![A-Za-z][\w.]*(?:<[^>]*>)?|[A-Za-z]\w*(?:<[^<>]*>)?"
-# A name may hold nearly anything (ONNX's do), so a value ends where a type, and then ", %" or the end, follow.
-_VALUE = re.compile(rf"%(?P<name>.*?): (?P<type>{_TYPE})(?: \{{[^}}]*\}})?(?:, (?=%)|$)", re.S)
+# Names may contain nearly any character, as in ONNX. So a value ends at a type followed by ", %" or the end.
+_VALUE = re.compile(rf"%(?P<name>.*?): (?P<type>{_TYPE})(?: \{{[^{{}}]*\}})?(?:, (?=%)|$)", re.S)
 
 
 def element_of(dtype: str) -> Any:
-    """IREE's element type for a dtype. Raises LoadFailed: IREE has none."""
+    """Return IREE's element type for a dtype. Raises LoadFailed if IREE has none."""
     import iree.runtime as rt
 
     if dtype not in _ELEMENT_OF:
-        raise LoadFailed(f"IREE takes no {dtype} tensors")
+        raise LoadFailed(f"IREE does not support {dtype} tensors")
     return getattr(rt.HalElementType, _ELEMENT_OF[dtype])
 
 
 def dtype_of_element(element: Any, declared: str) -> str:
-    """The dtype of an element type; a signless integer's sign is as the function declares it."""
+    """Return the dtype of an element type. The function's declaration determines the sign of signless integers."""
     ours, signless = _named_elements().get(int(element), (declared, False))
     return declared if signless and declared.replace("uint", "int") == ours else ours
 
 
 @functools.cache
 def _named_elements() -> dict[int, tuple[str, bool]]:
-    """Of each IREE element type: our dtype, and whether it has no sign of its own."""
+    """Map each IREE element type to hil's dtype, and True for signless types."""
     import iree.runtime as rt
 
     named = reversed(list(_TYPES.values()))
@@ -98,75 +99,78 @@ def _named_elements() -> dict[int, tuple[str, bool]]:
 
 
 def mlir_dtype(name: str) -> str | None:
-    """The dtype of an MLIR element type (``f32``, ``si8``, ``bf16``), or None where hil has none for it."""
+    """Return the dtype of an MLIR element type (``f32``, ``si8``, ``bf16``), or None if unsupported."""
     return _TYPES[name][0] if name in _TYPES else _NAMED_ONLY.get(name)
 
 
 def parse_type(name: str, text: str) -> TensorSpec:
-    """The spec of a value of an MLIR type; a bare scalar's name begins with ``scalar:``.
+    """Parse an MLIR value type. The spec of a bare scalar has the name prefix ``scalar:``.
 
     Raises:
-        LoadFailed: the type is no tensor or number that hil can pass.
+        LoadFailed: the type is not a supported tensor or number.
     """
     text = text.strip().split(" {", 1)[0].strip()
     match = _TENSOR.match(text)
     if not match:
         dtype = mlir_dtype(text)
         if dtype is None:
-            raise LoadFailed(f"{name} is of type {text}: hil passes tensors and numbers only")
+            raise LoadFailed(f"{name} has type {text}: hil passes only tensors and numbers")
         return TensorSpec(f"{SCALAR_PREFIX}{name}", dtype, ())
     shape: list[Dim] = []
     rest = match.group(1).split(",", 1)[0]
-    # 18 digits: nobody has a longer dimension, and Python reads no numbers of any length.
+    # At most 18 digits: no dimension is longer, and Python limits the digits that it parses.
     while dim := re.match(r"(\d{1,18}|\?)x", rest):
         shape.append(None if dim.group(1) == "?" else int(dim.group(1)))
         rest = rest[dim.end() :]
     dtype = mlir_dtype(rest)
     if dtype is None:
-        raise LoadFailed(f"{name} has elements of type {rest}: hil has no such dtype")
+        raise LoadFailed(f"{name} has unsupported element type {rest}")
     return TensorSpec(name, dtype, tuple(shape))
 
 
 def parse_declaration(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs from an ``iree.abi.declaration``.
+    """Parse the inputs and outputs in an ``iree.abi.declaration``.
 
-    It reads ``sync func @main(%input0: tensor<4x?xf32>, ...) -> (%output0: tensor<4xi32>)``.
+    Example: ``sync func @main(%input0: tensor<4x?xf32>, ...) -> (%output0: tensor<4xi32>)``.
 
     Raises:
-        LoadFailed: there is no declaration, or a type in it is none that hil can pass.
+        LoadFailed: the declaration is missing, or a type in it is unsupported.
     """
-    match = _SIGNATURE.search(text)
-    if not match:
+    body = text.rstrip()
+    # Names may contain the arrow, so use the last.
+    head, arrow, outputs = body.removesuffix(")").rpartition(") -> (")
+    match = _FUNCTION.search(head)
+    if not (match and arrow and body.endswith(")")):
         raise LoadFailed(
-            f"no declaration of an IREE function: {text[:200]!r}",
-            hint="call one that the compiler exports, of a program compiled by hil or from MLIR",
+            f"invalid IREE function declaration: {text[:200]!r}",
+            hint="call an exported function of a program compiled by hil or from MLIR",
         )
-    return _values(match["inputs"]), _values(match["outputs"])
+    return _values(head[match.end() :]), _values(outputs)
 
 
 @dataclass(frozen=True)
 class Function:
-    """An exported function, as its module tells of it."""
+    """Exported function, as described by its module."""
 
     name: str
-    declaration: str  # its ``iree.abi.declaration``; "" where it has none
-    convention: str  # its calling convention: ``0rI_r`` takes a tensor and an int64 number and gives a tensor
-    fences: bool = False  # the call takes two fences after its inputs, one to wait for and one to signal
+    declaration: str  # ``iree.abi.declaration``; "" if missing
+    convention: str  # calling convention: ``0rI_r`` has a tensor and an int64 number as inputs and a tensor as output
+    fences: bool = False  # True if the inputs are followed by a wait fence and a signal fence
 
     def signature(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Inputs and outputs; of a tensor of which nothing is known the dtype is "".
+        """Return the inputs and outputs; a tensor of unknown type has dtype "".
 
         Raises:
-            LoadFailed: a type is none that hil can pass.
+            LoadFailed: a type is unsupported.
         """
         if not self.declaration:
             return parse_convention(self.convention)
-        # The compiler writes the function's name as it is, spaces and brackets and all.
+        # The compiler writes the function's name unescaped, including spaces and brackets.
         return parse_declaration(self.declaration.replace(f"func @{self.name}(", "func @f(", 1))
 
 
 def functions_of(module: Any) -> dict[str, Function]:
-    """The functions of an ``iree.runtime.VmModule`` that can be called, by name."""
+    """Return the callable functions of an ``iree.runtime.VmModule`` by name."""
     found = {}
     for name in module.function_names:
         if name.startswith("__"):
@@ -176,7 +180,7 @@ def functions_of(module: Any) -> dict[str, Function]:
         found[name] = Function(
             name,
             reflection.get("iree.abi.declaration", ""),
-            # The bindings tell the convention in this text alone.
+            # The bindings expose the calling convention only in this text.
             repr(function).removeprefix(f"<VmFunction {name}(").partition(")")[0],
             reflection.get("iree.abi.model") == _FENCES,
         )
@@ -184,39 +188,46 @@ def functions_of(module: Any) -> dict[str, Function]:
 
 
 def entry_points(functions: Mapping[str, Function]) -> list[str]:
-    """The functions to offer: those that take no fences, and only where there are none of these the others.
+    """Return the functions to offer: those without fences, or all if each has fences.
 
-    ``f$async`` is the second face of ``f``.
+    ``f$async``, the second variant of ``f``, is left out.
     """
     names = [name for name in functions if not name.endswith("$async")]
     return [name for name in names if not functions[name].fences] or names
 
 
 def choose_function(functions: Mapping[str, Function], name: str) -> Function:
-    """The function of that name; of "" the only entry point, or ``main``.
+    """Return the named function; for "", the only entry point or ``main``.
 
     Raises:
-        LoadFailed: there is no such function, or there are several and none is chosen.
+        LoadFailed: the function does not exist, or the choice is ambiguous.
     """
     offered = entry_points(functions)
     chosen = name or (offered[0] if len(offered) == 1 else "main" if "main" in offered else "")
     if chosen not in functions:
-        wanted = f"no function {name!r}" if name else "several functions and none chosen" if offered else "no functions"
-        raise LoadFailed(f"the module has {wanted}", hint=one_of(offered, "--function with one of: "))
+        wanted = (
+            f"no function {name!r}"
+            if name
+            else "several functions, and no function was selected"
+            if offered
+            else "no functions"
+        )
+        hint = one_of(offered, "--function with one of: ")
+        raise LoadFailed(f"the module has {wanted}", hint=hint, option="--function" if offered else "")
     return functions[chosen]
 
 
 def parse_convention(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs from a calling convention such as ``0rI_r``.
+    """Parse the inputs and outputs in a calling convention such as ``0rI_r``.
 
     Raises:
-        LoadFailed: it is of another version of IREE, or has what is neither tensor nor number.
+        LoadFailed: the convention is from another IREE version, or has values besides tensors and numbers.
     """
     version, inputs, given, outputs = text[:1], *text[1:].partition("_")
     if version != "0" or not given or set(inputs + outputs) - {"r", "v", *_NUMBERS}:
         raise LoadFailed(
-            f"the function has the calling convention {text!r}, which hil does not know",
-            hint="a declaration (iree.abi.declaration) would tell what it takes and gives",
+            f"the function has the unknown calling convention {text!r}",
+            hint="a declaration (iree.abi.declaration) would specify the inputs and outputs",
         )
     return _of_convention("input", inputs), _of_convention("output", outputs)
 
@@ -229,7 +240,7 @@ def _of_convention(kind: str, letters: str) -> tuple[TensorSpec, ...]:
 
 
 def declaration(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-    """The reverse of :func:`parse_declaration`, for a function's ``iree.reflection``.
+    """Format a declaration for a function's ``iree.reflection``, the inverse of :func:`parse_declaration`.
 
     Raises:
         UsageError: MLIR has no type for a dtype.
@@ -239,7 +250,7 @@ def declaration(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[T
 
 
 def mlir_type(spec: TensorSpec) -> str:
-    """The MLIR type of a tensor, ``tensor<2x?xf32>``; unsigned integers keep their sign (``ui8``).
+    """Return a tensor's MLIR type, such as ``tensor<2x?xf32>``; unsigned integers keep their sign (``ui8``).
 
     Raises:
         UsageError: MLIR has no type for the dtype.
@@ -256,17 +267,17 @@ def _values(text: str) -> tuple[TensorSpec, ...]:
     while position < len(text):
         match = _VALUE.match(text, position)
         if not match:
-            raise LoadFailed(f"an IREE declaration is cut off: {text[position : position + 200]!r}")
+            raise LoadFailed(f"truncated IREE declaration: {text[position : position + 200]!r}")
         specs.append(parse_type(match["name"], match["type"]))
         position = match.end()
     return tuple(specs)
 
 
 def read_functions(path: str) -> dict[str, Any]:
-    """Read the functions of an IREE module from its file, for :func:`functions_in`; runs in a process of its own.
+    """Read an IREE module's functions from its file, for :func:`functions_in`. Runs in a separate process.
 
     Raises:
-        LoadFailed: it is no module.
+        LoadFailed: the file is not a module.
     """
     import iree.runtime as rt
 
@@ -280,5 +291,5 @@ def read_functions(path: str) -> dict[str, Any]:
 
 
 def functions_in(document: Mapping[str, Any]) -> dict[str, Function]:
-    """The functions that :func:`read_functions` found, by name."""
+    """Return the functions from a :func:`read_functions` result, by name."""
     return {one["name"]: Function(**one) for one in document["functions"]}

@@ -1,6 +1,6 @@
-"""TFLite models through LiteRT's interpreter (``ai-edge-litert``): for the importer, the runtime and the reference.
+"""Run TFLite models with LiteRT's interpreter (``ai-edge-litert``), for importer, runtime and reference.
 
-The package is imported when a model is opened: naming this module costs nothing.
+The package is imported only when a model is opened.
 """
 
 from __future__ import annotations
@@ -19,46 +19,48 @@ from hil.errors import LoadFailed, RunFailed
 from hil.formats.executorch_file import mapped, root_table
 
 PACKAGE = "ai-edge-litert"
-# How operators are computed: ours -> LiteRT's. XNNPACK takes those that it has kernels for, LiteRT's own do the rest.
+# Kernel choice: hil's name -> LiteRT's. XNNPACK runs the operators that it supports, LiteRT's kernels the rest.
 KERNELS: Mapping[str, str] = MappingProxyType(
     {"xnnpack": "BUILTIN", "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
 )
-# Operators that keep something from run to run, which no output shows; VARIABLE is a variable that some operator uses.
+# Operators with hidden state between runs. VARIABLE means a variable that some operator uses.
 _KEEPING = frozenset(
     "VARIABLE ASSIGN_VARIABLE LSTM RNN SVDF UNIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN "
     "BIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_RNN".split()
 )
-# Custom operators that come with LiteRT.
+# Custom operators included in LiteRT.
 _OWN_CUSTOM = frozenset(["AudioSpectrogram", "Mfcc", "NumericVerify", "TFLite_Detection_PostProcess"])
 # Operators that draw random numbers.
 _DRAWING = frozenset(["MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"])
 
 _DELEGATED = "xnnpack"
-# What the nodes are called that delegates put in place of those which they take.
+# Name of the nodes that delegates insert for the nodes that they take.
 _DELEGATE = "DELEGATE"
 
 
 class Signature:
-    """One function of a model, loaded: a signature, or the main graph of a model that has none.
+    """Loaded function of a model: a signature, or the main graph if the model has no signatures.
 
     Args:
-        kernels: one of :data:`KERNELS`, which the interpreter was made with.
+        kernels: key of :data:`KERNELS` that the interpreter was created with.
 
     Attributes:
-        name: the signature's key; "" where there is none.
-        inputs, outputs: named as the signature names them, else as the graph does; a tensor without a name by its
-            place, such as ``input0``. An open dimension of an input is a symbol such as ``x.dim0``, of an output None.
-        keeping: the operators of its graph that keep state from run to run; of one that is not the first, variables
-            alone are known, and not whether it assigns them.
-        random: the operators of its graph that draw random numbers; unknown, and none, of one that is not the first.
-        graph: the number of its graph; the first is 0.
+        name: the signature's key; "" without signatures.
+        inputs, outputs: specs with names from the signature or the graph. Unnamed tensors are called by
+            position, such as ``input0``. An open dimension is a symbol such as ``x.dim0`` for inputs, and None for
+            outputs.
+        keeping: operators in the function's graph with state between runs. For graphs after the first, only
+            the use of variables is known, not their assignment.
+        random: operators in the function's graph that draw random numbers. Unknown (empty) for graphs after the
+            first.
+        graph: number of the function's graph; the first is 0.
     """
 
     def __init__(self, interpreter: Any, file: str, function: str, kernels: str) -> None:
-        self._owner = interpreter  # which the core does not keep alive
+        self._owner = interpreter  # the core does not keep it alive
         self._kernels = kernels
         self._placed: Placement | None = None
-        # The public methods reach the first subgraph only, and copy more than once.
+        # The public methods support only the first subgraph, and copy data more than needed.
         self._core = interpreter._interpreter
         signatures = self._core.GetSignatureDefs()
         self.signatures = tuple(signatures)
@@ -68,7 +70,7 @@ class Signature:
             given, made = (list(signatures[self.name][which].items()) for which in ("inputs", "outputs"))
         else:
             self.graph = 0
-            # Pairs: nothing keeps a graph from giving several tensors one name.
+            # Pairs, because a graph may give multiple tensors the same name.
             given = [(self._core.TensorName(index, 0), index) for index in self._core.InputIndices()]
             made = [(self._core.TensorName(index, 0), index) for index in self._core.OutputIndices()]
         given, made = _named("input", given), _named("output", made)
@@ -81,17 +83,17 @@ class Signature:
         self.random = tuple(sorted(operators & _DRAWING))
 
     def tensor_names(self) -> tuple[list[str], list[str]]:
-        """What the graph itself calls the inputs and the outputs."""
+        """Return the names that the graph gives to inputs and outputs."""
         inputs, outputs = (
             [str(self._core.TensorName(index, self.graph)) for index in side] for side in (self._given, self._made)
         )
         return inputs, outputs
 
     def set_inputs(self, arrays: Sequence[Array]) -> None:
-        """Copy the inputs in, after memory was planned for their shapes where these have changed.
+        """Copy the inputs to the interpreter, and reallocate memory if their shapes changed.
 
         Raises:
-            RunFailed: LiteRT refuses them, or has no kernel for an operator of the model.
+            RunFailed: LiteRT rejects the inputs, or lacks a kernel for an operator.
         """
         sizes = [tuple(array.shape) for array in arrays]
         try:
@@ -105,24 +107,24 @@ class Signature:
             for index, array in zip(self._given, arrays, strict=True):
                 self._core.SetTensor(index, _to_litert(array), self.graph)
         except Exception as error:
-            raise RunFailed(f"LiteRT cannot take the inputs: {error_text(error)}", detail=str(error)) from error
+            raise RunFailed(f"LiteRT rejected the inputs: {error_text(error)}", detail=str(error)) from error
 
     def invoke(self) -> None:
-        """Run once. Raises RunFailed: an operator failed."""
+        """Run the model. Raises RunFailed if an operator failed."""
         try:
             self._core.Invoke(self.graph)
         except Exception as error:
             raise RunFailed(f"LiteRT failed to run the model: {error_text(error)}", detail=str(error)) from error
 
     def outputs_now(self) -> list[Array]:
-        """The outputs of the last run, copied."""
+        """Return copies of the last run's outputs."""
         return [self._output(index, spec) for index, spec in zip(self._made, self.outputs, strict=True)]
 
     def placement(self) -> Placement | None:
-        """Which kernels run which nodes, now that inputs have been set. Of nodes it tells in the first subgraph alone.
+        """Return the kernels used for each node. Inputs must be set. Nodes are known only for the first subgraph.
 
-        Of a node that the delegate took, LiteRT says nothing itself: it is one that lies between the tensors which a
-        node of the delegate's takes and those which that gives.
+        LiteRT does not report the nodes that a delegate took. hil finds them between the inputs and the outputs of
+        the delegate's node.
         """
         if self.graph:
             return None if self._kernels == _DELEGATED else (Part(self._kernels),)
@@ -145,7 +147,7 @@ class Signature:
         return self._placed
 
     def _operators(self) -> set[str]:
-        """The names of its operators: LiteRT tells those of the first subgraph alone, and of others the tensors."""
+        """Return the operator names. For graphs after the first, LiteRT reports only tensors, and so variables."""
         if not self.graph:
             return {str(self._core.NodeName(node)) for node in range(self._core.NumNodes())}
         return {"VARIABLE"} if any(map(self._is_handle, range(self._core.NumTensors(self.graph)))) else set()
@@ -153,12 +155,12 @@ class Signature:
     def _is_handle(self, index: int) -> bool:
         try:
             return self._core.TensorType(index, self.graph) is np.object_
-        except Exception:  # numpy has no such type, so it is no handle either
+        except Exception:  # a type unknown to numpy, so not a handle
             return False
 
     def _output(self, index: int, spec: TensorSpec) -> Array:
         size = [int(dim) for dim in self._core.TensorSize(index, self.graph)]
-        if 0 in size:  # which LiteRT has no buffer for
+        if 0 in size:  # LiteRT has no buffer for it
             return np.empty(size, dtype_of(spec.dtype))
         return _from_litert(np.asarray(self._core.GetTensor(index, self.graph)), spec.dtype)
 
@@ -166,8 +168,8 @@ class Signature:
         try:
             kind = self._core.TensorType(index, self.graph)
             dtype = "string" if kind is np.bytes_ else dtype_name(kind)
-        except Exception as error:  # of LiteRT's too: numpy has no such type
-            raise LoadFailed(f"tensor {name!r} has elements that hil cannot pass: {error_text(error)}") from error
+        except Exception as error:  # a type unknown to numpy or to LiteRT
+            raise LoadFailed(f"tensor {name!r} has unsupported elements: {error_text(error)}") from error
         size = [int(dim) for dim in self._core.TensorSize(index, self.graph)]
         open_size = [int(dim) for dim in self._core.TensorSizeSignature(index, self.graph)] or size
         shape: list[Dim] = [
@@ -177,15 +179,15 @@ class Signature:
 
 
 def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threads: int = 0) -> Signature:
-    """Load one function of a .tflite file.
+    """Load a function from a .tflite file.
 
     Args:
-        function: a signature's key; "" is the only one.
-        threads: of the kernels that use several; 0 is one for each CPU that this process may use.
+        function: a signature's key; "" selects the only signature.
+        threads: threads for kernels that support them; 0 means a thread per usable CPU.
 
     Raises:
-        LoadFailed: it is no such file, has no such function, or one whose operators or dtypes cannot be run here, or
-            holds custom operators that LiteRT does not have.
+        LoadFailed: the file is invalid, or the function is missing. Also for unsupported dtypes or operators,
+            including custom operators that LiteRT lacks.
     """
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
@@ -198,25 +200,25 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
         raise LoadFailed(f"LiteRT refused {path.name}: {error_text(error)}", detail=str(error)) from error
     if custom := sorted(_custom_operators(path) - _OWN_CUSTOM):
         raise LoadFailed(
-            f"{path.name} uses custom operators that LiteRT does not have: {', '.join(custom)}",
-            hint="convert the model with TFLite's own operators only, or run it on a runtime that has these operators",
+            f"{path.name} uses custom operators that LiteRT lacks: {', '.join(custom)}",
+            hint="convert the model with built-in TFLite operators only, or use a runtime that has these operators",
         )
     try:
         return Signature(interpreter, path.name, function, kernels)
     except UnicodeDecodeError as error:
-        raise LoadFailed(f"{path.name} is damaged: a name in it is no UTF-8 text") from error
+        raise LoadFailed(f"{path.name} is corrupt: a name is not valid UTF-8") from error
 
 
 def _custom_operators(path: Path) -> set[str]:
-    """The names of the custom operators of a file that LiteRT has verified.
+    """Return the custom operators in a file that LiteRT has verified.
 
-    The schema of TensorFlow Lite: ``Model.operator_codes`` is field 1, ``OperatorCode.custom_code`` is field 1.
+    TensorFlow Lite schema: ``Model.operator_codes`` is field 1, ``OperatorCode.custom_code`` is field 1.
     """
     return {code.text(1) for code in root_table(mapped(path)).tables(1)} - {""}
 
 
 def _named(kind: str, tensors: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The tensors of a side, those without a name under one that tells their place."""
+    """Name unnamed tensors by their position."""
     return [(name or f"{kind}{place}", index) for place, (name, index) in enumerate(tensors)]
 
 
@@ -228,7 +230,7 @@ def _parts(kernels: str, delegated: list[str], left: list[str]) -> Placement:
 
 
 def error_text(error: Exception) -> str:
-    """What LiteRT says, on one line."""
+    """Return LiteRT's error text on a single line."""
     return " ".join(str(error).split())[:400] or type(error).__name__
 
 
@@ -237,10 +239,12 @@ def _choose(file: str, function: str, signatures: tuple[str, ...]) -> str:
     if function and function not in signatures:
         raise LoadFailed(
             f"{file} has no function {function!r}",
-            hint=f"--function with one of: {listed}" if signatures else "it has no signatures: leave --function out",
+            hint=f"--function with one of: {listed}" if signatures else "the file has no signatures: omit --function",
+            option="--function",
         )
     if not function and len(signatures) > 1:
-        raise LoadFailed(f"{file} has several functions", hint=f"choose one with --function: {listed}")
+        hint = f"select a function with --function: {listed}"
+        raise LoadFailed(f"{file} has several functions", hint=hint, option="--function")
     return function or (signatures[0] if signatures else "")
 
 

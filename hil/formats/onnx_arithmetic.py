@@ -1,9 +1,10 @@
-"""Rewrite an ONNX model so that any runtime computes it in a narrower arithmetic, as a simulated board does.
+"""Rewrite an ONNX model to emulate a narrower arithmetic on any runtime, as on a simulated board.
 
-float16, bfloat16: every value is rounded where it is made, by a cast to the narrow type and back. Operators compute on
-such values, and accumulate as the runtime does. Weights are rounded in the file, and saturate.
-int8: the operands of matrix products and convolutions are quantized symmetrically: weights by output channel, other
-operands by tensor, with the range that they have when the model runs.
+float16, bfloat16: each value is rounded by a cast to the narrow type and back. Operators compute with
+such values, and accumulate like the runtime does. Weights are rounded in the file, and saturate.
+
+int8: operands of matrix products and convolutions are quantized symmetrically. Weights have a scale per
+output channel, other operands a scale per tensor, from their range at run time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from hil.core.tensors import Array, dtype_of
 
 # Operators that multiply and sum their first two inputs.
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-# Operators of which only the first input is data: the others decide shapes, and stay as they are.
+# Operators with data only in the first input; the other inputs determine shapes and stay unchanged.
 _PARAMETRIC = frozenset({"Resize", "Upsample"})
-# The numbers by which ONNX knows element types, and those of the types that hold more than an arithmetic does.
+# ONNX element type numbers, and the types wider than each arithmetic.
 _FLOAT, _FLOAT16, _DOUBLE, _BFLOAT16 = 1, 10, 11, 16
 _NUMBERS = {"float16": _FLOAT16, "bfloat16": _BFLOAT16}
 _WIDER = {"float16": {_FLOAT, _DOUBLE}, "bfloat16": {_FLOAT, _DOUBLE, _FLOAT16}, INT8: {_FLOAT, _DOUBLE}}
@@ -31,10 +32,10 @@ Types = Mapping[str, int]
 
 
 def rewrite(model: Any, arithmetic: str) -> Any:
-    """Return the model with the arithmetic written into its graph; inputs and outputs keep names and types.
+    """Return the model with the arithmetic applied to its graph; inputs and outputs keep names and types.
 
     Args:
-        model: an ``onnx.ModelProto`` without functions of its own. Weights that it keeps in other files stay there.
+        model: an ``onnx.ModelProto`` without local functions. External weights stay in their files.
     """
     import onnx
 
@@ -43,7 +44,7 @@ def rewrite(model: Any, arithmetic: str) -> Any:
     change = _quantize_graph if arithmetic == INT8 else partial(_round_graph, arithmetic=arithmetic)
     _walk(made.graph, _typed(model).graph, {}, change)
     if arithmetic != INT8:
-        # Inputs of subgraphs are rounded where they are made.
+        # Subgraph inputs are already rounded by their producers.
         types = {value.name: value.type.tensor_type.elem_type for value in made.graph.input}
         held = {tensor.name for tensor in made.graph.initializer}
         given = [name for name, own in types.items() if name not in held and own in _WIDER[arithmetic]]
@@ -54,17 +55,17 @@ def rewrite(model: Any, arithmetic: str) -> Any:
 
 
 def _typed(model: Any) -> Any:
-    """The model with the types of inner values, as far as onnx can infer them."""
+    """Return the model with inferred types for inner values, as far as onnx can infer them."""
     import onnx
 
     try:
         return onnx.shape_inference.infer_shapes(model)
-    except Exception:  # above 2 GB, or an operator that onnx does not know: only declared types are there
+    except Exception:  # above 2 GB, or with unknown operators: only declared types are available
         return model
 
 
 def _remove_unused(graph: Any) -> None:
-    """Remove constants that another one has replaced everywhere."""
+    """Remove constants that are no longer used."""
     used = {name for node in _all_nodes(graph) for name in node.input} | {value.name for value in graph.output}
     used |= {value.name for value in graph.input}
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
@@ -73,7 +74,7 @@ def _remove_unused(graph: Any) -> None:
 
 
 def _walk(graph: Any, typed: Any, outer: Types, change: Callable[[Any, Types], None]) -> None:
-    """Change a graph and, before it, the graphs inside; ``typed`` is the same graph with types."""
+    """Apply a change to a graph after its subgraphs; ``typed`` is the same graph with types."""
     types = dict(outer)
     for value in (*typed.input, *typed.value_info, *typed.output):
         if value.type.tensor_type.elem_type:
@@ -92,7 +93,7 @@ def _graphs_of(node: Any) -> Iterator[Any]:
 
 
 def _constants(graph: Any) -> dict[str, Any]:
-    """The tensors in a graph's own file by name: initializers, and values of Constant nodes."""
+    """Return the tensors in a graph's file by name: initializers, and values of Constant nodes."""
     found = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != _EXTERNAL}
     for node in graph.node:
         if node.op_type == "Constant":
@@ -101,7 +102,7 @@ def _constants(graph: Any) -> dict[str, Any]:
 
 
 def _round_graph(graph: Any, types: Types, arithmetic: str) -> None:
-    """Round what the nodes of a graph make, and its constants."""
+    """Round all node outputs and constants in a graph."""
     wider = _WIDER[arithmetic]
     parameters = {name for node in graph.node if node.op_type in _PARAMETRIC for name in node.input[1:]}
     constants = _constants(graph)
@@ -121,7 +122,7 @@ def _round_graph(graph: Any, types: Types, arithmetic: str) -> None:
 
 
 def _round_given(graph: Any, types: Types, names: list[str], arithmetic: str) -> None:
-    """Round values that no node makes, for the nodes that take them."""
+    """Round values that no node produces, for their consumers."""
     casts = [cast for name in names for cast in _casts(name, f"{name}/narrow", types[name], arithmetic)]
     for node in _all_nodes(graph):
         for place, name in enumerate(node.input):
@@ -141,7 +142,7 @@ def _casts(source: str, target: str, own: int, arithmetic: str) -> list[Any]:
 
 
 def _rounded(array: Array, arithmetic: str) -> Array:
-    """Round a constant to nearest. What is finite stays finite: converters saturate -3e38 of attention masks."""
+    """Round a constant to nearest. Finite values stay finite: converters saturate -3e38 in attention masks."""
     largest = FLOATS[arithmetic].largest
     saturated = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
     return np.asarray(saturated.astype(dtype_of(arithmetic)).astype(array.dtype))
@@ -169,7 +170,7 @@ def _quantize_graph(graph: Any, types: Types) -> None:
 
 
 def _channel_axis(node: Any, place: int) -> int | None:
-    """The axis of output channels of a constant operand; None where all of it has one scale."""
+    """Return the output channel axis for a constant operand; None for a single scale."""
     if node.op_type == "Gemm" and place == 1:
         return 0 if any(one.name == "transB" and one.i for one in node.attribute) else 1
     return {("Conv", 1): 0, ("ConvTranspose", 1): 1, ("MatMul", 1): -1}.get((node.op_type, place))
@@ -183,7 +184,7 @@ def _quantized(array: Array, axis: int | None) -> Array:
 
 
 def _quantizing(source: str, target: str, own: int) -> list[Any]:
-    """Nodes that quantize a tensor by the largest magnitude that it has: only operators that every opset has."""
+    """Return nodes that quantize a tensor by its largest magnitude, using only operators from every opset."""
     from onnx import helper
 
     def constant(name: str, value: float) -> Any:
@@ -211,7 +212,7 @@ def _quantizing(source: str, target: str, own: int) -> list[Any]:
 
 
 def _replace(tensor: Any, change: Callable[[Array], Array]) -> None:
-    """Change the values of a TensorProto."""
+    """Apply a change to a TensorProto's values."""
     from onnx import numpy_helper
 
     tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor)), tensor.name))

@@ -1,4 +1,4 @@
-"""Local functions of ONNX models, written out where they are called."""
+"""Inline local functions of ONNX models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def inline_functions(model: Any) -> Any:
-    """Inline a model's functions, in a copy. onnx's inliner forgets defaults of attributes: they go into the calls."""
+    """Inline a model's functions in a copy. Copies attribute defaults into calls, because onnx's inliner drops them."""
     from onnx import ModelProto, inliner
 
     copy = ModelProto()

@@ -1,7 +1,7 @@
-"""Tensors of ours <-> ONNX Runtime's OrtValue, for every dtype that ONNX Runtime takes.
+"""Convert tensors to and from ONNX Runtime's OrtValue, for every dtype that ONNX Runtime supports.
 
-numpy knows neither bfloat16 nor float8 nor the sub-byte dtypes, and ONNX Runtime's Python API refuses to hand those
-out (and takes no strings in): their bytes are passed as they lie in memory instead.
+numpy lacks bfloat16, float8 and sub-byte dtypes. ONNX Runtime's Python API cannot return these, and does
+not accept strings. So hil passes their bytes as they are in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hil.core.tensors import ML_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, dtype_
 from hil.core.varint import varint
 from hil.errors import UsageError
 
-# ONNX's TensorProto element types by our names: onnx itself is not a dependency of an agent.
+# Element types in ONNX's TensorProto by hil's names. Agents do not depend on onnx.
 ONNX_TYPES = {
     name: number
     for number, name in enumerate(
@@ -39,7 +39,7 @@ _TYPE_STRINGS = {
 
 
 def dtype_of_type(text: str) -> str | None:
-    """The dtype of ONNX Runtime's ``tensor(float)`` and the like; None for a sequence, map, optional, sparse tensor."""
+    """Return the dtype for an ONNX Runtime type such as ``tensor(float)``; None for other types than dense tensors."""
     if not (text.startswith("tensor(") and text.endswith(")")):
         return None
     inner = text[len("tensor(") : -1]
@@ -48,7 +48,7 @@ def dtype_of_type(text: str) -> str | None:
 
 
 def spec_of_node(node: Any) -> TensorSpec | None:
-    """The spec of a session's input or output; None where it is no tensor."""
+    """Return the spec of a session's input or output; None if it is not a tensor."""
     dtype = dtype_of_type(node.type)
     if dtype is None:
         return None
@@ -57,7 +57,7 @@ def spec_of_node(node: Any) -> TensorSpec | None:
 
 
 def plain_options() -> Any:
-    """Return SessionOptions that compute a model as it is: without the optimizer, which changes some meanings."""
+    """Return SessionOptions without the optimizer, which changes the results of some models."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -67,21 +67,21 @@ def plain_options() -> Any:
 
 
 def to_ort(array: Array) -> Any:
-    """An OrtValue (on the CPU) of a tensor; it may share the array's memory, and keeps it alive.
+    """Return a tensor as an OrtValue on the CPU. It may share the array's memory, and keeps it alive.
 
     Raises:
-        UsageError: ONNX Runtime has no tensors of this dtype.
+        UsageError: ONNX Runtime does not support the dtype.
     """
     import onnxruntime as ort
 
     name = dtype_name(array.dtype)
     if name not in ONNX_TYPES or name.startswith("complex"):
-        raise UsageError(f"ONNX Runtime has no tensors of dtype {name}")
+        raise UsageError(f"ONNX Runtime does not support {name} tensors")
     if name == "string":
         return _strings_to_ort(array)
     contiguous = np.ascontiguousarray(array).reshape(array.shape)
     if name in SUB_BYTE_BITS:
-        # ONNX Runtime reads the packed bytes from the front of a buffer of the logical shape.
+        # ONNX Runtime expects the packed bytes at the start of a buffer with the logical shape.
         packed = pack(contiguous)
         contiguous = np.zeros(array.shape, np.uint8)
         contiguous.reshape(-1)[: packed.size] = packed
@@ -89,7 +89,7 @@ def to_ort(array: Array) -> Any:
 
 
 def from_ort(value: Any, dtype: str) -> Array:
-    """The tensor of an OrtValue (on the CPU), copied out."""
+    """Copy the tensor from an OrtValue on the CPU."""
     if dtype not in ML_DTYPES:
         array: Array = value.numpy()
         return array
@@ -101,11 +101,11 @@ def from_ort(value: Any, dtype: str) -> Array:
 
 
 def _strings_to_ort(array: Array) -> Any:
-    """An OrtValue of strings. The Python API makes none, but a model that is one constant returns one.
+    """Return an OrtValue with strings. The Python API cannot create it, but a model with a constant output can.
 
-    The model is written by hand, because onnx is not a dependency of an agent. Field numbers of onnx.proto: TensorProto
-    dims 1, data_type 2, string_data 6, name 8; GraphProto name 2, initializer 5, output 12; ModelProto ir_version 1,
-    graph 7, opset_import 8.
+    The model is encoded by hand, because agents do not depend on onnx. Field numbers in onnx.proto: TensorProto
+    dims 1, data_type 2, string_data 6, name 8; GraphProto name 2, initializer 5, output 12; ModelProto
+    ir_version 1, graph 7, opset_import 8.
     """
     import onnxruntime as ort
 

@@ -1,4 +1,4 @@
-"""Tensors of ours <-> PyTorch's, for every dtype that both know. PyTorch is imported when one is converted."""
+"""Convert tensors to and from PyTorch, for every common dtype. PyTorch is imported on first use."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from hil.errors import UsageError
 
 
 def to_torch(array: Array, order: Sequence[int] = ()) -> Any:
-    """A ``torch.Tensor`` of the same dtype, shape and values, with memory of its own.
+    """Copy an array to a ``torch.Tensor`` with the same dtype, shape and values.
 
     Args:
-        order: the dimensions as they are to lie in memory, the outermost first; () is C order.
+        order: dimensions in memory order, outermost first; () is C order.
 
     Raises:
-        UsageError: PyTorch has no tensors of this dtype.
+        UsageError: PyTorch does not support the dtype.
     """
     import torch
 
     name = dtype_name(array.dtype)
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or dtype.itemsize != array.dtype.itemsize:
-        raise UsageError(f"PyTorch has no tensors of dtype {name}")
+        raise UsageError(f"PyTorch does not support {name} tensors")
     stored = array.transpose(order) if order else array
-    # By way of bytes: numpy knows neither bfloat16 nor float8 by a name that PyTorch takes.
+    # Convert through bytes: numpy has no names for bfloat16 and float8 that PyTorch accepts.
     flat = np.array(stored, order="C").reshape(-1).view(np.uint8)
     tensor = torch.from_numpy(flat).view(dtype).reshape(stored.shape)
     return tensor.permute(_inverse(order)) if order else tensor
 
 
 def _inverse(order: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that undoes another: (0, 3, 1, 2) of (0, 2, 3, 1), which an NCHW tensor has that lies as NHWC."""
+    """Return the inverse permutation: (0, 3, 1, 2) for (0, 2, 3, 1), an NCHW tensor in NHWC memory order."""
     return tuple(int(axis) for axis in np.argsort(np.array(order, int)))
 
 
 def from_torch(tensor: Any) -> Array:
-    """The array of a ``torch.Tensor``, in C order; it may share the tensor's memory.
+    """Return a ``torch.Tensor`` as an array in C order, which may share memory.
 
     Raises:
-        UsageError: hil has no tensors of this dtype.
+        UsageError: hil does not support the dtype.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What a program of the runtime xla-aot says of itself: text in the library, which a board reads."""
+"""Read and write the signature of an xla-aot program: text in the library that a board reads."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 from hil.core.tensors import Array, TensorSpec, from_bytes, nbytes_of
 
-# Raise it when the library's functions, or what they say, change.
+# Increase this number if the library's functions or their results change.
 ABI = 1
 LIBRARY = "program.so"
-# The first values of the variables, one after the other, beside the library; under a name of its own where several
-# libraries may lie in a folder. Where there is no such file, the variables are inputs.
+# File with the initial values of all variables, concatenated, in the library's directory. The name includes the library
+# if the directory may contain multiple libraries. Without this file, the variables are inputs.
 VALUES = "variables.bin"
 
 
 def values_name(library: str) -> str:
-    """The name of the file of first values that is one library's alone."""
+    """Return the file name for a specific library's initial values."""
     return f"{Path(library).stem}.{VALUES}"
 
 
 def values_beside(library: Path) -> Path | None:
-    """The file of first values that lies beside a library: its own, else the one of any library there."""
+    """Return the initial values file for a library: the library's file, or the shared file in its directory."""
     for name in (values_name(library.name), VALUES):
         if os.path.isfile(values := library.with_name(name)):  # noqa: PTH113 (a name may be too long for a path)
             return values
@@ -33,16 +33,16 @@ def values_beside(library: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of the compiled function, in order."""
+    """Argument of the compiled function, in order."""
 
     spec: TensorSpec
-    variable: bool = False  # whether it is a variable; those follow all inputs
-    assigned: bool = False  # of a variable: whether running assigns it, in place
+    variable: bool = False  # True for a variable; variables follow all inputs
+    assigned: bool = False  # True for a variable that a run assigns in place
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Arguments and results of a library: the results are the outputs, then new values of assigned variables."""
+    """Arguments and results of a library. Results are the outputs, then new values of assigned variables."""
 
     function: str
     arguments: tuple[Argument, ...]
@@ -50,69 +50,70 @@ class Signature:
 
     @property
     def variables(self) -> tuple[Argument, ...]:
-        """The arguments that are variables."""
+        """Arguments that are variables."""
         return tuple(argument for argument in self.arguments if argument.variable)
 
     def inputs(self, *, variables: bool) -> tuple[TensorSpec, ...]:
-        """What a caller gives, with the variables or without."""
+        """Return the inputs that a caller provides, with or without variables."""
         return tuple(argument.spec for argument in self.arguments if variables or not argument.variable)
 
     def values(self, data: bytes) -> dict[str, Array]:
-        """The variables' values in the file beside the library.
+        """Parse the initial values file.
 
         Raises:
-            ValueError: it has another size than they take.
+            ValueError: the size does not match the variables.
         """
         specs = [variable.spec for variable in self.variables]
         total = sum(map(size_of, specs))
         if len(data) != total:
-            raise ValueError(f"{VALUES} has {len(data)} bytes, the program's variables take {total}")
+            raise ValueError(f"{VALUES} has {len(data)} bytes, but the program's variables need {total}")
         file = io.BytesIO(data)
         return {spec.name: from_bytes(file.read(size_of(spec)), spec.dtype, shape_of(spec)) for spec in specs}
 
     def results(self) -> tuple[TensorSpec, ...]:
-        """What a caller gets: the outputs, then the new values of the variables."""
+        """Return the results for a caller: outputs, then new values of variables."""
         assigned = (argument.spec for argument in self.arguments if argument.assigned)
         return (*self.outputs, *(replace(spec, name=f"variable {spec.name}") for spec in assigned))
 
 
 def shape_of(spec: TensorSpec) -> tuple[int, ...]:
-    """A tensor's shape, which in a compiled program is numbers only."""
+    """Return a tensor's shape. Compiled programs have only static dimensions."""
     return tuple(dim for dim in spec.shape if isinstance(dim, int))
 
 
 def size_of(spec: TensorSpec) -> int:
-    """A tensor's size in bytes."""
+    """Return a tensor's size in bytes."""
     return nbytes_of(spec.dtype, shape_of(spec))
 
 
 def write_signature(signature: Signature) -> str:
-    """A signature as text, in ASCII."""
+    """Format a signature as ASCII text."""
     return json.dumps({"abi": ABI, **asdict(signature)})
 
 
-# How the text begins in a library's file, which nobody needs to load to read it: it may be of another machine.
+# Prefix of the text in a library's file. hil searches for it without loading the library, which may be for another
+# architecture.
 _BEGINNING = write_signature(Signature("", (), ())).partition(str(ABI))[0].encode()
 
 
 def find_signature(library: bytes) -> Signature:
-    """The signature in a library's file. Raises ValueError: it has none, or one of another version."""
+    """Return the signature in a library's file. Raises ValueError if it is missing or has another version."""
     begin = library.find(_BEGINNING)
     if begin < 0:
-        raise ValueError("it has no signature of a program")
+        raise ValueError("missing program signature")
     return read_signature(library[begin : library.find(b"\0", begin)].decode(errors="replace"))
 
 
 def read_signature(text: str) -> Signature:
-    """A signature from its text. Raises ValueError: it is none, or of another version."""
+    """Parse a signature. Raises ValueError if it is invalid or has another version."""
     try:
         found = json.loads(text)
         if found["abi"] != ABI:
-            raise ValueError(f"the program's interface has version {found['abi']}, expected was {ABI}")
+            raise ValueError(f"unsupported program interface version {found['abi']}, expected {ABI}")
         arguments = [Argument(_spec(one["spec"]), one["variable"], one["assigned"]) for one in found["arguments"]]
         return Signature(found["function"], tuple(arguments), tuple(map(_spec, found["outputs"])))
     except (KeyError, TypeError, AssertionError, RecursionError) as error:
-        raise ValueError(f"the program's signature cannot be read: {error!r}") from error
+        raise ValueError(f"invalid program signature: {error!r}") from error
 
 
 def _spec(found: dict[str, object]) -> TensorSpec:

@@ -1,0 +1,19 @@
+"""Translate IREE's errors. IREE has no error types, so this module is the only one that reads its wording."""
+
+from __future__ import annotations
+
+from hil.errors import ErrorCode, LoadFailed
+
+_WRONG_TARGET = ("INCOMPATIBLE", "no executable")
+
+
+def load_error(message: str, text: str, *, detail: str = "") -> LoadFailed:
+    """Return the error of a program that IREE refused to load.
+
+    Args:
+        text: what IREE reported.
+    """
+    if any(part in text for part in _WRONG_TARGET):
+        hint = "the program was compiled for another CPU or device: check the board's compile flags"
+        return LoadFailed(message, hint=hint, detail=detail, code=ErrorCode.WRONG_TARGET)
+    return LoadFailed(message, detail=detail)

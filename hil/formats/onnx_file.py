@@ -1,0 +1,20 @@
+"""Read ONNX model files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hil.core.files import MAX_MODEL_BYTES, read_file
+
+
+def load_onnx(path: str | Path) -> Any:
+    """Return the model in a file, without its external data.
+
+    Raises:
+        google.protobuf.message.DecodeError: the file is not an ONNX model.
+        UnreadableFile, OSError: as :func:`hil.core.files.read_file`.
+    """
+    import onnx
+
+    return onnx.load_model_from_string(read_file(Path(path), MAX_MODEL_BYTES))
