@@ -1,1 +1,1 @@
-"""The comparer: what a board computed beside what a reference computed. It needs numpy only: a board has it too."""
+"""Compare board outputs with reference outputs. Requires only numpy, so boards can import it."""

@@ -1,8 +1,9 @@
-"""Judge an output by named criteria instead of a tolerance, and the criteria by wrong answers.
+"""Judge an output by named criteria instead of a tolerance.
 
-Shape and dtype must match as ever, and NaN and infinities must be in the same places unless only functions and
-unordered sets judge the output. Criteria that would accept a wrong answer are BLIND: the reference negated, doubled,
-zeros, or most shuffles of its values. They are judged together: one strict criterion is enough.
+Shape and dtype must match. NaN and infinities must be at the same positions unless all criteria are
+functions or unordered sets. Criteria are BLIND if they would accept a wrong output: the reference
+negated, doubled, set to zeros, or at least half of its shuffles. Criteria are tested together, so a
+single strict criterion is enough.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array, dtype_name, float_limits, int_limits
 from hil.errors import CriterionFailed, UsageError
 
-# Shuffles of the reference, of which half must be rejected. Of large tensors each costs a pass, and few are enough:
-# what many elements have in common by chance hardly varies.
+# Shuffles of the reference; the criteria must reject more than half. Each shuffle of a large tensor costs a
+# full pass, and few are enough because chance agreement between many elements varies little.
 SHUFFLES, FEW_SHUFFLES = 9, 3
 _LARGE = 1 << 16
 _SEED = 33
@@ -40,12 +41,12 @@ def judge_criteria(
 
     Args:
         plain: the output compared within a tolerance, for its statistics.
-        allow_blind: whether the output may pass although wrong answers would, too.
+        allow_blind: True if the output may pass although wrong outputs would also pass.
 
     Raises:
-        UsageError: a criterion cannot be computed for such an output.
-        VacuousTolerance: a criterion cannot fail for such an output.
-        CriterionFailed: a user's function raised, or returned something else than a verdict.
+        UsageError: a criterion cannot be computed for this output.
+        VacuousTolerance: a criterion cannot fail for this output.
+        CriterionFailed: a user's function raised, or returned an unsupported value.
     """
     kind = common_kind(plain.dtype, plain.reference_dtype)
     if plain.shape != plain.reference_shape or plain.dtype != plain.reference_dtype or not plain.elements:
@@ -80,16 +81,16 @@ def _judge(name: str, criterion: Criterion, pair: Pair, actual: Tensor, referenc
 
 
 def _call(criterion: Criterion, actual: Array, reference: Array) -> CriterionResult:
-    """Call a user's function; it gets copies, so that it cannot change what is reported."""
+    """Call a user's function with copies, so that it cannot change the reported arrays."""
     assert criterion.function is not None
     try:
         returned = criterion.function(actual, reference)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the function is foreign code: it may even call sys.exit
+    except BaseException as error:  # user code may raise anything, including SystemExit
         raise CriterionFailed(
             f"{criterion.text} raised {type(error).__name__}: {str(error)[:_REASON_LENGTH]}",
-            hint="correct the function: it is called with the board's array and the reference's",
+            hint="correct the function; its arguments are the board's array and the reference's array",
         ) from error
     reason = ""
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], str):
@@ -107,9 +108,7 @@ def _call(criterion: Criterion, actual: Array, reference: Array) -> CriterionRes
     wanted = "a bool or (bool, text)" if criterion.bound is None else "a number or (number, text)"
     raise CriterionFailed(
         f"{criterion.text} returned {_describe(returned)}: expected {wanted}",
-        hint="give a bound, such as python:FILE:FUNCTION>=0.9, for a function that returns a number"
-        if is_number
-        else "",
+        hint="a function that returns a number needs a bound, such as python:FILE:FUNCTION>=0.9" if is_number else "",
     )
 
 
@@ -126,7 +125,7 @@ def _explain(result: CriterionResult) -> str:
 
 
 def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, reference: Tensor, kind: str) -> str:
-    """Return why the criteria cannot tell a wrong answer from a right one; "" if they can."""
+    """Return why the criteria would accept a wrong output; "" if they would not."""
     array = np.asarray(reference)
     if kind == "string" or not array.size:
         return ""
@@ -134,13 +133,13 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     accepts = _acceptor(name, criteria, plain, array, kind)
     listed = ", ".join(criterion.text for criterion in criteria)
     wrong_answers = {"the reference with every sign flipped": _negated, "zeros": _zeroed}
-    # Who asks for the direction alone leaves out the scale: a note says so.
+    # Criteria that measure only direction ignore the scale by design; a note reports that.
     if not _judge_classes(criteria) and not _are_of_direction(criteria):
         wrong_answers["the reference at another scale"] = _scaled
     for what, change in wrong_answers.items():
         if accepts(change):
             return f"{listed} would accept {what}"
-    # Without a second column, every order of a set is the same set.
+    # With a single column, every order of a set is the same set.
     is_single_column = array.ndim < 2 or array.shape[-1] == 1
     if is_single_column and all(not one.is_positional and one.measure is not None for one in criteria):
         return ""
@@ -160,12 +159,13 @@ def _acceptor(
     kind: str,
     whole: Sequence[int] = (),
 ) -> Callable[[Callable[[Array], Array]], bool | None]:
-    """Return a function that checks whether criteria accept a change of the reference; None if it changes nothing.
+    """Return a function that checks whether the criteria accept a changed reference.
 
-    Of a large output it tries a sample first. Functions take whole outputs.
+    The function returns None if the change has no effect. For a large output it tries a sample first.
+    User functions always receive whole outputs.
 
     Args:
-        whole: further axes that the changes need whole.
+        whole: extra axes that a sample must contain completely.
     """
     measured = [one for one in criteria if one.measure is not None]
     axes = _whole_axes(measured, array.ndim) | {axis % array.ndim for axis in whole}
@@ -181,9 +181,9 @@ def _acceptor(
 
 
 def _notes(plain: OutputComparison, criteria: Sequence[Criterion], reference: Tensor, kind: str) -> tuple[str, ...]:
-    """Return what criteria do not judge of an output that passes."""
+    """Return notes on errors that the criteria ignore in a passing output."""
     listed = ", ".join(criterion.text for criterion in criteria)
-    notes = [f"{listed} does not judge the scale: twice the reference would pass"] * _are_of_direction(criteria)
+    notes = [f"{listed} ignores the scale: twice the reference would pass"] * _are_of_direction(criteria)
     if kind == "string" or _judge_classes(criteria):
         return tuple(notes)
     array = np.asarray(reference)
@@ -195,7 +195,7 @@ def _notes(plain: OutputComparison, criteria: Sequence[Criterion], reference: Te
 
 
 def _judge_classes(criteria: Sequence[Criterion]) -> bool:
-    # Logits at another scale have the same classes. Whether a function depends on the scale is its author's decision.
+    # Scaled logits have the same classes. Whether a function depends on the scale is up to its author.
     return any(one.measure is None or one.measure.is_of_classes for one in criteria)
 
 
@@ -206,7 +206,7 @@ def _are_of_direction(criteria: Sequence[Criterion]) -> bool:
 def _accept(
     name: str, criteria: Sequence[Criterion], plain: OutputComparison, wrong: Array, reference: Array, kind: str
 ) -> bool | None:
-    """Return whether the criteria accept an answer; None where they cannot be computed."""
+    """Return True if the criteria accept an output; None if they cannot be computed."""
     pair = Pair(wrong, reference, plain.tolerance, kind)
     try:
         if any(one.is_positional for one in criteria) and pair.stats.nonfinite:
@@ -219,7 +219,7 @@ def _accept(
 
 
 def _whole_axes(criteria: Sequence[Criterion], rank: int) -> set[int]:
-    """Return the axes of an output that its criteria measure along."""
+    """Return the axes along which the criteria measure an output."""
     return {
         axis % rank
         for one in criteria
@@ -230,12 +230,12 @@ def _whole_axes(criteria: Sequence[Criterion], rank: int) -> set[int]:
 
 
 def _usual(array: Array) -> Any:
-    """Mark the elements that are finite."""
+    """Return a mask for finite elements."""
     return np.isfinite(array) if array.dtype.kind in "fc" else np.isfinite(array.astype(np.float64))
 
 
 def _negated(array: Array) -> Array:
-    """Return the array with every sign flipped; of unsigned integers and bools, mirrored within their range."""
+    """Return the array with every sign flipped. Mirror unsigned integers within their range; invert bools."""
     if array.dtype.kind == "b":
         return np.logical_not(array)
     if dtype_name(array.dtype) in EXACT_DTYPES and dtype_name(array.dtype).startswith("uint"):
@@ -250,7 +250,7 @@ def _zeroed(array: Array) -> Array:
 
 
 def _cleared(places: Array, axis: int, array: Array) -> Array:
-    """Return the array with zeros at some indices of an axis; what is not finite stays."""
+    """Return a copy with zeros at the given indices of an axis. Non-finite values stay."""
     cleared = array.copy()
     along = np.moveaxis(cleared, axis, 0)
     along[places] = _zeroed(along[places])
@@ -258,7 +258,7 @@ def _cleared(places: Array, axis: int, array: Array) -> Array:
 
 
 def _scaled(array: Array) -> Array:
-    """Return the finite elements doubled; halved where the dtype has no value that large for one of them."""
+    """Return a copy with finite elements doubled, or halved if doubling would overflow the dtype."""
     usual, scaled = _usual(array), array.copy()
     values = array[usual]
     if dtype_name(array.dtype) in EXACT_DTYPES:
@@ -273,7 +273,7 @@ def _scaled(array: Array) -> Array:
 
 
 def _shuffled(array: Array, *, seed: int) -> Array:
-    """Shuffle the finite elements, the same way each time; other elements keep their places."""
+    """Shuffle the finite elements reproducibly. Other elements stay in place."""
     kept = _usual(array)
     wrong = array.copy()
     wrong[kept] = np.random.default_rng([_SEED, seed]).permutation(array[kept])
@@ -281,6 +281,6 @@ def _shuffled(array: Array, *, seed: int) -> Array:
 
 
 def _equal(one: Array, other: Array) -> bool:
-    """Return whether two arrays hold the same values; NaN equals NaN."""
+    """Return True if two arrays contain the same values; NaN equals NaN."""
     with np.errstate(invalid="ignore"):
         return bool(np.all((one == other) | ((one != one) & (other != other))))

@@ -1,4 +1,4 @@
-"""What a reference's own noise allows an output to differ by, element by element."""
+"""Compute the difference that the reference's noise allows for each output element."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ from hil.compare.tolerance import Scale
 from hil.compare.values import CHUNK, Floats, reader
 from hil.core.file_tensor import Tensor
 
-# Noise widens a tolerance up to so many eps of the value, or of the root mean square where that is larger...
+# Noise widens a tolerance by at most this many eps of the value, or of the root mean square if that is larger,
 _CEILING_EPS = 1e4
-# ...and never by more than this share of it.
+# and never by more than this fraction of it.
 _CEILING = 2.0**-5
-# An element with more noise jumps, or cancels out. It may differ by its own noise where at most this share does.
+# An element with more noise jumps or cancels out. If at most this fraction of elements does, each may differ by its
+# noise.
 _UNSTEADY_SHARE = 1 / 8
-# The smallest size that noise can have is none.
+# Smaller noise counts as zero.
 _NO_NOISE = 2.0**-127
-# How many elements are named.
+# Unsteady elements listed in messages.
 _NAMED = 4
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """The noise of an output, and how much of it may widen a tolerance."""
+    """Noise of an output, and the part of it that may widen a tolerance."""
 
     noise: Tensor
     reference: Tensor
-    share: float  # the ceiling: a share of a value's magnitude, or of ``rms`` where that is larger
+    share: float  # ceiling as a fraction of the value's magnitude, or of ``rms`` if larger
     rms: float
-    largest: float  # noise of any element
-    widest: float  # noise of the elements below the ceiling, and the ceiling of those above where too many are
-    unsteady: int  # how many elements are above the ceiling
-    first: tuple[int, ...]  # the flat indices of the first of them
+    largest: float  # largest noise
+    widest: float  # largest noise below the ceiling; unless ``is_rare``, including noise clipped to the ceiling
+    unsteady: int  # element count above the ceiling
+    first: tuple[int, ...]  # first unsteady elements, as flat indices
 
     @property
     def is_rare(self) -> bool:
-        """Whether so few elements are above the ceiling that each may differ by its own noise."""
+        """True if few enough elements exceed the ceiling that each may differ by its noise."""
         return self.unsteady <= _UNSTEADY_SHARE * self.reference.size
 
     def within(self, start: int, stop: int) -> Floats:
-        """Return what a range of elements may differ by over and above the tolerance."""
+        """Return the difference allowed beyond the tolerance for elements ``start`` to ``stop``."""
         sizes = self.all_of(start, stop)
         return sizes if self.is_rare else np.minimum(sizes, self._ceiling(start, stop))
 
     def all_of(self, start: int, stop: int) -> Floats:
-        """Return the whole noise of a range of elements."""
+        """Return the full noise of elements ``start`` to ``stop``, without the ceiling."""
         return _sizes(self.noise, start, stop)
 
     def _ceiling(self, start: int, stop: int) -> Floats:
@@ -54,7 +55,7 @@ class Allowance:
 
 
 def allowance_of(noise: Tensor, reference: Tensor, scale: Scale) -> Allowance:
-    """Measure an output's noise against the ceiling, in one pass by chunks."""
+    """Measure an output's noise against the ceiling, in one chunked pass."""
     share = min(_CEILING_EPS * scale.eps, _CEILING) if scale.eps else _CEILING
     largest = widest = clipped = 0.0
     unsteady = 0
@@ -75,7 +76,7 @@ def allowance_of(noise: Tensor, reference: Tensor, scale: Scale) -> Allowance:
 
 def _sizes(noise: Tensor, start: int, stop: int) -> Floats:
     sizes = reader(noise)(start, stop).astype(np.float64)
-    sizes[~(sizes > _NO_NOISE)] = 0.0  # NaN too
+    sizes[~(sizes > _NO_NOISE)] = 0.0  # NaN as well
     return sizes
 
 

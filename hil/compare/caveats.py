@@ -1,4 +1,4 @@
-"""What limits a verdict: outputs that a dead board could give, and subnormal numbers that a board flushes to 0."""
+"""Detect verdict limits: constant outputs, and subnormal numbers that the board flushed to 0."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from hil.core.tensors import Array, dtype_name, float_limits
 
 
 def constant_note(reference: Tensor) -> str:
-    """Return that all values of an output are one, in a line; "" where they differ, or where one alone is not 0."""
+    """Return a note if all output values are equal; "" if they differ.
+
+    An output with a single nonzero value gets no note.
+    """
     if not reference.size or dtype_name(reference.dtype) == "string":
         return ""
     read = reader(reference)
     first = read(0, 1)[0]
-    with np.errstate(invalid="ignore"):  # a signalling NaN
+    with np.errstate(invalid="ignore"):  # signalling NaN
         if reference.size == 1 and first != 0:
             return ""
         if not all(bool((read(start, start + CHUNK) == first).all()) for start in range(0, reference.size, CHUNK)):
@@ -26,19 +29,19 @@ def constant_note(reference: Tensor) -> str:
 
 
 def is_subnormal(tolerance: Tolerance | None, reference: Tensor) -> bool:
-    """Return whether a tolerance is so small that subnormal numbers of the reference's dtype can be out of it."""
+    """Return True if the tolerance is smaller than the reference dtype's smallest normal number."""
     if tolerance is None or dtype_name(reference.dtype) in EXACT_DTYPES:
         return False
     return tolerance.atol < float(float_limits(part_of(reference.dtype)).smallest_normal)
 
 
 def count_flushed(actual: Tensor, reference: Tensor) -> int:
-    """Return how many values are 0 where the reference's are subnormal, of two tensors of one shape."""
+    """Count the values that are 0 although the reference is subnormal there. Both tensors need the same shape."""
     return sum(int(np.count_nonzero(flushed)) for flushed in _flushed(actual, reference))
 
 
 def flush_reference(actual: Tensor, reference: Tensor) -> Array:
-    """Return a copy of the reference with 0 where the other tensor flushed a subnormal number."""
+    """Return a copy of the reference with 0 at each subnormal value that the board flushed."""
     values = reader(reference)(0, reference.size).copy()
     for number, flushed in enumerate(_flushed(actual, reference)):
         values[number * CHUNK : (number + 1) * CHUNK][flushed] = 0
@@ -46,8 +49,8 @@ def flush_reference(actual: Tensor, reference: Tensor) -> Array:
 
 
 def flushed_text(flushed: int, name: str) -> str:
-    """Return what is known of flushed values, with what to do about it."""
-    return f"{count(flushed, 'subnormal value')} flushed to 0 by the device (--allow-flush={name} accepts that)"
+    """Return a message on flushed values that names the option to accept them."""
+    return f"device flushed {count(flushed, 'subnormal value')} to 0 (accept with --allow-flush={name})"
 
 
 def _flushed(actual: Tensor, reference: Tensor) -> list[Array]:
@@ -59,7 +62,7 @@ def _flushed(actual: Tensor, reference: Tensor) -> list[Array]:
     found = []
     wide = np.complex128 if reference.dtype.kind == "c" else np.float64
     for start in range(0, reference.size, CHUNK):
-        with np.errstate(invalid="ignore"):  # a signalling NaN
+        with np.errstate(invalid="ignore"):  # signalling NaN
             sizes = np.abs(read_b(start, start + CHUNK).astype(wide))
             found.append((read_a(start, start + CHUNK) == 0) & (sizes > 0) & (sizes < smallest))
     return found

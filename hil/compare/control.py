@@ -1,11 +1,14 @@
-"""Judge a board that computes in a declared arithmetic by a control: the same model in that arithmetic on the host.
+"""Judge a board that computes in a declared arithmetic, using a control run on the host.
 
-The control runs a few times: rounded to nearest, and by chance. Its deviation from float32 is a sample of how far any
-right answer is from the reference. The board may deviate :data:`FACTOR` times as far, in the root mean square and in
-the largest element: over the whole output, over each channel, and over elements of one magnitude, wherever the control
-has enough elements to tell. What operators that jump (Floor, ArgMax, comparisons) make of rounding widens nothing: the
-deviation is measured with their decisions held, and elements that they move out of the bound must have values that the
-control gives.
+The control runs the same model in that arithmetic repeatedly: rounded to nearest, and with
+stochastic rounding. Its deviation from float32 samples the distance of correct outputs from the reference.
+The board may deviate :data:`FACTOR` times as far, in root mean square and in the largest element.
+hil checks the whole output, each channel, and elements of similar magnitude. Groups without enough
+elements in the control are skipped.
+
+Operators that jump (Floor, ArgMax, comparisons) do not widen the bound: the deviation is measured with
+their decisions fixed to the float32 decisions. Elements that a jump moves out of the bound must have a
+value that the control produced.
 """
 
 from __future__ import annotations
@@ -23,18 +26,18 @@ from hil.core.arithmetic import FLOATS
 from hil.core.results import Control, Deviation, Tolerance
 from hil.core.tensors import Array, dtype_name
 
-# Two bits: the control is a sample of a few runs, and hardware may accumulate in the arithmetic itself.
+# Two bits: the control samples only a few runs, and hardware may accumulate in the arithmetic itself.
 FACTOR = 4.0
-# Above this share of jumping elements, an answer must be that of one run of the control, else nobody can judge it.
+# Above this fraction of jumping elements, the output is BLIND unless it matches a control run.
 MAX_JUMP_SHARE = 0.1
-# Above this share of channels within whose bound zeros agree, the output is BLIND.
+# Above this fraction of channels with a bound that zeros would satisfy, the output is BLIND.
 MAX_BLIND_SHARE = 0.25
-# Elements of jumps that a control keeps.
+# Maximum number of jumping elements stored in a control.
 MAX_JUMPS = 20_000
-# A channel or magnitude tells with so many elements, of which at least half move.
+# Minimum size of a channel or magnitude group; at least half of its elements must move.
 _LEAST_ELEMENTS = 4
 _MAX_CHANNELS = 4096
-# Clipped weights that a reason names.
+# Number of clipped weights listed in a reason.
 _NAMED = 4
 _NOTHING = Tolerance(0.0, 0.0)
 _STILL = Deviation(0.0, 0.0)
@@ -47,11 +50,11 @@ def control_of(
 
     Args:
         exact: the output in float32.
-        held: the same in the arithmetic, several times, operators that jump deciding as they do in float32.
-        free: the same, operators deciding for themselves.
+        held: outputs from repeated runs in the arithmetic, with jumping operators fixed to their float32 decisions.
+        free: outputs from repeated runs in the arithmetic, with jumping operators left free.
 
     Returns:
-        None where it moves nothing, or the output holds no numbers.
+        The control, or None if the arithmetic has no effect or the output is not numeric.
     """
     free = [one for one in free if one.shape == exact.shape]
     if exact.dtype.kind in "OUSc" or not exact.size or any(one.shape != exact.shape for one in held):
@@ -61,7 +64,7 @@ def control_of(
     for one in held:
         errors = _distances(one, base)
         moved |= bool(errors.any())
-        over |= ~np.isfinite(errors)  # what overflows has no deviation either
+        over |= ~np.isfinite(errors)  # overflowing elements lack a finite deviation
     if not moved and not any(_distances(one, base).any() for one in free):
         return None
     control = _measured(arithmetic, source, exact.shape, base, held, over)
@@ -100,7 +103,7 @@ def _measured(
 
 
 class _Measured:
-    """How far groups of elements move in several runs; elements that overflow are left out."""
+    """Deviation of groups of elements over repeated runs, excluding elements that overflow."""
 
     def __init__(self, groups: Groups, over: Array) -> None:
         self._groups = groups
@@ -109,33 +112,33 @@ class _Measured:
         self._runs = 0
 
     def add(self, errors: Array) -> None:
-        """Add a run."""
+        """Add the errors of one run."""
         self._squares = np.maximum(self._squares, self._groups.sum_squares(errors))
         self._largest = np.maximum(self._largest, self._groups.largest(errors))
         self._moved += self._groups.sum_squares((errors != 0).astype(np.float64))
         self._runs += 1
 
     def deviations(self, least: int) -> tuple[Deviation | None, ...]:
-        """Return the deviation of each group; None where too few elements tell, or move."""
+        """Return the deviation of each group; None if not enough elements count or move."""
         found = zip(self._counts, self._squares, self._largest, self._moved, strict=True)
         return tuple(self._deviation(*one, least) for one in found)
 
     def _deviation(self, count: float, squares: float, largest: float, moved: float, least: int) -> Deviation | None:
         if least and count >= least and not moved:
-            return _STILL  # the arithmetic does not move them: class numbers, flags
+            return _STILL  # the arithmetic does not change the values: class numbers, flags
         if count < max(least, 1) or (least and 2 * moved < count * self._runs):
             return None
         return Deviation(math.sqrt(squares / count), float(largest))
 
 
 def channel_axes(shape: tuple[int, ...]) -> list[int]:
-    """Return the axes along which channels may be: the second and the last one."""
+    """Return the axes that may be channel axes: the second and the last."""
     found = {1, len(shape) - 1} if len(shape) > 1 else set()
     return [axis for axis in sorted(found) if 1 < shape[axis] <= _MAX_CHANNELS]
 
 
 def _distances(one: Array, base: Array) -> Array:
-    """Return |a-b| of each element, flat."""
+    """Return |a-b| of each element as a flat array."""
     flat, found = one.reshape(-1), np.empty(base.size)
     for start in range(0, base.size, CHUNK):
         part = slice(start, start + CHUNK)
@@ -144,7 +147,7 @@ def _distances(one: Array, base: Array) -> Array:
 
 
 def _distance(one: Array, base: Array) -> Array:
-    """Return |a-b| of each element: 0 where both are the same infinity or NaN, infinite where only one is."""
+    """Return |a-b| of each element: 0 if both are the same infinity or NaN, infinite if only one is."""
     with np.errstate(invalid="ignore"):
         error = np.abs(one - base)
     if np.isfinite(error).all():
@@ -158,15 +161,15 @@ def _wide(array: Array) -> Array:
 
 
 def _eps(arithmetic: str) -> float:
-    """The relative step of an arithmetic's values; int8 rounds no results."""
+    """Return the relative step of an arithmetic; 0 for int8, which does not round results."""
     return FLOATS[arithmetic].eps if arithmetic in FLOATS else 0.0
 
 
 class _Deviating:
-    """Groups of elements with how far they may deviate: infinite where the control has too few elements to tell.
+    """Groups of elements with their deviation limits. A limit is infinite if the control lacks enough elements.
 
     Args:
-        name: what a group is called; ``{}`` is its number, "" all elements.
+        name: text for a group in messages; ``{}`` is its number, "" means all elements.
     """
 
     def __init__(self, groups: Groups, deviations: Sequence[Deviation | None], name: str = "") -> None:
@@ -181,19 +184,19 @@ class _Deviating:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a control finds of an output."""
+    """Result of judging an output against a control."""
 
-    wrong: Array  # of each element, flat, whether it is out of its bound
-    reason: str = ""  # why the output differs; "" where it does not
-    doubt: str = ""  # why nobody can judge it though it does not differ
-    note: str = ""  # what else to know of it
+    wrong: Array  # flat mask of the elements out of bound
+    reason: str = ""  # why the output differs; "" if it agrees
+    doubt: str = ""  # why the output cannot be judged although it agrees
+    note: str = ""  # further remarks
 
 
 class Bound:
-    """The bound that a control sets for an output, given its reference.
+    """Bound that a control sets for an output, given its reference.
 
     Args:
-        plain: the tolerance of a board that computes in float32, by dtype and scale.
+        plain: the tolerance for a float32 board, from the dtype and scale.
     """
 
     def __init__(self, control: Control, reference: Array, plain: Tolerance) -> None:
@@ -202,7 +205,7 @@ class Bound:
         self._wanted = _wide(reference)
         self._whole_numbers = dtype_name(reference.dtype) in EXACT_DTYPES
         self._atol = plain.atol
-        # One step of the arithmetic more: the board may round a result once more than the control.
+        # Allow one extra step of the arithmetic: the board may round a result more often than the control.
         self._rtol = plain.rtol + (0.0 if self._whole_numbers else _eps(control.arithmetic))
         magnitudes = np.abs(self._wanted)
         magnitudes[~np.isfinite(magnitudes)] = 0.0
@@ -211,7 +214,7 @@ class Bound:
         whole, *_ = _rms(self._groups[0].groups, magnitudes)
         for one in self._groups:
             one.groups.clip(self.limits, one.largest)
-            # The default tolerance of a group follows the group's own values: scores beside pixel coordinates.
+            # Scale the default tolerance to each group's values: an output may mix scores and pixel coordinates.
             own = _rms(one.groups, magnitudes)
             share = np.where(one.known & (own > 0), np.minimum(1.0, own / (whole or 1.0)), 1.0)
             one.groups.clip(self._floor, plain.atol * share)
@@ -222,7 +225,7 @@ class Bound:
         self._jumps = np.zeros(self._wanted.size, np.bool_)
         self._places = np.fromiter(control.jumps, np.int64, len(control.jumps))
         self._jumps[self._places] = True
-        # Run by run, the values of the elements that jump.
+        # Values of the jumping elements, one row per run.
         self._values = (
             np.array(list(control.jumps.values()), np.float64)
             .reshape(len(self._places), -1 if len(self._places) else 0)
@@ -241,22 +244,22 @@ class Bound:
         ]
         return [
             _Deviating(Channels(self._shape), [control.whole]),
-            _Deviating(magnitudes, sizes, "the elements of one magnitude"),
+            _Deviating(magnitudes, sizes, "elements of one magnitude"),
             *channels,
         ]
 
     @property
     def tolerance(self) -> Tolerance:
-        """The widest that it allows of any element."""
+        """Widest tolerance that the bound allows for any element."""
         return Tolerance(self._rtol, self._atol + FACTOR * self._control.whole.largest)
 
     def excess(self, actual: Array, places: Array) -> Array:
-        """Return how far elements are out of their limits, by flat index."""
+        """Return how far elements exceed their limits, by flat index."""
         return np.asarray(_distance(_wide(actual.reshape(-1)[places]), self._wanted[places]) - self.limits[places])
 
     @property
     def record(self) -> dict[str, Any]:
-        """What records and reports tell of it: ``rmse`` and ``max_abs`` of all elements are limits."""
+        """Bound as stored in records and reports; ``rmse`` and ``max_abs`` are limits for the whole output."""
         whole = self._control.whole
         return {
             "arithmetic": self._control.arithmetic,
@@ -268,7 +271,7 @@ class Bound:
         }
 
     def judge(self, actual: Array) -> Finding:
-        """Judge what a board computed, of the reference's shape."""
+        """Judge a board output that has the reference's shape."""
         given = _wide(actual)
         error = _distances(given, self._wanted)
         error[self._jumps] = 0.0
@@ -279,7 +282,7 @@ class Bound:
             return Finding(np.zeros_like(wrong), doubt=doubt or f"{self._jump_text()}, too many to judge")
         wrong[self._places] = self._is_no_jump(given[self._places])
         if not doubt and jumping > MAX_JUMP_SHARE * wrong.size and not self._is_some_run(given):
-            doubt = f"{self._jump_text()}, more than {MAX_JUMP_SHARE:.0%}, and the answer is none of the control's"
+            doubt = f"{self._jump_text()}, more than {MAX_JUMP_SHARE:.0%}, and the output matches no run of the control"
         if self._wanted.any() and not given.any():
             return Finding(wrong, "every value is 0, the reference's are not")
         if wrong.any():
@@ -292,12 +295,12 @@ class Bound:
         return Finding(wrong, doubt=doubt, note="; ".join(one for one in notes if one and one not in doubt))
 
     def _is_no_jump(self, given: Array) -> Array:
-        """Of each element that jumps, whether its value is none that the control explains."""
+        """Return a mask of the jumping elements that have a value the control does not explain."""
         known = np.vstack([self._wanted[self._places], self._values])
         same = (known == given) | (np.isnan(known) & np.isnan(given))
         if self._whole_numbers:
             return np.asarray(~same.any(axis=0))
-        # An infinity explains an infinity of its sign, and no finite value.
+        # An infinity explains only an infinity of the same sign, never a finite value.
         finite = np.isfinite(known)
         low = np.min(known, axis=0, where=finite, initial=np.inf)
         high = np.max(known, axis=0, where=finite, initial=-np.inf)
@@ -307,24 +310,24 @@ class Bound:
         return np.asarray(~(same.any(axis=0) | between))
 
     def _is_some_run(self, given: Array) -> bool:
-        """Whether the elements that jump are those of one run of the control."""
+        """Return True if the jumping elements match a single run of the control."""
         limits = self.limits[self._places]
         return any(bool((_distance(given[self._places], run) <= limits).all()) for run in self._values)
 
     def _too_far(self, error: Array) -> str:
-        """Why the error is too large in all, though no element's is; "" where it is not."""
+        """Return why the error of a group is large although each element is in bound; "" if it is not."""
         for one, allowed in zip(self._groups, self._allowed, strict=True):
             found = _rms(one.groups, error)
             for place in np.flatnonzero(found > allowed)[:1]:
                 where = f" of {one.name.format(place)}" if one.name else ""
                 return (
-                    f"the error{where} (RMSE {found[place]:.3g}) is more than {self._control.arithmetic} explains "
+                    f"error{where} (RMSE {found[place]:.3g}) exceeds the limit for {self._control.arithmetic} "
                     f"({allowed[place]:.3g})"
                 )
         return ""
 
     def _agrees(self, read: Reader) -> bool:
-        """Whether another answer than the reference, read in parts, would agree with it."""
+        """Return True if a wrong output, read in chunks, would agree with the reference."""
         eps, differs = _eps(self._control.arithmetic), False
         errors = np.empty(self._wanted.size)
         for start in range(0, errors.size, CHUNK):
@@ -338,20 +341,20 @@ class Bound:
         return differs and not self._too_far(errors)
 
     def _agreeing_wrong_answer(self) -> str:
-        # Twice the reference is as far from it as zeros.
+        # Twice the reference is as far from it as zeros, so zeros cover both.
         wanted = self._wanted
         others: dict[str, Reader] = {
             "zeros": lambda start, stop: np.zeros(stop - start),
             "every sign flipped": lambda start, stop: -wanted[start:stop],
-            "its values in another order": lambda start, stop: wanted[np.arange(start - 1, stop - 1)],
+            "values in another order": lambda start, stop: wanted[np.arange(start - 1, stop - 1)],
         }
         found = [name for name, read in others.items() if self._agrees(read)]
         name = self._control.arithmetic
-        text = f"{name} moves it so far that a wrong answer would agree: {', '.join(found)}"
+        text = f"{name} deviates so much that a wrong output would agree: {', '.join(found)}"
         return f"{text}{self._clipped_text()}" if found else ""
 
     def _blind_channels(self) -> tuple[str, str]:
-        """Why channels within whose bound zeros agree are too many; and a note where they are few."""
+        """Return a doubt if zeros would satisfy the bound of many channels, or a note for a few."""
         notes = []
         _, _, *channels = self._groups
         for axis, one in zip(self._control.axes, channels, strict=True):
@@ -361,8 +364,8 @@ class Bound:
                 continue
             known = int(np.count_nonzero(one.known))
             text = (
-                f"{self._control.arithmetic} moves {len(blind)} of {known} channels of axis {axis} "
-                f"as far as their values: {', '.join(map(str, blind[:8]))}{', ...' * (len(blind) > 8)}"
+                f"in {len(blind)} of {known} channels of axis {axis}, {self._control.arithmetic} deviates "
+                f"by as much as the values: {', '.join(map(str, blind[:8]))}{', ...' * (len(blind) > 8)}"
             )
             if len(blind) > MAX_BLIND_SHARE * known:
                 return text, ""
@@ -370,7 +373,7 @@ class Bound:
         return "", "; ".join(notes)
 
     def _overflow_doubt(self) -> str:
-        """Return why too many values overflow to judge the output; "" where few do."""
+        """Return why so many values overflow to judge the output; "" if few do."""
         if self._overflowing <= MAX_JUMP_SHARE * self._wanted.size:
             return ""
         return f"{self._overflow_text()}: the model does not fit this arithmetic{self._clipped_text()}"
@@ -383,13 +386,13 @@ class Bound:
     def _clipped_text(self) -> str:
         names = self._control.clipped
         listed = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
-        return f"; {self._control.arithmetic} clips weights that are out of its range: {listed}" if names else ""
+        return f"; {self._control.arithmetic} clips out-of-range weights: {listed}" if names else ""
 
     def _jump_text(self) -> str:
         count = self._control.jumping - self._overflowing
         if not count:
             return ""
-        # The first that does not overflow, if it is kept.
+        # The first stored element that does not overflow.
         place = int(self._places[np.argmin(self._is_overflowing)])
         first = [int(index) for index in np.unravel_index(place, self._shape)]
         return f"{count} of {self._wanted.size} elements jump in {self._control.arithmetic}, first at {first}"
@@ -399,10 +402,10 @@ class Bound:
         index = [int(one) for one in np.unravel_index(place, self._shape)]
         count = int(np.count_nonzero(wrong))
         values = f"{given[place]:.9g}, the reference has {self._wanted[place]:.9g}"
-        how = "which is no value of the control" if self._jumps[place] else f"bound {self.limits[place]:.3g}"
+        how = "matches no value of the control" if self._jumps[place] else f"bound {self.limits[place]:.3g}"
         return (
-            f"{count} of {wrong.size} values further off than {FACTOR:g} times what "
-            f"{self._control.arithmetic} explains, first at {index}: {values} ({how})"
+            f"{count} of {wrong.size} values deviate by more than {FACTOR:g} times the error of "
+            f"{self._control.arithmetic}, first at {index}: {values} ({how})"
         )
 
 

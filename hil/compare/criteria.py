@@ -1,8 +1,9 @@
-"""Named criteria: what ``--accept "logits: top1>=0.99, kl<=1e-4"`` means, parsed and checked.
+"""Parse and check criteria such as ``--accept "logits: top1>=0.99, kl<=1e-4"``.
 
-A text is ``[OUTPUT:] CRITERION, ...``; a criterion is ``NAME``, ``NAME OP VALUE``, ``NAME(KEY=VALUE, ...) OP VALUE`` or
-``python:FILE:FUNCTION [OP VALUE]``. OUTPUT is a pattern as in file names; without it the text applies to every output.
-The names are those of :data:`hil.compare.measures.MEASURES`. All criteria that apply to an output must hold.
+The grammar is ``[OUTPUT:] CRITERION, ...``. A criterion is ``NAME``, ``NAME OP VALUE``,
+``NAME(KEY=VALUE, ...) OP VALUE`` or ``python:FILE:FUNCTION [OP VALUE]``. OUTPUT is a file name pattern;
+without it the text applies to every output. Names are the keys of :data:`hil.compare.measures.MEASURES`.
+An output must meet all criteria that apply to it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hil.compare.measures import Measure, find_measure, measure_names
 from hil.core.tensors import Array
 from hil.errors import UsageError, VacuousTolerance, did_you_mean
 
-# A user's function takes the board's output and the reference's, and returns a bool, a number or (bool, reason).
+# A user's function takes the board's and the reference's array. It returns a bool, a number or (value, reason).
 Function = Callable[[Array, Array], Any]
 LoadFunction = Callable[[str, str], Function]
 
@@ -31,7 +32,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-# An output's name may hold colons, so it ends at the first one after which a criterion begins.
+# An output's name may contain colons, so the name ends at the first colon that precedes a criterion.
 _HEAD = re.compile(r"(?:(?P<output>.+?):\s*)??(?P<body>(?:python:\S|[A-Za-z_]\w*\s*(?:[(<>=!,]|$)).*)", re.DOTALL)
 _NAME = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?:\((?P<arguments>[^()]*)\))?\s*")
 _FUNCTION = re.compile(r"\s*python:(?P<file>[^,]+):(?P<name>[A-Za-z_]\w*)\s*(?=[<>=,]|$)")
@@ -40,48 +41,48 @@ _BOUND = re.compile(r"(?P<operator>>=|<=|>|<)\s*(?P<value>[^\s,]+)\s*")
 
 @dataclass(frozen=True)
 class Criterion:
-    """One condition on an output."""
+    """Condition on an output."""
 
-    text: str  # for people: ``top1>=0.99``
-    measure: Measure | None  # None for a function of the user's
+    text: str  # text for messages: ``top1>=0.99``
+    measure: Measure | None  # None for a user's function
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    operator: str = ""  # "" where a function decides alone
+    operator: str = ""  # "" if a function returns the verdict itself
     bound: float | None = None
     function: Function | None = None
 
     @property
     def is_positional(self) -> bool:
-        """Whether the criterion compares elements that have the same index."""
+        """True if the criterion compares elements with the same index."""
         return self.measure is not None and self.measure.is_positional
 
     def accepts(self, value: float) -> bool:
-        """Return whether a value is within the bound; NaN never is."""
+        """Return True if a value is within the bound; NaN never is."""
         return self.bound is not None and _OPERATORS[self.operator](value, self.bound)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The criteria of one text, and the outputs that they apply to."""
+    """Criteria of one ``--accept`` text, and the outputs that they apply to."""
 
-    output: str  # a pattern; "" is every output
+    output: str  # file name pattern; "" matches every output
     criteria: tuple[Criterion, ...]
 
     def applies_to(self, name: str) -> bool:
-        """Return whether an output's name matches the pattern."""
+        """Return True if an output's name matches the pattern."""
         return not self.output or name == self.output or fnmatchcase(name, self.output)
 
 
 def criteria_for(name: str, rules: Iterable[Rule]) -> tuple[Criterion, ...]:
-    """Return every criterion that applies to an output."""
+    """Return the criteria that apply to an output."""
     return tuple(criterion for rule in rules if rule.applies_to(name) for criterion in rule.criteria)
 
 
 def check_outputs(rules: Iterable[Rule], names: Sequence[str]) -> None:
-    """Raise UsageError if a rule names an output that does not exist."""
+    """Check that each rule matches an output. Raises UsageError otherwise."""
     for rule in rules:
         if not any(map(rule.applies_to, names)):
             raise UsageError(
-                f"a criterion names output {rule.output!r}, which does not exist",
+                f"criterion for unknown output {rule.output!r}",
                 hint=f"{did_you_mean(rule.output, names)}outputs: {', '.join(names)}",
             )
 
@@ -92,23 +93,23 @@ def parse_accept(
     """Parse the texts of ``--accept``.
 
     Args:
-        load_function: returns the function of a file (path, function name); None if functions cannot be used here.
-        option: how messages call the option.
+        load_function: loads a function by file path and function name; None if functions are not allowed.
+        option: name of the option in messages.
 
     Raises:
-        UsageError: a text is not of the form above; the message has the position.
+        UsageError: a text does not match the grammar; the message has the position.
         VacuousTolerance: a criterion cannot fail, such as ``top1>=0``.
     """
     return tuple(_Parser(text, load_function, option).parse() for text in texts)
 
 
 def resolve_files(text: str, folder: Path) -> str:
-    """Return the text with the Python file that it names as an absolute path; relative ones are below ``folder``."""
+    """Return the text with its Python file as an absolute path. Relative paths start at ``folder``."""
     return _FUNCTION.sub(lambda found: found[0].replace(found["file"], str(folder.absolute() / found["file"]), 1), text)
 
 
 def name_outputs(texts: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the texts once for each of these outputs that they apply to, under its name."""
+    """Expand each text into a copy for every matching output, prefixed with the output's name."""
     found = []
     for text in texts:
         head = _HEAD.fullmatch(text.strip())
@@ -125,7 +126,7 @@ def with_outputs(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def function_files(texts: Sequence[str]) -> list[str]:
-    """Return the Python files that the texts name. Raises as :func:`parse_accept`."""
+    """Return the Python files that the texts name. Raises the errors of :func:`parse_accept`."""
     files: list[str] = []
 
     def note(file: str, _: str) -> Function:
@@ -137,7 +138,7 @@ def function_files(texts: Sequence[str]) -> list[str]:
 
 
 class _Parser:
-    """Parses one text."""
+    """Parser of one text."""
 
     def __init__(self, text: str, load_function: LoadFunction | None, option: str) -> None:
         self._text = text
@@ -146,7 +147,7 @@ class _Parser:
 
     def parse(self) -> Rule:
         if len(self._text) > MAX_TEXT:
-            self._refuse(f"it has {len(self._text)} characters, {MAX_TEXT} are allowed")
+            self._refuse(f"text has {len(self._text)} characters, maximum {MAX_TEXT}")
         head = _HEAD.fullmatch(self._text.strip())
         if head is None:
             self._refuse("expected [OUTPUT:] CRITERION", hint='for example --accept "logits: top1>=0.99, kl<=1e-4"')
@@ -158,7 +159,7 @@ class _Parser:
             if place >= len(self._text.rstrip()):
                 return Rule((head["output"] or "").strip(), tuple(criteria))
             if self._text[place] != ",":
-                self._refuse("expected a comma or the end", place)
+                self._refuse("expected a comma or end of text", place)
             place += 1
 
     def _parse_criterion(self, place: int) -> tuple[Criterion, int]:
@@ -166,7 +167,7 @@ class _Parser:
             return self._parse_function(found)
         found = _NAME.match(self._text, place)
         if found is None:
-            self._refuse("expected the name of a criterion", place)
+            self._refuse("expected a criterion name", place)
         name, at = found["name"], found.start("name")
         measure, arguments = find_measure(name)
         if measure is None:
@@ -214,7 +215,7 @@ class _Parser:
         found = _BOUND.match(self._text, place)
         if found is None:
             if place < len(self._text.rstrip()) and self._text[place] != ",":
-                self._refuse("expected >=, <=, > or < and a number, a comma or the end", place)
+                self._refuse("expected >=, <=, > or < and a number, a comma, or end of text", place)
             return "", None, place
         try:
             bound = float(found["value"])
@@ -233,10 +234,10 @@ class _Parser:
                 hint=f"use {'>=' if measure.is_higher_better else '<='}",
             )
         if not criterion.accepts(measure.best):
-            self._refuse(f"{criterion.text} cannot hold: the best value is {measure.best:g}", place)
+            self._refuse(f"{criterion.text} is impossible: the best value is {measure.best:g}", place)
         if criterion.accepts(measure.worst):
             raise VacuousTolerance(
-                f"{self._option} {self._text!r}: {criterion.text} cannot fail: every answer has it",
+                f"{self._option} {self._text!r}: {criterion.text} cannot fail: every output passes",
                 hint=f"the worst value is {measure.worst:g}",
             )
 

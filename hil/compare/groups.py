@@ -1,6 +1,6 @@
-"""The groups of an output's elements that a control measures: channels, and elements of one magnitude.
+"""Group an output's elements for a control: by channel, or by magnitude.
 
-Values are an array of one float64 for each element, flat.
+Values are flat float64 arrays with one value per element.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hil.core.tensors import Array
 
 
 class Channels:
-    """The elements of each place along an axis; with no axis, all elements as one group."""
+    """Groups of elements with the same index along an axis. Without an axis, all elements form a single group."""
 
     def __init__(self, shape: tuple[int, ...], axis: int | None = None) -> None:
         before, size, after = (
@@ -24,34 +24,34 @@ class Channels:
         self._shape = (before, size, math.prod(after))
 
     def count(self) -> Array:
-        """Count the elements of each group."""
+        """Return the group sizes."""
         before, size, after = self._shape
         return np.full(size, before * after)
 
     def sum_squares(self, values: Array) -> Array:
-        """Add up the squares of each group's values."""
+        """Return the sum of squares for each group."""
         cube = values.reshape(self._shape)
         return np.asarray(np.einsum("ijk,ijk->j", cube, cube))
 
     def largest(self, values: Array) -> Array:
-        """Return each group's largest value; no value may be negative."""
+        """Return the largest value per group. Values must not be negative."""
         return np.asarray(values.reshape(self._shape).max(axis=(0, 2), initial=0.0))
 
     def clip(self, values: Array, limits: Array) -> None:
-        """Lower every value to at most the limit of its group, in place."""
+        """Clip values to their group's limit, in place."""
         cube = values.reshape(self._shape)
         np.minimum(cube, limits.reshape(1, -1, 1), out=cube)
 
 
 class Magnitudes:
-    """The elements whose magnitudes have one exponent of 16; zeros and what is not finite are in none of them.
+    """Groups of elements by base-16 exponent. Zeros and non-finite values belong to no group.
 
     Attributes:
-        exponents: those that occur, in ascending order: a group each.
+        exponents: base-16 exponent of each group, in ascending order.
     """
 
     def __init__(self, values: Array) -> None:
-        numbers = np.empty(values.size, np.int16)  # 0 is no group
+        numbers = np.empty(values.size, np.int16)  # 0 means no group
         limits = np.finfo(np.float64)
         lowest = int(_exponent_of_16(np.frexp(limits.smallest_subnormal)[1])) - 1
         counts = np.zeros(_exponent_of_16(limits.maxexp) - lowest + 1, np.intp)
@@ -64,15 +64,15 @@ class Magnitudes:
         present = 1 + np.flatnonzero(counts[1:])
         self.exponents = [int(one) + lowest for one in present]
         self._numbers, self._counts = numbers, counts[present]
-        # Where the groups that occur are in tables of all.
+        # Indices of the non-empty groups in tables of all groups.
         self._present, self._size = present, counts.size
 
     def count(self) -> Array:
-        """Count the elements of each group."""
+        """Return the group sizes."""
         return self._counts
 
     def sum_squares(self, values: Array) -> Array:
-        """Add up the squares of each group's values."""
+        """Return the sum of squares for each group."""
         sums = np.zeros(self._size)
         for start in range(0, values.size, CHUNK):
             part = slice(start, start + CHUNK)
@@ -82,13 +82,13 @@ class Magnitudes:
         return sums[self._present]
 
     def largest(self, values: Array) -> Array:
-        """Return each group's largest value; no value may be negative."""
+        """Return the largest value per group. Values must not be negative."""
         found = np.zeros(self._size)
         np.maximum.at(found, self._numbers, values)
         return found[self._present]
 
     def clip(self, values: Array, limits: Array) -> None:
-        """Lower every value to at most the limit of its group, in place."""
+        """Clip values to their group's limit, in place."""
         table = np.full(self._size, np.inf)
         table[self._present] = limits
         for start in range(0, values.size, CHUNK):
@@ -100,5 +100,5 @@ Groups = Channels | Magnitudes
 
 
 def _exponent_of_16(binary: Any) -> Any:
-    """Return the exponent of 16 of magnitudes whose exponent is ``binary``, as ``frexp`` has it."""
+    """Convert binary exponents from ``frexp`` to base-16 exponents."""
     return (binary - 1) // 4

@@ -1,4 +1,4 @@
-"""Judge the values of an output beside its reference's: right, wrong, or impossible to judge."""
+"""Judge output values against a reference: right, wrong, or impossible to judge."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hil.core.results import Tolerance
 
 @dataclass(frozen=True)
 class Judged:
-    """What is known of an output's values."""
+    """Judgement on an output's values."""
 
-    stats: Stats | None  # None where they could not be compared
-    tolerance: Tolerance | None  # within which they were judged, noise included; None is exact
-    reason: str = ""  # why they are wrong
-    doubt: str = ""  # why a wrong answer would agree as well, where they are not wrong
+    stats: Stats | None  # None if the values could not be compared
+    tolerance: Tolerance | None  # tolerance used, noise included; None requires exact equality
+    reason: str = ""  # why the values are wrong
+    doubt: str = ""  # if the values are not wrong: why a wrong output would also agree
 
 
 def judge_values(
@@ -36,14 +36,14 @@ def judge_values(
     given: bool,
     allowed: Allowance | None,
 ) -> Judged:
-    """Judge two tensors of one shape.
+    """Judge two tensors of the same shape.
 
     Args:
-        tolerance: without noise; None is exact.
-        scale: the reference's.
-        kind: what :func:`hil.compare.values.common_kind` says for the two dtypes, not "".
-        given: whether the user gave the tolerance.
-        allowed: what the reference's noise allows, where it was measured.
+        tolerance: tolerance without noise; None requires exact equality.
+        scale: the reference's scale.
+        kind: result of :func:`hil.compare.values.common_kind` for the two dtypes, not "".
+        given: True if the user gave the tolerance.
+        allowed: allowance for the reference's noise, if measured.
     """
     stats = measure(actual, reference, tolerance, kind, allowed=allowed.within if allowed else None)
     if tolerance is None:
@@ -72,14 +72,14 @@ def judge_values(
 
 
 def widened(tolerance: Tolerance, allowed: Allowance | None) -> Tolerance:
-    """Return the tolerance within which every element lies, but for those that jump."""
+    """Return the tolerance that covers every element except those that jump."""
     return replace(tolerance, atol=tolerance.atol + allowed.widest) if allowed else tolerance
 
 
 def _out_of_tolerance(
     actual: Tensor, reference: Tensor, tolerance: Tolerance, found: Judged, kind: str, allowed: Allowance | None
 ) -> Judged:
-    """Judge an output that is out of tolerance: its differences may be those that rounding makes in the reference."""
+    """Judge an output that is out of tolerance. The reference's rounding noise may explain the differences."""
     if not allowed or (found.stats and found.stats.nonfinite):
         return found
     if unsteady := unsteady_text(allowed):
@@ -88,22 +88,22 @@ def _out_of_tolerance(
     if stats.mismatches:
         return found
     doubt = (
-        f"{_mismatches(found)} of {count(stats.elements, 'value')} out of tolerance, but within what rounding does to "
-        f"the reference itself (its own noise is {allowed.largest:.2g}): nothing finer can be judged"
+        f"{_mismatches(found)} of {count(stats.elements, 'value')} out of tolerance, but within the rounding noise of "
+        f"the reference ({allowed.largest:.2g}): cannot be judged"
     )
-    # What is nothing but noise may be exactly 0 elsewhere.
+    # Values that consist only of noise may be exactly 0 on the board.
     return Judged(replace(stats, zeroed=False), replace(tolerance, atol=tolerance.atol + allowed.largest), doubt=doubt)
 
 
 def unsteady_text(allowed: Allowance) -> str:
-    """Return which elements rounding moves beyond the ceiling, in a line; "" where there are none."""
+    """Return a line that lists the elements with noise above the ceiling; "" if none."""
     if not allowed.unsteady:
         return ""
     shape = allowed.reference.shape
     places = ", ".join(str(list(index_of(place, shape) or ())) for place in allowed.first)
     more = ", ..." if allowed.unsteady > len(allowed.first) else ""
     share = f"{allowed.unsteady} of {count(allowed.reference.size, 'value')}"
-    rule = "each may differ by its own jump" if allowed.is_rare else "too many to allow for more"
+    rule = "each allowed to differ by its jump" if allowed.is_rare else "too many to widen the tolerance"
     return f"rounding moves {share} by more than {allowed.share:.2g} of their scale ({rule}), at {places}{more}"
 
 
@@ -139,11 +139,11 @@ def _is_all_nan(reference: Tensor, scale: Scale) -> bool:
 
 
 def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:
-    """Return why an output that is within its tolerance is no answer all the same; "" where it is one."""
+    """Return why an output within its tolerance is still wrong; "" if it is not."""
     if given and not scale.largest:
-        return ""  # the user said how far from 0 it may be
+        return ""  # the user specified the allowed distance from 0
     if stats.sqnr_db is not None and stats.sqnr_db < 0:
-        return f"it is within tolerance, but more error than signal (SQNR {stats.sqnr_db:.3g} dB)"
+        return f"within tolerance, but the error exceeds the signal (SQNR {stats.sqnr_db:.3g} dB)"
     if stats.cosine is not None and stats.cosine < 0:
-        return f"it is within tolerance, but points the other way (cosine {stats.cosine:.3g})"
+        return f"within tolerance, but in the opposite direction (cosine {stats.cosine:.3g})"
     return ""

@@ -1,6 +1,6 @@
-"""The table of what a criterion can measure (:data:`MEASURES`): every statistic, and measures of rows, boxes and steps.
+"""Define the measures of criteria (:data:`MEASURES`) that criteria can use.
 
-``a`` is the board's output, ``b`` the reference's. A row is what lies along the last axis, or along ``axis=N``.
+``a`` is the board's output, ``b`` the reference's. A row runs along the last axis, or along ``axis=N``.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from hil.core.results import Tolerance
 from hil.core.tensors import Array, dtype_name
 from hil.errors import UsageError, VacuousTolerance
 
-# Probabilities below this count as this: a float16 softmax has zeros where a float32 one has 1e-9.
+# Smaller probabilities are raised to this value: a float16 softmax has zeros at values of 1e-9 in float32.
 PROBABILITY_FLOOR = 1e-12
-# Rows of values of 0 and more that add up to 1 within this are probabilities, others are logits.
+# Rows of non-negative values with a sum this close to 1 are probabilities; other rows are logits.
 PROBABILITY_SUM_ERROR = 1e-2
-# A float output is quantized if it has at least so many different values, all on one grid (within this share of a
-# step).
+# A float output is quantized if it has at least this many distinct values, all on one grid. GRID_ERROR is the allowed
+# distance from the grid, in steps.
 GRID_LEAST_VALUES = 8
 GRID_ERROR = 0.02
 _TOP = re.compile(r"top([1-9][0-9]{0,8})")
 
 
 class Pair:
-    """Two tensors of one shape and dtype, with what several measures need of them."""
+    """Pair of tensors of the same shape and dtype, with cached statistics and float64 values."""
 
     def __init__(
         self, actual: Tensor, reference: Tensor, tolerance: Tolerance | None, kind: str, stats: Any = None
@@ -47,27 +47,27 @@ class Pair:
 
     @cached_property
     def stats(self) -> Any:
-        """The statistics of the two: an object with the fields of :class:`hil.compare.stats.Stats`."""
+        """Statistics of the pair: an object with the fields of :class:`hil.compare.stats.Stats`."""
         if self._stats is not None:
             return self._stats
         return measure(self._actual, self._reference, self.tolerance, self._kind)
 
     @cached_property
     def values(self) -> tuple[Floats, Floats]:
-        """Both as float64. Raises UsageError: they are strings or complex."""
+        """Both tensors as float64. Raises UsageError for strings and complex numbers."""
         self._check_kind()
         return _wide(np.asarray(self._actual)), _wide(np.asarray(self._reference))
 
     def rows(self, axis: int = -1) -> Iterator[tuple[Floats, Floats]]:
-        """Yield both as float64 matrices with a row for each set of values along an axis, some rows at a time.
+        """Yield both tensors as float64 matrices, a chunk of rows at a time. Rows run along ``axis``.
 
         Raises:
-            UsageError: they are strings or complex, or have no such axis.
+            UsageError: the tensors are strings or complex, or the axis does not exist.
         """
         self._check_kind()
         actual, reference = (np.atleast_1d(np.asarray(one)) for one in (self._actual, self._reference))
         if not -actual.ndim <= axis < actual.ndim:
-            raise UsageError(f"axis={axis} does not exist: the output has {actual.ndim} axes")
+            raise UsageError(f"invalid axis={axis}: the output has {actual.ndim} axes")
         size = actual.shape[axis]
         first, second = (np.moveaxis(one, axis, -1).reshape(-1, size) for one in (actual, reference))
         count = max(CHUNK // max(size, 1), 1)
@@ -76,53 +76,53 @@ class Pair:
 
     def _check_kind(self) -> None:
         if self._kind not in ("real", "integer"):
-            raise UsageError(f"it cannot be computed for {self.dtype} outputs")
+            raise UsageError(f"unsupported for {self.dtype} outputs")
 
 
 def _wide(values: Array) -> Floats:
-    with np.errstate(invalid="ignore"):  # a signalling NaN warns when it is cast
+    with np.errstate(invalid="ignore"):  # casting a signalling NaN warns
         return values.astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of the table: what a criterion is called, and how its value is computed."""
+    """Measure that a criterion can use: its name, and how to compute its value."""
 
     key: str
-    meaning: str  # in Markdown
-    value: Callable[..., float | None]  # of a :class:`Pair` and the arguments
+    meaning: str  # Markdown text
+    value: Callable[..., float | None]  # called with a :class:`Pair` and the arguments
     is_higher_better: bool
     best: float
     worst: float
-    # argument name -> its value from a text, or ValueError.
+    # argument name -> parser of its text; raises ValueError.
     arguments: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
-    default: float | None = None  # the bound of a criterion that gives none; None if a bound is required
-    is_positional: bool = True  # whether elements are compared that have the same index
-    is_of_classes: bool = False  # whether it compares classes or their probabilities: the scale of logits may differ
-    is_of_direction: bool = False  # whether it is the same at every scale
-    name: str = ""  # how the guide calls it, if that is not the key
+    default: float | None = None  # bound of a criterion without one; None if a bound is required
+    is_positional: bool = True  # True if it compares elements with the same index
+    is_of_classes: bool = False  # True if it compares classes or class probabilities, so that logits may be scaled
+    is_of_direction: bool = False  # True if the value is independent of scale
+    name: str = ""  # name in the guide, if it differs from the key
 
     def axes(self, arguments: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the axes along which values are measured together; none where each element counts by itself."""
+        """Return the axes along which values are measured together; empty if each element is measured separately."""
         if not self.is_positional:
             return -2, -1
         return (arguments.get("axis", -1),) if "axis" in self.arguments else ()
 
     @property
     def title(self) -> str:
-        """The name, with its arguments."""
+        """Name followed by its argument names."""
         return (self.name or self.key) + (f"({', '.join(self.arguments)})" if self.arguments else "")
 
 
 def find_measure(name: str) -> tuple[Measure | None, dict[str, Any]]:
-    """Return the measure of a name, and the arguments that the name implies: ``top5`` is ``top`` with k = 5."""
+    """Return the measure with this name, and the arguments that the name implies (``top5`` is ``top`` with k = 5)."""
     if top := _TOP.fullmatch(name):
         return _BY_NAME["top"], {"k": int(top[1])}
     return (None if name == "top" else _BY_NAME.get(name)), {}
 
 
 def measure_names() -> list[str]:
-    """Return the names of all measures, as the guide has them."""
+    """Return all measure names, as used in the guide."""
     return [measure.name or measure.key for measure in MEASURES]
 
 
@@ -133,7 +133,7 @@ def _of_statistic(statistic: Statistic) -> Measure:
     def value(pair: Pair) -> float | None:
         found = getattr(pair.stats, statistic.key)
         if found is None and statistic.key == "max_ulp" and pair.dtype in EXACT_DTYPES:
-            raise UsageError(f"it cannot be computed for {pair.dtype} outputs")
+            raise UsageError(f"unsupported for {pair.dtype} outputs")
         return None if found is None else float(found)
 
     return Measure(
@@ -165,8 +165,8 @@ def _top(pair: Pair, k: int = 1, axis: int = -1) -> float | None:
             )
         actual, reference = (np.where(np.isnan(one), -np.inf, one) for one in (actual, reference))
         best = reference == reference.max(axis=1, keepdims=True)
-        # Of several that tie for the reference's maximum any will do; what ties with it on the board alone ranks before
-        # it.
+        # If several values tie for the reference's maximum, any of them counts as a hit. A value that ties only on the
+        # board ranks first.
         chosen = np.where(best, actual, -np.inf).max(axis=1, keepdims=True)
         ahead = np.count_nonzero((actual >= chosen) & ~best, axis=1)
         hits += int(np.count_nonzero(ahead < k))
@@ -189,9 +189,9 @@ def _kl(pair: Pair, axis: int = -1) -> float | None:
                 break
             scaled = scaled or not _add_up_to_1(actual)
         if probabilities and scaled:
-            return math.inf  # no probabilities: scaled, or with a part missing
+            return math.inf  # not probabilities: scaled, or incomplete
         found = [_largest_divergence(*one, probabilities=probabilities) for one in comparable()]
-    # NaN stays.
+    # np.max propagates NaN.
     return float(np.max(found)) if found else None
 
 
@@ -238,7 +238,7 @@ def _lsb(pair: Pair, step: float | None = None) -> float | None:
 
 
 def _grid_step(values: Floats) -> float:
-    """Return the step of the grid that all values are on. Raises UsageError: there is none, or too few values."""
+    """Return the grid step of the values. Raises UsageError without a grid or without enough values."""
     distinct = np.unique(values)
     if distinct.size >= GRID_LEAST_VALUES:
         step = float(np.diff(distinct).min())
@@ -246,7 +246,7 @@ def _grid_step(values: Floats) -> float:
         if float(np.abs(places - np.round(places)).max()) <= GRID_ERROR:
             return step
     raise UsageError(
-        "its quantization step is unknown: the reference's values are not on a grid", hint="give it: lsb(step=0.05)<=1"
+        "unknown quantization step: the reference's values are not on a grid", hint="set the step: lsb(step=0.05)<=1"
     )
 
 
@@ -290,8 +290,8 @@ MEASURES = (
     Measure("mismatch_share", "share of elements out of tolerance, 0 to 1", _mismatch_share, False, 0.0, 1.0),
     Measure(
         "top",
-        "share of rows in which the reference's largest value is among the K largest on the board; a tie on the board "
-        "alone counts against it",
+        "share of rows in which the reference's largest value is among the K largest on the board; ties on the board "
+        "alone count as misses",
         _top,
         True,
         1.0,
@@ -302,7 +302,7 @@ MEASURES = (
     ),
     Measure(
         "argmax",
-        "as `top1`; without a bound, in every row",
+        "as `top1`; without a bound, every row must match",
         _top,
         True,
         1.0,
@@ -313,7 +313,7 @@ MEASURES = (
     ),
     Measure(
         "kl",
-        "largest Kullback-Leibler divergence of a row, in nats; of the softmax of logits, or of probabilities where "
+        "largest Kullback-Leibler divergence of a row, in nats; of the softmax of logits, or of probabilities if "
         "every row of the reference adds up to 1",
         _kl,
         False,
@@ -343,8 +343,8 @@ MEASURES = (
     ),
     Measure(
         "set",
-        "share of rows that have a partner among the reference's rows in any order, within the tolerance; with `iou` "
-        "four columns from `at` are a box (`xyxy` or `cxcywh`) that must overlap as much; without a bound, every row",
+        "share of rows that match a row of the reference in any order, within the tolerance; with `iou`, "
+        "four columns from `at` are a box (`xyxy` or `cxcywh`) with at least this overlap; without a bound, every row",
         _set,
         True,
         1.0,

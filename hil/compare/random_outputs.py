@@ -1,4 +1,4 @@
-"""Outputs that depend on random numbers: a difference there is not a wrong answer, and equality cannot be asked for."""
+"""Handle outputs that depend on random numbers. They cannot be required to be equal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SHOWN = 5
 def mark_random(
     verdict: Verdict, nodes: Sequence[str], outputs: Sequence[str], allow_blind: Sequence[str] = ()
 ) -> Verdict:
-    """Return the verdict with outputs BLIND that differ and depend on random numbers.
+    """Mark differing outputs that depend on random numbers as BLIND.
 
-    Shape and dtype of these outputs still count. Without random nodes the verdict stays as it is.
+    These outputs must still match in shape and dtype. Without random nodes the verdict is unchanged.
 
     Args:
         nodes: labels of the nodes that draw random numbers.
         outputs: names of the outputs that depend on them.
-        allow_blind: patterns of the names of outputs that may pass though they cannot be judged.
+        allow_blind: name patterns of outputs that may pass although they cannot be judged.
     """
     if not nodes or not any(one.name in outputs for one in verdict.outputs):
         return verdict
@@ -42,14 +42,14 @@ def mark_random(
 
 
 def _marked(output: OutputComparison, allow_blind: Sequence[str]) -> OutputComparison:
-    # Without a count of mismatches the shapes differ: random numbers do not explain that.
+    # Without a mismatch count the shapes differ, which random numbers do not explain.
     if output.passed or output.mismatches is None or output.dtype != output.reference_dtype:
         return output
     allowed = any(fnmatchcase(output.name, pattern) for pattern in allow_blind)
-    return replace(output, passed=allowed, blind=True, reason=f"it depends on random numbers: {output.reason}")
+    return replace(output, passed=allowed, blind=True, reason=f"output depends on random numbers: {output.reason}")
 
 
 def random_text(nodes: Sequence[str]) -> str:
-    """Return a line that says which nodes draw random numbers."""
+    """Return a line that lists the random nodes."""
     more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
     return f"the model draws random numbers (node{'s' * (len(nodes) > 1)} {', '.join(nodes[:_SHOWN])}{more})"

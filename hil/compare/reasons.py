@@ -1,4 +1,4 @@
-"""What a comparison says: reasons, places and values, in a line."""
+"""Format comparison reasons, indices and values for messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hil.core.tensors import dtype_name, shape_text
 
 
 def with_types(values: str, actual: Tensor, reference: Tensor, *, compared: bool) -> str:
-    """Return why two tensors do not agree, gravest first; "" when they do.
+    """Return why two tensors do not agree, most serious cause first; "" if they agree.
 
     Args:
-        values: why their values do not; "" where they do.
-        compared: whether the values could be compared.
+        values: why their values differ; "" if they agree.
+        compared: True if the values could be compared.
     """
     if actual.shape != reference.shape:
         return f"shape {shape_text(actual.shape)}, the reference has {shape_text(reference.shape)}"
@@ -30,7 +30,7 @@ def with_types(values: str, actual: Tensor, reference: Tensor, *, compared: bool
 
 
 def reason_of_values(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats) -> str:
-    """Return why the values of two tensors do not agree; "" when they do."""
+    """Return why the values of two tensors do not agree; "" if they do."""
     if stats.zeroed:
         return "every value is 0, the reference's are not"
     if not stats.mismatches:
@@ -47,17 +47,17 @@ def reason_of_values(actual: Tensor, reference: Tensor, tolerance: Tolerance | N
 
 
 def count(number: int, noun: str) -> str:
-    """``1 value``, ``2 values``."""
+    """Return a count with its noun: ``1 value``, ``2 values``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def index_of(flat: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the index of an element of a tensor of a shape, from its flat index."""
+    """Convert a flat index to an index into a tensor of the given shape."""
     return None if flat is None else tuple(int(place) for place in np.unravel_index(flat, shape))
 
 
 def values_at(actual: Tensor, reference: Tensor, flat: int | None) -> tuple[Any, Any] | None:
-    """Return both values at a flat index as Python's own bool, int, float, complex or str."""
+    """Return both values at a flat index as Python bool, int, float, complex or str."""
     if flat is None:
         return None
     a, b = (reader(array)(flat, flat + 1)[0] for array in (actual, reference))

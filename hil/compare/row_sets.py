@@ -1,4 +1,4 @@
-"""Match the rows of two tensors in any order: detections, of which a board may give the same ones otherwise sorted."""
+"""Match the rows of two tensors in any order, for detections that a board may sort differently."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def match_share(
     box: str = "xyxy",
     at: int = 0,
 ) -> float:
-    """Return the share of rows that a one-to-one matching pairs, the largest there is.
+    """Return the fraction of rows paired by a largest one-to-one matching.
 
-    A row is what lies along the last axis; the axis before it is the set, and the axes before that are separate sets.
-    A tensor of one axis is a set of single values. NaN matches NaN, an infinity the same infinity.
+    A row runs along the last axis. The second-last axis is the set; earlier axes are separate sets. A
+    one-dimensional tensor is a set of single values. NaN matches NaN; an infinity matches the same infinity.
 
     Args:
-        tolerance: within which the columns of two rows must agree; with ``iou``, those outside of the box.
-        iou: least intersection over union of the two boxes; None compares all columns.
-        box: how the four columns are a box: corners, or centre and size.
-        at: the first column of the box.
+        tolerance: tolerance for the columns of two rows; with ``iou``, only for columns outside the box.
+        iou: minimum intersection over union of the two boxes; None compares all columns.
+        box: format of the four box columns: corners, or centre and size.
+        at: index of the first box column.
 
     Raises:
-        UsageError: the rows have no such columns, or a set has more than :data:`MAX_ROWS` rows.
+        UsageError: the rows lack these columns, or a set has more than :data:`MAX_ROWS` rows.
     """
     if actual.ndim < 2:
         actual, reference = (one.reshape(-1, 1) for one in (actual, reference))
     count, columns = actual.shape[-2:]
     if count > MAX_ROWS:
-        raise UsageError(f"a set has {count} rows, {MAX_ROWS} are allowed")
+        raise UsageError(f"set has {count} rows, maximum {MAX_ROWS}")
     if iou is not None and not 0 <= at <= columns - 4:
-        raise UsageError(f"a box needs 4 columns from column {at}, the rows have {columns}")
+        raise UsageError(f"a box needs 4 columns from column {at}, but rows have {columns}")
     sets = [one.reshape(-1, count, columns) for one in (actual, reference)]
     matched = 0
     for ours, theirs in zip(*sets, strict=True):
@@ -69,7 +69,7 @@ def _agrees(ours: Floats, theirs: Floats, tolerance: Tolerance) -> _Matches:
 
 
 def _overlaps(ours: Floats, theirs: Floats, box: str) -> Floats:
-    """Intersection over union of every pair of boxes; two boxes that are equal overlap wholly, even without an area."""
+    """Return the intersection over union of every pair of boxes. Equal boxes have 1, even without an area."""
     corners: Callable[[Floats], Floats] = (
         (lambda one: one)
         if box == "xyxy"
@@ -90,11 +90,11 @@ def _area(low: Floats, high: Floats) -> Floats:
 
 
 def _largest_matching(fits: _Matches) -> int:
-    """Return the size of a largest matching, by augmenting paths (Kuhn): row -> column, each at most once."""
+    """Return the size of a maximum bipartite matching, using augmenting paths (Kuhn)."""
     owner = np.full(fits.shape[1], -1)
     candidates = [np.flatnonzero(row) for row in fits]
     matched = 0
-    # Equal rows at the same place are the usual case, and then no path is needed.
+    # Rows usually match at the same index, and then need no augmenting path.
     for row in range(len(candidates)):
         if fits[row, row]:
             owner[row] = row
@@ -106,9 +106,9 @@ def _largest_matching(fits: _Matches) -> int:
 
 
 def _augment(start: int, candidates: list[npt.NDArray[np.intp]], owner: npt.NDArray[np.intp]) -> bool:
-    """Give a row a column, moving others where they have another one; breadth first."""
-    came_from: dict[int, int] = {}  # column -> the row from which it was reached
-    taken: dict[int, int] = {}  # row -> the column that it would give up
+    """Find an augmenting path for a row by breadth-first search, and reassign the columns along it."""
+    came_from: dict[int, int] = {}  # column -> row that reached it
+    taken: dict[int, int] = {}  # row -> column that it would release
     rows = [start]
     for row in rows:
         for column in map(int, candidates[row]):

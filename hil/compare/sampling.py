@@ -1,4 +1,4 @@
-"""Sample a large output: criteria that reject a wrong answer of a sample reject that of the whole output as well."""
+"""Sample a large output. Criteria that reject a wrong output on a sample also reject it on the whole output."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from hil.compare.values import CHUNK, reader
 from hil.core.tensors import Array
 
-# Elements of a sample, at least; outputs of up to LARGE elements are judged whole.
+# Minimum sample size. Outputs with up to LARGE elements are not sampled.
 SAMPLE = 1 << 17
 LARGE = 1 << 18
 _SEED = 33
 
 
 def sample_of(array: Array, axes: Collection[int]) -> Array | None:
-    """Return places of an output chosen by chance, the same ones each time, and those of its largest and least value.
+    """Return a reproducible random sample that includes the output's largest and smallest values.
 
     Args:
-        axes: those that stay whole, counted from 0. The sample has the output's rank.
+        axes: axes to keep complete, counted from 0. The sample has the output's rank.
 
     Returns:
-        None where the output is small, or a sample would be half of it.
+        The sample, or None if the output is small or the sample would be half of it.
     """
     split = [axis for axis in range(array.ndim) if axis not in axes]
     kept = [axis for axis in range(array.ndim) if axis in axes]
@@ -43,11 +43,11 @@ def sample_of(array: Array, axes: Collection[int]) -> Array | None:
 
 
 def _extremes(array: Array) -> list[int]:
-    """Return the flat indices of the largest and the least finite value; of complex values, magnitudes count."""
+    """Return the flat indices of the largest and the smallest finite value, by magnitude for complex values."""
     read, high, low = reader(array), (-math.inf, 0), (math.inf, 0)
     for start in range(0, array.size, CHUNK):
         chunk = read(start, start + CHUNK)
-        with np.errstate(all="ignore"):  # a signalling NaN warns when it is cast
+        with np.errstate(all="ignore"):  # casting a signalling NaN warns
             values = np.abs(chunk) if chunk.dtype.kind == "c" else chunk.astype(np.float64)
         finite = np.isfinite(values)
         for_high, for_low = (np.where(finite, values, one) for one in (-np.inf, np.inf))

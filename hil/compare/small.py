@@ -1,8 +1,8 @@
-"""Values so small beside an output's tolerance that it cannot tell them from 0, nor from their negative.
+"""Check values that the tolerance cannot distinguish from 0 or from their negative.
 
-A tensor may hold pixel coordinates beside scores of 1e-6, or the tail of a softmax. One tolerance for all of them says
-nothing of the small ones. Where they are many, of the whole output, of a row or of a column, they are compared relative
-to themselves, as far as the reference's noise allows.
+A tensor may mix pixel coordinates with scores of 1e-6, or contain the tail of a softmax. A single
+tolerance cannot judge the small values. If an output, row or column has many of them, hil compares them
+relative to their magnitude, within the reference's noise.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
 from hil.core.tensors import Array, dtype_name, float_limits
 
-# Small values are looked at where they are this share of the values of an output that are not 0 (the first within a
-# default tolerance of floats, where they are about one in 1e5 by chance; the second within any other)...
+# Small values are checked if they are at least this fraction of an output's nonzero values. The first applies to a
+# default tolerance of floats, with about one small value in 1e5 by chance; the second to any other tolerance.
 _SHARE, _GIVEN_SHARE = 1 / 16, 1 / 4
-# ...or of those of a row or column that has at least two.
+# The same fraction for a row or column with at least two nonzero values.
 _GROUP_SHARE = 1 / 2
 _GROUP_LEAST = 2
-# Within a tolerance that the user gave, or one step of an integer, this share of the small values may be lost, and one
-# is lost where it is off by more than half of itself.
+# Within a user's tolerance, or one step of an integer, this fraction of the small values may be lost. A value is lost
+# if its error exceeds half of the value.
 _LOST_SHARE = 1 / 4
 _HALF = 0.5
 _NAMED = 4
@@ -35,21 +35,21 @@ _AXES = {0: "row", 1: "row of the second axis", -1: "column"}
 
 @dataclass(frozen=True)
 class SmallValues:
-    """Small values that differ by more than they may."""
+    """Small values that differ by more than allowed."""
 
     reason: str
-    lost: int  # how many differ by more than the noise explains; 0 where the noise is as large as they are
-    first: int  # the flat index of the first of them
+    lost: int  # values with errors beyond the noise; 0 if the noise is as large as the values
+    first: int  # flat index of the first lost value
 
 
 def check_small(
     actual: Tensor, reference: Tensor, tolerance: Tolerance, *, given: bool, allowed: Allowance | None
 ) -> SmallValues | None:
-    """Compare the small values of two tensors that agree; None where they do, or are few.
+    """Compare the small values of two tensors that agree. Return None if these agree as well, or are few.
 
     Args:
-        tolerance: within which the tensors agree.
-        given: whether the user gave it: then only answers are found that lost most of the small values.
+        tolerance: tolerance within which the tensors agree.
+        given: True if the user gave the tolerance. If so, report only outputs that lost most of the small values.
     """
     share = relative_limit(reference, tolerance, given=given)
     with_zeros = not given or not _has_eps(reference)
@@ -59,7 +59,8 @@ def check_small(
     parts = ((one.small, one.absent, one.lost, one.unjudged) for one in pieces)
     found = _Piece(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     share_of_all, least = (_GIVEN_SHARE, _LOST_SHARE) if given or not _has_eps(reference) else (_SHARE, 0.0)
-    # A step beside a 0 is common in a few places: within a given tolerance, only the whole output tells it from noise.
+    # A few one-step differences from a 0 are common. Within a given tolerance, only the whole output distinguishes them
+    # from noise.
     along_axes = found.without_zeros() if given else found
     for axis in (*_axes(reference.shape), None):
         many = share_of_all if axis is None else _GROUP_SHARE
@@ -68,18 +69,18 @@ def check_small(
             continue
         names, chosen, counted = groups
         where = f", in {names}" if names else ""
-        hidden = f"{len(counted)} of its values are smaller than the tolerance (rtol {tolerance.rtol:.3g}, atol "
+        hidden = f"{len(counted)} values are smaller than the tolerance (rtol {tolerance.rtol:.3g}, atol "
         hidden += f"{tolerance.atol:.3g}){where}"
         if chosen.size:
             text = f"{hidden}: {len(chosen)} of them differ by more than {share:.2g} of their value"
-            beyond = " and the reference's own noise" if allowed else ""
+            beyond = " and the noise of the reference" if allowed else ""
             return SmallValues(f"{text}{beyond}", len(chosen), int(chosen[0]))
-        return SmallValues(f"{hidden}: in the reference they are 0, or no larger than its noise", 0, int(counted[0]))
+        return SmallValues(f"{hidden}: in the reference they are 0 or within its noise", 0, int(counted[0]))
     return None
 
 
 def describe_small(reference: Tensor, tolerance: Tolerance) -> str:
-    """Return which values of an output are smaller than a given tolerance, in a line; "" where they are few."""
+    """Return a line about the values that are smaller than a given tolerance; "" if they are few."""
     read, limit = reader(reference), tolerance.atol / (1 - tolerance.rtol)
     parts = [np.zeros(0, np.intp)]
     for start in range(0, reference.size, CHUNK):
@@ -102,7 +103,7 @@ def describe_small(reference: Tensor, tolerance: Tolerance) -> str:
 
 
 def relative_limit(reference: Tensor, tolerance: Tolerance, *, given: bool) -> float:
-    """Return the share of a small value that it may be off by: half of the dtype's digits, or half of the value."""
+    """Return the allowed relative error of a small value: half of the dtype's digits, or half of the value."""
     if given or not _has_eps(reference):
         return _HALF
     return max(tolerance.rtol, math.sqrt(float(float_limits(part_of(reference.dtype)).eps)))
@@ -120,7 +121,7 @@ class _Piece:
     unjudged: Array
 
     def without_zeros(self) -> _Piece:
-        """Return the same without the values that are 0 in the reference."""
+        """Return a copy without the values that are 0 in the reference."""
         small, unjudged = (np.setdiff1d(places, self.absent) for places in (self.small, self.unjudged))
         return _Piece(small, self.absent[:0], self.lost, unjudged)
 
@@ -134,11 +135,11 @@ def _lost_pieces(
     *,
     with_zeros: bool,
 ) -> Iterator[_Piece]:
-    """Yield the flat indices of small values, of those that are 0 in the reference, are lost, or cannot be judged.
+    """Yield flat indices of small values: all, zeros of the reference, lost values, and values that cannot be judged.
 
     Args:
-        with_zeros: whether a value counts that is 0 in the reference. A tolerance that the user gave for floats says
-            how far from 0 such a value may be. For integers, one step from 0 may be the whole value.
+        with_zeros: True to include values that are 0 in the reference. A user's tolerance for floats specifies
+            the allowed distance from 0. For integers, one step from 0 may be the whole value.
     """
     read_a, read_b = reader(actual), reader(reference)
     tiny = float(float_limits(part_of(reference.dtype)).smallest_normal) if _has_eps(reference) else 0.0
@@ -155,7 +156,7 @@ def _lost_pieces(
         noise = allowed.all_of(start, start + CHUNK)[places] if allowed else np.zeros(places.size)
         off = distances > np.maximum(share * sizes, tiny)
         beyond = off & (distances > noise)
-        # Beside an exact 0 nothing is relative: that may be rounding, or a value that should not be there.
+        # A relative error from an exact 0 is undefined: the value may be rounding, or an error.
         lost = beyond & (sizes > 0)
         unjudged = np.where(sizes > 0, off & ~beyond & (noise > sizes / 2), beyond)
         yield _Piece(*(start + places[chosen] for chosen in (slice(None), sizes == 0, lost, unjudged)))
@@ -167,7 +168,7 @@ def _wide(values: Array) -> Array:
 
 
 def _axes(shape: tuple[int, ...]) -> Iterator[int]:
-    """Yield the axes whose places are looked at one by one; a tensor of rank 1 has none."""
+    """Yield the axes to check index by index. Rank-1 tensors have none."""
     if len(shape) > 1:
         yield -1
         yield from range(len(shape) - 1)
@@ -176,11 +177,14 @@ def _axes(shape: tuple[int, ...]) -> Iterator[int]:
 def _groups(
     reference: Tensor, axis: int | None, found: _Piece, share: float, least: float
 ) -> tuple[str, Array, Array] | None:
-    """Return the names of the groups along an axis in which too many small values are lost, the lost ones, and all.
+    """Find the groups along an axis that lost more small values than allowed.
 
     Args:
-        share: of the values that are not 0, from which on small values are many.
-        least: of the small values, above which lost ones are too many.
+        share: minimum fraction of nonzero values that are small.
+        least: fraction of the small values that may be lost.
+
+    Returns:
+        The names of the groups, their lost values, and all their small values, by flat index. None if no group is bad.
     """
     size = reference.shape[axis] if axis is not None else 1
     stride = math.prod(reference.shape[axis % reference.ndim + 1 :]) if axis is not None else max(reference.size, 1)
@@ -192,7 +196,7 @@ def _groups(
         return np.bincount(of(places), minlength=size)
 
     smalls, losts, hidden = counts(found.small), counts(found.lost), counts(found.unjudged)
-    # Whether there may be such a group is known without the zeros: most outputs end here.
+    # This check does not need the count of nonzero values, and most outputs end here.
     if not ((losts > least * smalls) | (hidden > 0)).any():
         return None
     nonzero = sum((counts(places) for places in _nonzero(reference)), counts(found.absent))
@@ -213,7 +217,7 @@ def _nonzero(reference: Tensor) -> Iterator[Array]:
 
 
 def name_places(places: Array, axis: int | None) -> str:
-    """Return the names of places along an axis, the first few: ``columns 1, 4``; "" without an axis."""
+    """Return text for the first few indices along an axis: ``columns 1, 4``; "" without an axis."""
     if axis is None:
         return ""
     noun, _, rest = _AXES.get(axis, f"row of axis {axis}").partition(" ")

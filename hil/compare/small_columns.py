@@ -1,4 +1,4 @@
-"""Columns of values that are small beside the rest of an output: criteria of the whole output hardly depend on them."""
+"""Find columns of values much smaller than the rest of an output. Criteria hardly depend on them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from hil.compare.values import CHUNK, mask_limit, reader
 from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array
 
-# A column is small if its root mean square is less than this share of the output's.
+# A column is small if its root mean square is below this fraction of the output's.
 SMALL_SHARE = 1 / 100
 
 
 def axes_of_columns(rank: int) -> tuple[int, ...]:
-    """Return the axes whose indices may be small as a whole: the last (columns) and the second."""
+    """Return the axes to search for small columns: the last and the second."""
     return () if rank < 2 else (-1,) if rank == 2 else (-1, 1)
 
 
 def find_small(array: Tensor, axis: int) -> Array:
-    """Return the indices along an axis whose values are small, but not all 0.
+    """Return the indices along an axis that have small values, not all 0.
 
-    Masks and values that are not finite are left out.
+    Masks and non-finite values are excluded.
     """
     size, stride = array.shape[axis], math.prod(array.shape[axis % array.ndim + 1 :])
     read, limit = reader(array), mask_limit(array.dtype)
     squares = np.zeros(size)
     for start in range(0, array.size, CHUNK):
         chunk = read(start, start + CHUNK)
-        with np.errstate(all="ignore"):  # a signalling NaN warns when it is cast
+        with np.errstate(all="ignore"):  # casting a signalling NaN warns
             sizes = np.abs(chunk.astype(np.complex128 if chunk.dtype.kind == "c" else np.float64))
             sizes[~(sizes < limit)] = 0.0
             places = (start + np.arange(chunk.size)) // stride % size

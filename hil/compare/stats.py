@@ -1,8 +1,8 @@
-"""The table of statistics (:class:`Statistics`), and the one chunked pass over two tensors that they come from.
+"""Define the statistics (:class:`Statistics`), and compute them in a single chunked pass over two tensors.
 
-Values are widened to float64 chunk by chunk (complex128 for complex), which holds every dtype exactly but the 64-bit
-integers; those stay integers wherever equality or a tolerance is decided. Sums accumulate in float64 or wider.
-Nothing as large as a tensor is ever allocated: the scratch memory is a few chunks.
+Values are widened chunk by chunk to float64, or to complex128 for complex dtypes. This is exact for every
+dtype except 64-bit integers, which stay integers for equality and tolerance checks. Sums accumulate in
+float64 or wider. Scratch memory is limited to a few chunks, independent of the tensor's size.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _EXACT = Tolerance(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Statistic:
-    """A row of the table of statistics: what it is called and shown as, and how it is computed."""
+    """Definition of a statistic: its title, how to format it, and how to compute it."""
 
     key: str
     title: str
-    meaning: str  # what it is, with its formula, in Markdown; `a` is the board's value, `b` the reference's
+    meaning: str  # Markdown text with the formula; `a` is the board's value, `b` the reference's
     value: Callable[[Sums], float | int | None]
-    unit: str = ""  # of the value; "" for a number without one
+    unit: str = ""  # unit of the value; "" if it has none
     masks: bool = True
-    worst: Callable[..., Any] = max  # of several outputs' values, which one is the worst: ``max`` or ``min``
-    # whether it is a column of the terminal's table: ``always``, ``wide`` if there is room for it (the last such column
-    # is left out first), or "" for never.
+    worst: Callable[..., Any] = max  # selects the worst of multiple outputs' values: ``max`` or ``min``
+    # when the terminal's table has the column: ``always``, ``wide`` if it fits (the last such column is dropped first),
+    # or "" for never.
     column: str = "wide"
-    report: bool = True  # whether results.csv and report.html have it; outputs.csv has every statistic
+    report: bool = True  # True if results.csv and report.html contain it; outputs.csv has every statistic
     digits: int = 3
-    brief: str = ""  # its text in a summary of a few words; "" leaves it out of those
+    brief: str = ""  # format in a short summary; "" leaves it out
 
     @property
     def heading(self) -> str:
-        """The title and, if there is one, the unit."""
+        """Title, followed by the unit if any."""
         return f"{self.title} {self.unit}".rstrip()
 
 
 def _row(title: str, meaning: str, value: Callable[[Sums], float | int | None], **more: Any) -> Any:
-    """A field of :class:`Statistics`; the arguments are those of :class:`Statistic`."""
+    """Define a field of :class:`Statistics` from the arguments of :class:`Statistic`."""
     return field(default=None, metadata={"title": title, "meaning": meaning, "value": value, **more})
 
 
@@ -69,14 +69,15 @@ def _sqnr_db(sums: Sums) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """The statistics of an output beside its reference. This is the table of them: a field is a row.
+    """Statistics of an output compared with its reference. Each field defines a row of the statistics table.
 
-    All are over the elements that are finite in both tensors. A statistic is None for strings, if no dtype holds the
-    values of both tensors, and if no element is left and the tensors do not agree.
+    Statistics cover the elements that are finite in both tensors. A statistic is None for strings, or if no
+    dtype can represent the values of both tensors. It is also None if no element remains and the tensors
+    differ.
 
-    Those without ``masks`` leave out masked elements, whose magnitude is :func:`mask_limit` or more in both tensors, of
-    one sign. A mask of -3.4e38 has more energy than all that it leaves visible, and would hide any error there. In
-    tensors that are equal bit by bit no masks are counted.
+    Statistics with ``masks=False`` exclude masked elements: a magnitude of at least :func:`mask_limit` and the
+    same sign in both tensors. A mask of -3.4e38 has more energy than all visible values, and would hide any
+    error in them. Masks in bit-equal tensors are not counted.
     """
 
     max_abs: float | None = _row(
@@ -89,7 +90,7 @@ class Statistics:
     )
     max_ulp: int | None = _row(
         "ULP",
-        "most representable values between the two; none for integers and where the dtypes differ",
+        "most representable values between the two; none for integers and if the dtypes differ",
         lambda sums: None if sums.ulp is None else sums.ulp.largest,
         column="always",
         brief="{} ULP",
@@ -118,7 +119,7 @@ class Statistics:
     )
     sqnr_db: float | None = _row(
         "SQNR",
-        "`10 log10(sum(b^2) / sum((a - b)^2))`; `inf` when equal; about 6 dB a bit of precision",
+        "`10 log10(sum(b^2) / sum((a - b)^2))`; `inf` when equal; about 6 dB per bit of precision",
         _sqnr_db,
         unit="dB",
         masks=False,
@@ -132,7 +133,7 @@ STATISTICS = tuple(Statistic(one.name, **one.metadata) for one in fields(Statist
 
 
 def worst_of(outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the worst statistics of several outputs, and the sums of ``mismatches`` and ``elements``."""
+    """Return the worst statistics of multiple outputs, and the sums of ``mismatches`` and ``elements``."""
     found = list(outputs)
 
     def known(key: str) -> list[Any]:
@@ -143,25 +144,25 @@ def worst_of(outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summary(outputs: Iterable[Mapping[str, Any]]) -> str:
-    """The worst of several outputs in a few words: ``0 of 10 out of tolerance, max abs 1.2e-07, 3 ULP, 141 dB``."""
+    """Summarize the worst statistics: ``0 of 10 out of tolerance, max abs 1.2e-07, 3 ULP, 141 dB``."""
     found = worst_of(outputs)
     if found["mismatches"] is None:
-        return "nothing could be measured"
+        return "no statistics available"
     briefs = [one.brief.format(found[one.key]) for one in STATISTICS if one.brief and found[one.key] is not None]
     return ", ".join([f"{found['mismatches']} of {found['elements']} out of tolerance", *briefs])
 
 
 @dataclass(frozen=True)
 class Stats(Statistics):
-    """What :func:`measure` found."""
+    """Result of :func:`measure`."""
 
     elements: int
-    mismatches: int  # how many are out of tolerance; a NaN or infinity that the other tensor lacks is
-    nonfinite: int = 0  # how many values are such NaN and infinities
+    mismatches: int  # elements out of tolerance, including unmatched NaN and infinities
+    nonfinite: int = 0  # number of NaN and infinities that the other tensor lacks
     masked: int = 0
-    zeroed: bool = False  # whether every value is 0 and the reference's are not
-    beside_zero: bool = False  # whether a value differs where the reference's is 0
-    # first, worst: indices into the flattened tensor (C order) of the first and the worst mismatch.
+    zeroed: bool = False  # True if every value is 0 although the reference has other values
+    beside_zero: bool = False  # True if a value differs from a 0 in the reference
+    # first, worst: flat indices (C order) of the first and the worst mismatch.
     first: int | None = None
     worst: int | None = None
 
@@ -175,20 +176,20 @@ def measure(
     *,
     allowed: Reader | None = None,
 ) -> Stats:
-    """Compare two tensors of one shape.
+    """Compare two tensors of the same shape.
 
     Args:
-        tolerance: an element is out of tolerance when ``|a-b| > atol + rtol*|b|``; None is exact.
-        kind: what :func:`common_kind` says for the two dtypes, not "".
-        allowed: reads what elements of floats may differ by over and above that, in float64.
+        tolerance: an element is out of tolerance if ``|a-b| > atol + rtol*|b|``; None requires exact equality.
+        kind: result of :func:`common_kind` for the two dtypes, not "".
+        allowed: reads the extra difference allowed for each float element, as float64.
     """
     read_a, read_b, size = reader(actual), reader(reference), actual.size
     if kind == "string":
         return _measure_strings(read_a, read_b, size, chunk)
     sums = Sums(actual.dtype, reference.dtype, tolerance or _EXACT, kind, min(chunk, max(size, 1)), allowed)
     with np.errstate(all="ignore"):
-        # While the two are equal bit by bit nothing else needs to be known. The first difference makes the pass go
-        # back once for the sums of what lies before it.
+        # Skip chunks that are bit-equal: an equal pair needs no statistics. After the first difference, one more pass
+        # adds the skipped chunks to the sums.
         equal = 0
         while equal < size and sums.same_bits(read_a(equal, equal + chunk), read_b(equal, equal + chunk)):
             equal += chunk
@@ -212,14 +213,15 @@ def _measure_strings(read_a: Reader, read_b: Reader, size: int, chunk: int) -> S
 
 
 class Sums:
-    """The running sums of one comparison, from which the statistics are computed, and its scratch memory.
+    """Running sums of a comparison, with scratch memory. Source of the statistics.
 
     Attributes:
-        finite: how many elements are finite in both tensors; known at the end.
-        visible: how many of those are not masked; known at the end.
-        max_abs, max_rel, sum_abs: the largest ``|a-b|`` and ``|a-b|/|b|`` and the sum of ``|a-b|``, of the finite ones.
-        ulp: the largest distance of the finite ones in representable values; None for integers and two dtypes.
-        aa, ab, bb, dd: the sums of ``a*a``, ``a*b``, ``b*b`` and ``(a-b)^2``, of the visible ones; float64 or wider.
+        finite: count of elements that are finite in both tensors; set at the end.
+        visible: count of finite elements that are not masked; set at the end.
+        max_abs, max_rel, sum_abs: maximum of ``|a-b|``, maximum of ``|a-b|/|b|`` and sum of ``|a-b|``, over finite
+            elements.
+        ulp: largest distance of finite elements in representable values; None for integers and mixed dtypes.
+        aa, ab, bb, dd: sums of ``a*a``, ``a*b``, ``b*b`` and ``(a-b)^2`` over visible elements, in float64 or wider.
         mismatches, nonfinite, masked: as in :class:`Stats`.
     """
 
@@ -235,7 +237,7 @@ class Sums:
         self.kind = kind
         self.tolerance = tolerance
         self.allowed = allowed
-        self.parts = 2 if kind == "complex" else 1  # real numbers an element
+        self.parts = 2 if kind == "complex" else 1  # real numbers per element
         part_a, part_b = part_of(a), part_of(b)
         self.wide = np.float64 in (part_a, part_b)
         same = dtype_name(a) == dtype_name(b)
@@ -244,7 +246,7 @@ class Sums:
         self.ulp: LargestUlp | None = LargestUlp(part_b, chunk * self.parts) if floating else None
 
         self.mask_limits = mask_limit(a), mask_limit(b)
-        # No value reaches the limit where the sum of squares stays below its square.
+        # No value reaches the limit if the sum of squares is below the limit's square.
         self.mask_energy = np.longdouble(self.mask_limits[1]) ** 2
 
         reals = chunk * self.parts
@@ -253,7 +255,7 @@ class Sums:
         self.mask = self.equal[:chunk]
         self.difference = np.empty(reals, self.bits or np.uint8)
 
-        self.aa: Any = 0.0  # float64, or long double where that was too narrow
+        self.aa: Any = 0.0  # float64, or long double if float64 was insufficient
         self.ab: Any = 0.0
         self.bb: Any = 0.0
         self.dd: Any = 0.0
@@ -272,14 +274,14 @@ class Sums:
         self.worst_excess: float = 0.0
 
     def same_bits(self, a: Array, b: Array) -> bool:
-        """True when two chunks of one dtype are equal bit by bit, NaN included."""
+        """Return True if two chunks of the same dtype are bit-equal, including NaN."""
         if self.bits is None:
             return False
         equal = self.equal[: a.size * self.parts]
         return bool(np.equal(a.view(self.bits), b.view(self.bits), out=equal).all())
 
     def add_equal(self, b: Array) -> None:
-        """Add a chunk that is bit-equal in both tensors: it has energy and no error."""
+        """Add a chunk that is bit-equal in both tensors, and so has energy but no error."""
         y = self.y[: b.size * self.parts]
         y[...] = self._reals(b)
         energy = self._dot(y, y)
@@ -293,7 +295,7 @@ class Sums:
         self._add_sums(energy, energy, energy, 0.0)
 
     def add(self, start: int, a: Array, b: Array) -> None:
-        """Add a chunk whose first element has the flat index ``start``."""
+        """Add a chunk that starts at the flat index ``start``."""
         count = a.size * self.parts
         if self.bits is not None:
             difference = self.difference[:count]
@@ -329,10 +331,17 @@ class Sums:
             self._add_reals(start, *self._magnitudes(d, y), wrong)
 
     def _add_reals(self, start: int, d: Floats, y: Floats, wrong: Array | None) -> None:
-        """Take |a-b| and |b|; both are scratch and may be overwritten."""
+        """Add a chunk of real or complex numbers.
+
+        Args:
+            d: ``|a-b|``; used as scratch memory.
+            y: ``|b|``; used as scratch memory.
+            wrong: mask of unmatched NaN and infinities, or None.
+        """
         rtol, atol = self.tolerance.rtol, self.tolerance.atol
         largest, relative = self._add_errors(d, y)
-        # Rounding is monotonic, so a quotient below rtol means an element within rtol*|b|, and all may be skipped.
+        # Rounding is monotonic: a quotient below rtol implies an error within rtol*|b|, so the exact check can be
+        # skipped.
         if wrong is None and (largest <= atol or relative < rtol):
             return
         limit = np.multiply(y, rtol, out=y)
@@ -350,7 +359,7 @@ class Sums:
         self._add_mismatches(start, out, excess)
 
     def _add_integers(self, start: int, a: Array, b: Array, d: Floats, y: Floats) -> None:
-        """64-bit integers: float64 rounds them, so |a-b| is taken and judged in uint64."""
+        """Add a chunk of 64-bit integers. Float64 would round them, so |a-b| is computed and judged in uint64."""
         wide = np.result_type(a, b)
         a, b = a.astype(wide, copy=False), b.astype(wide, copy=False)
         # The true difference fits in uint64, and unsigned subtraction wraps to it.
@@ -365,12 +374,16 @@ class Sums:
         self._add_mismatches(start, out, np.where(out, distance - whole, np.uint64(0)))
 
     def _add_errors(self, d: Floats, y: Floats) -> tuple[float, float]:
-        """Add |a-b| beside |b|; returns the largest |a-b| and the largest quotient, inf where only b is 0."""
+        """Add the errors |a-b|, given |b|.
+
+        Returns:
+            The largest |a-b| and the largest |a-b|/|b|; the quotient is inf if b is 0 and a is not.
+        """
         largest = float(np.maximum.reduce(d))
         self.max_abs = max(self.max_abs, largest)
         self.sum_abs += np.add.reduce(d)
         quotient = np.divide(d, y, out=self.x[: d.size])
-        relative = above = float(np.fmax.reduce(quotient, initial=0.0))  # fmax leaves out 0/0
+        relative = above = float(np.fmax.reduce(quotient, initial=0.0))  # fmax ignores 0/0
         if relative == math.inf:
             self.beside_zero = True
             quotient[y == 0] = 0.0
@@ -392,10 +405,10 @@ class Sums:
                 self.worst_excess, self.worst = over, start + at
 
     def _sums(self, x: Floats, y: Floats, d: Floats) -> tuple[Any, Any, Any, Any]:
-        """The sums of x*x, x*y, y*y and d*d, where d is x-y."""
+        """Return the sums of x*x, x*y, y*y and d*d, where d is x-y."""
         yd, yy, dd = self._dot(y, d), self._dot(y, y), self._dot(d, d)
-        xx, xy = yy + 2 * yd + dd, yy + yd  # spares one product
-        if not xx > 1e-3 * (yy + dd):  # most of it cancelled out, or something is not finite
+        xx, xy = yy + 2 * yd + dd, yy + yd  # saves a product
+        if not xx > 1e-3 * (yy + dd):  # cancellation, or a non-finite value
             xx, xy = self._dot(x, x), self._dot(x, y)
         return xx, xy, yy, dd
 
@@ -406,7 +419,7 @@ class Sums:
         return dot(x, y, wide=self.wide)
 
     def _reals(self, chunk: Array) -> Array:
-        """The chunk as real numbers: parts beside each other where the comparison is complex."""
+        """Return the chunk as real numbers. A complex comparison has interleaved real and imaginary parts."""
         if self.parts == 1:
             return chunk
         pairs = chunk if chunk.dtype.kind == "c" else chunk.astype(np.complex128)
@@ -416,26 +429,27 @@ class Sums:
         return np.asarray(np.isfinite(values).reshape(-1, self.parts).all(axis=1))
 
     def _disagreeing(self, x: Floats, y: Floats, ok: Array) -> Array:
-        """Where the two are not both finite and not the same NaN or infinity; counts them and the finite ones."""
+        """Return a mask of elements with an unmatched NaN or infinity, and count them in ``nonfinite``."""
         same: Array = np.equal(x, y) | (np.isnan(x) & np.isnan(y))
         wrong: Array = np.asarray(~(ok | same.reshape(-1, self.parts).all(axis=1)))
         self.nonfinite += int(np.count_nonzero(wrong))
         return wrong
 
     def _drop(self, where: Array, *values: Floats) -> None:
-        """Put 0 where an element does not take part in the statistics."""
+        """Set elements to 0 that are excluded from the statistics."""
         self.infinite += int(np.count_nonzero(where))
         for reals in values:
             reals.reshape(-1, self.parts)[where] = 0.0
 
     def _may_have_masks(self, y: Floats, energy: Any) -> bool:
-        # The sum is known and settles it for every dtype but float16, where ordinary values may add up to as much.
+        # The energy is already known and decides for every dtype except float16, which reaches the limit with ordinary
+        # values.
         if not energy >= self.mask_energy:
             return False
         return bool(max(np.maximum.reduce(y), -np.minimum.reduce(y)) >= self.mask_limits[1])
 
     def _without_masks(self, x: Floats, y: Floats, *values: Floats) -> list[Floats]:
-        """Copies of some values with 0 where x and y are both masks of one sign; counts those."""
+        """Return copies of the values with 0 at masks, and count the masks. A mask needs the same sign in x and y."""
         low_x, low_y = self.mask_limits
         both = (np.abs(x) >= low_x) & (np.abs(y) >= low_y) & (np.signbit(x) == np.signbit(y))
         masks = both.reshape(-1, self.parts).any(axis=1)
@@ -448,10 +462,10 @@ class Sums:
         return np.abs(d, out=d), np.abs(y, out=y)
 
     def stats(self, size: int) -> Stats:
-        """Return the statistics of everything added; nothing added means that the tensors are equal bit by bit."""
+        """Return the statistics for all added chunks. If none was added, the tensors are bit-equal."""
         self.finite = size - self.infinite
         self.visible = self.finite - self.masked
-        # Nothing left to measure is no agreement if something differs.
+        # A statistic without elements does not mean agreement if there are mismatches.
         known = [one for one in STATISTICS if not self.mismatches or (self.finite if one.masks else self.visible)]
         values: dict[str, Any] = {one.key: one.value(self) for one in known}
         return Stats(
@@ -468,15 +482,16 @@ class Sums:
 
 
 class LargestUlp:
-    """The largest distance seen so far.
+    """Running maximum of the distance in representable values (ULP).
 
-    The bits of a float are sign and magnitude, and magnitudes count representable values. Of one sign the distance is
-    the difference of the magnitudes, of two signs it is their sum; either fits in the unsigned dtype of that width,
-    where a signed subtraction would overflow. +0 and -0 are 0 apart. An 8-bit float goes through a table of its values.
+    The bits of a float are sign and magnitude, and magnitudes count representable values. For equal signs the
+    distance is the difference of the magnitudes; for different signs it is their sum. Both fit in the unsigned
+    dtype of the same width, where a signed subtraction would overflow. +0 and -0 have distance 0. An 8-bit
+    float uses a table of its values.
 
     Args:
-        dtype: the float dtype (the part's, where the tensor is complex).
-        capacity: how many floats come in one call at most.
+        dtype: the float dtype; for a complex tensor, the dtype of its parts.
+        capacity: most floats per call.
     """
 
     def __init__(self, dtype: np.dtype[Any], capacity: int) -> None:
@@ -485,11 +500,12 @@ class LargestUlp:
         self._scratch = np.empty(capacity, f"u{dtype.itemsize}")
 
     def add(self, a: Array, b: Array, difference: Array, highest: int) -> None:
-        """Look at a chunk of finite floats.
+        """Add a chunk of finite floats.
 
         Args:
-            a, b: their bits, unsigned.
+            a, b: the bits of the floats, unsigned.
             difference: ``a ^ b``; used as scratch memory.
+            highest: the largest element of ``difference``.
         """
         if self._ranks is not None:
             self._raise(np.abs(self._ranks[a] - self._ranks[b]))
@@ -501,12 +517,12 @@ class LargestUlp:
         opposite = difference.view(signed)
         crossing = highest >= top
         if crossing:
-            np.right_shift(opposite, last, out=opposite)  # all ones where the signs differ, else all zeros
-            np.add(a, b, out=scratch)  # the magnitudes' sum, and the one sign bit
+            np.right_shift(opposite, last, out=opposite)  # all ones if the signs differ, all zeros otherwise
+            np.add(a, b, out=scratch)  # sum of the magnitudes, plus a single sign bit
             scratch ^= a.dtype.type(top)
             scratch &= difference
             self._raise(scratch)
-            if self.largest >= top:  # no two of one sign are as far apart
+            if self.largest >= top:  # values of the same sign cannot be further apart
                 return
         np.subtract(a, b, out=scratch)
         np.abs(scratch.view(signed), out=scratch.view(signed))
@@ -520,7 +536,7 @@ class LargestUlp:
 
 @lru_cache
 def ranks(dtype: str) -> npt.NDArray[np.int16]:
-    """For each byte of an 8-bit (or 4-bit) float: the place of its value among all finite ones."""
+    """Return the rank of each byte of an 8-bit or 4-bit float among all finite values."""
     values = np.arange(256, dtype=np.uint8).view(dtype_of(dtype)).astype(np.float64)
     finite = np.unique(values[np.isfinite(values)])
     return np.searchsorted(finite, values).astype(np.int16)

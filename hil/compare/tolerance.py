@@ -1,4 +1,4 @@
-"""How far apart two values may be: the default tolerances, and which tolerances cannot judge an output."""
+"""Compute default tolerances, and detect tolerances that cannot judge an output."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hil.core.results import Tolerance
 from hil.core.tensors import dtype_name, dtype_of, float_limits, int_limits
 from hil.errors import UsageError, VacuousTolerance
 
-# float64 to bfloat16 and the complex ones: the defaults of torch.testing.assert_close (which takes a pair of dtypes as
-# the looser of the two; so do we). They are meant for values around 1: see `fitted`, which scales atol. It has
-# none for narrower floats. There one representable step is allowed, for two correct computations may round to
-# neighbours: rtol is the dtype's eps and atol its smallest subnormal, as ml_dtypes.finfo has them (float4: the least
-# rtol that does it, since its atol already is a step below 2).
-# float8_e8m0fnu holds powers of two and no zero; a step would double a value, so it is exact.
+# For float64 to bfloat16 and complex dtypes: the defaults of torch.testing.assert_close, which also uses the looser
+# default for two dtypes. They assume values around 1; `fitted` scales atol. For narrower floats torch has no
+# defaults. hil allows one representable step, because two correct computations may round to neighbours. For these, rtol
+# is the dtype's eps and atol its smallest subnormal, as in ml_dtypes.finfo. float4 uses the smallest sufficient rtol,
+# since its atol already is a step below 2. float8_e8m0fnu contains powers of two and no zero. A step would double a
+# value, so it is exact.
 DEFAULT_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
     {
         "float64": Tolerance(rtol=1e-7, atol=1e-7),
@@ -40,26 +40,26 @@ DEFAULT_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
         "float4_e2m1fn": Tolerance(rtol=0.375, atol=2.0**-1),
     }
 )
-# A default tolerance must leave four steps of itself between an output's values, and from 0 to the largest of them.
+# A default tolerance must fit four times into the spread of an output's values, and into its largest value.
 _STEPS = 4.0
-# Values this near to each other (in units of eps) are one constant, rounded several ways.
+# Values within this distance (in units of eps) count as one constant with different rounding.
 _CONSTANT_EPS = 4.0
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a tensor's values are; infinities, NaN and saturated values (masks) are left out."""
+    """Scale for a tensor's values, excluding infinities, NaN and saturated values (masks)."""
 
-    rms: float = 0.0  # root of the mean square of those that are not 0; 0 where there is none
+    rms: float = 0.0  # root mean square of the nonzero values; 0 without any
     largest: float = 0.0
-    spread: float = 0.0  # the largest value less the smallest; of complex values, the larger of both parts' spreads
-    least_extreme: float = 0.0  # the smaller of the magnitudes of the largest and the smallest value
-    # of the dtype; 0 for integers, and for floats of 8 bits or less, of which a step is no rounding noise.
+    spread: float = 0.0  # largest minus smallest value; for complex values, the larger spread of the two parts
+    least_extreme: float = 0.0  # smaller magnitude of the largest and the smallest value
+    # eps of the dtype. 0 for integers, and for floats of up to 8 bits, which have steps larger than rounding noise.
     eps: float = 0.0
 
 
 def scale_of(reference: Tensor) -> Scale:
-    """Measure a tensor's scale, in one pass by chunks. Strings have none."""
+    """Measure a tensor's scale in one chunked pass. The scale of strings is empty."""
     name = dtype_name(reference.dtype)
     if name == "string":
         return Scale()
@@ -70,15 +70,15 @@ def scale_of(reference: Tensor) -> Scale:
     parts = 2 if reference.dtype.kind == "c" else 1
     low, high, largest = [math.inf] * parts, [-math.inf] * parts, 0.0
     scratch = np.empty(min(CHUNK, reference.size))
-    with np.errstate(all="ignore"):  # a signalling NaN warns when it is cast
+    with np.errstate(all="ignore"):  # casting a signalling NaN warns
         for start in range(0, reference.size, CHUNK):
             chunk = read(start, start + CHUNK)
             if parts == 1:
                 plain = scratch[: chunk.size]
                 plain[...] = chunk
-                own = chunk if chunk.dtype == np.float32 else plain  # NumPy is fastest with these
+                own = chunk if chunk.dtype == np.float32 else plain  # NumPy is fastest with float32 and float64
                 bottom, top = float(np.minimum.reduce(own)), float(np.maximum.reduce(own))
-                if -limit < bottom and top < limit:  # NaN is neither
+                if -limit < bottom and top < limit:  # false for NaN
                     low[0], high[0], largest = min(low[0], bottom), max(high[0], top), max(largest, -bottom, top)
                     squares += dot(plain, plain, wide=wide)
                     count += int(np.count_nonzero(own != 0)) if bottom <= 0 <= top else own.size
@@ -96,22 +96,22 @@ def scale_of(reference: Tensor) -> Scale:
             count += int(np.count_nonzero(magnitudes))
     spread = max(top - bottom for bottom, top in zip(low, high, strict=True))
     extreme = min(abs(low[0]), abs(high[0])) if parts == 1 else largest
-    if not math.isfinite(spread) and not count:  # nothing was left
+    if not math.isfinite(spread) and not count:  # all values are excluded
         spread = extreme = 0.0
     return Scale(float(np.sqrt(squares / max(count, 1))), largest, spread, extreme, _eps(name))
 
 
 def check_tolerance(rtol: float | None, atol: float | None) -> None:
-    """Refuse a tolerance that no data is needed to see through; None is always fine.
+    """Reject tolerances that are invalid for any data. None is always valid.
 
     Raises:
-        UsageError: a value is negative, NaN or infinite, or rtol is 1 or more (zeros would agree with everything).
+        UsageError: a value is negative, NaN or infinite, or rtol is 1 or more (zeros would always agree).
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise UsageError(
                 f"{name} is {value:g}: a tolerance is a number of 0 or more",
-                hint=f"give {name} as the largest {'relative' if name == 'rtol' else 'absolute'} difference to accept",
+                hint=f"set {name} to the largest {'relative' if name == 'rtol' else 'absolute'} difference to accept",
             )
     if rtol is not None and rtol >= 1:
         raise UsageError(
@@ -121,14 +121,14 @@ def check_tolerance(rtol: float | None, atol: float | None) -> None:
 
 
 def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Tolerance | None:
-    """The tolerance for an output of this dtype whose values are around 1; None is exact.
+    """Return the tolerance for a dtype and values around 1; None requires exact equality.
 
-    What is not given comes from :data:`DEFAULT_TOLERANCES` for floats and is 0 for integers and bools. Strings are
-    always exact. :func:`fitted` fits a default to the values.
+    Missing values default to :data:`DEFAULT_TOLERANCES` for floats, and to 0 for integers and bools. Strings
+    are always exact. :func:`fitted` adapts a default to the values.
 
     Raises:
-        UsageError: :func:`check_tolerance` refuses it, atol is at least the largest difference that the dtype can
-            express, or hil does not know the dtype.
+        UsageError: :func:`check_tolerance` rejects the values, or the dtype is unknown. Also if atol is at least
+            the largest difference that the dtype can represent.
     """
     check_tolerance(rtol, atol)
     span = _span(dtype)
@@ -146,14 +146,14 @@ def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Toleran
 def fitted(
     dtypes: tuple[str, str], reference: Tensor, rtol: float | None, atol: float | None
 ) -> tuple[Tolerance | None, Scale]:
-    """The tolerance for tensors of two dtypes, a default fitted to the reference, and the reference's scale.
+    """Return the tolerance for two dtypes, with defaults fitted to the reference, and the reference's scale.
 
-    A default atol is the dtype's times the reference's root mean square, where that is below 1: rounding errors are as
-    small as the numbers that were added (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). It is at least
-    one step of the dtype. What noise adds is in :mod:`hil.compare.allowance`.
+    A default atol is the dtype's atol times the reference's root mean square, if that is below 1. Rounding
+    errors scale with the numbers added (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). atol is
+    at least one step of the dtype. See :mod:`hil.compare.allowance` for the effect of noise.
 
     Args:
-        dtypes: of both tensors: the looser default counts.
+        dtypes: dtypes of both tensors; the looser default is used.
 
     Raises:
         UsageError: as :func:`tolerance_for`.
@@ -164,45 +164,46 @@ def fitted(
     scale = scale_of(reference)
     if atol is not None or not tolerance.atol:
         return tolerance, scale
-    # A reference of zeros has no scale to follow.
+    # A reference of zeros has no scale.
     factor = min(scale.rms, 1.0) if scale.largest else 1.0
     return Tolerance(tolerance.rtol, max(tolerance.atol * factor, *map(_smallest, dtypes))), scale
 
 
 def narrowed(scale: Scale) -> Tolerance:
-    """The tolerance, beside a reference's noise, for values that hardly differ from one another."""
+    """Return the tolerance, in addition to the reference's noise, for nearly constant values."""
     return Tolerance(0.0, _CONSTANT_EPS * scale.eps * scale.largest)
 
 
 def blindness(tolerance: Tolerance, scale: Scale, *, noise: float | None = None, given: bool) -> str:
-    """Why a tolerance cannot tell a right answer from a wrong one; "" where it can.
+    """Return why a tolerance cannot distinguish right and wrong outputs; "" if it can.
 
-    Wrong answers that every tolerance must tell are zeros (and so the answer doubled, or with every sign flipped) and,
-    where the values are not all one constant, their permutations. A given tolerance is only held to these; a default
-    one must be four times finer.
+    Every tolerance must reject zeros, and thus a doubled or negated output. Unless the
+    values are constant, it must also reject their permutations. A default tolerance must be four times finer
+    than these limits.
 
     Args:
-        scale: the reference's. One of zeros is no reason: any larger value fails.
-        noise: what the reference's own allows, where it was measured: values that differ by less are one constant.
+        scale: the reference's scale. A reference of zeros is never blind, because any larger value fails.
+        noise: noise allowance of the reference, if measured. Values that differ by less count as constant.
+        given: True if the user gave the tolerance.
     """
     steps = 1.0 if given else _STEPS
     rtol, atol, largest, spread = tolerance.rtol, tolerance.atol, scale.largest, scale.spread
     if not largest:
         return ""
-    measured = f" (its own noise is {noise:.2g})" if noise is not None else ""
+    measured = f" (noise {noise:.2g})" if noise is not None else ""
     what = f"atol is {atol:.3g}, but the largest value is {largest:.3g}{measured}"
     if (2 - rtol) * largest <= atol:
-        return f"{what}: it would agree with every sign flipped"
+        return f"{what}: flipped signs would agree"
     if (1 - rtol) * largest <= atol:
         return f"{what}: zeros would agree"
     if largest <= steps * atol:
-        return f"{what}: a right answer and a wrong one look alike"
+        return f"{what}: right and wrong answers cannot be distinguished"
     constant = _CONSTANT_EPS * scale.eps * largest
     if noise is not None:
         constant = max(constant, noise)
     if constant < spread <= steps * (atol + rtol * scale.least_extreme):
         return (
-            f"its values differ by {spread:.3g} at most, which is within the tolerance (rtol {rtol:.3g}, "
+            f"values differ by at most {spread:.3g}, which is within the tolerance (rtol {rtol:.3g}, "
             f"atol {atol:.3g}){measured}: they would agree in any order"
         )
     return ""
@@ -211,13 +212,13 @@ def blindness(tolerance: Tolerance, scale: Scale, *, noise: float | None = None,
 def refuse_vacuous(
     name: str, tolerance: Tolerance | None, scale: Scale, *, rtol: float | None, atol: float | None
 ) -> None:
-    """Refuse a user's tolerance within which wrong answers would agree with a reference: see :func:`blindness`.
+    """Reject a user's tolerance that would accept wrong outputs: see :func:`blindness`.
 
     Args:
-        rtol, atol: what of it the user gave; a default is never refused.
+        rtol, atol: the values that the user gave. A default is never rejected.
 
     Raises:
-        VacuousTolerance: the tolerance is that wide.
+        VacuousTolerance: the tolerance accepts wrong outputs.
     """
     if tolerance is None or (rtol is None and atol is None):
         return
@@ -225,19 +226,19 @@ def refuse_vacuous(
     if why := blindness(own, scale, given=True):
         raise VacuousTolerance(
             f"output {name}: {why}",
-            hint=f"give a smaller tolerance, or pass it unjudged with --allow-blind={name}",
+            hint=f"set a smaller tolerance, or allow it with --allow-blind={name}",
         )
 
 
 def looser(one: Tolerance | None, other: Tolerance | None) -> Tolerance | None:
-    """The tolerance for a pair of dtypes, from that of each; None is exact."""
+    """Return the looser of two tolerances; None is exact."""
     if one is None or other is None:
         return one or other
     return Tolerance(max(one.rtol, other.rtol), max(one.atol, other.atol))
 
 
 def _span(dtype: str) -> float:
-    """The largest difference of two finite values of a dtype."""
+    """Return the largest difference between two finite values of a dtype."""
     if dtype == "string":
         return math.inf
     if dtype == "bool":
@@ -257,7 +258,7 @@ def _eps(dtype: str) -> float:
 
 
 def _smallest(dtype: str) -> float:
-    """The smallest step between two values of a dtype; 0 for those that are compared as integers."""
+    """Return the smallest step of a dtype; 0 for dtypes that are compared as integers."""
     if dtype in EXACT_DTYPES:
         return 0.0
     return float(float_limits(dtype_of(dtype)).smallest_subnormal)

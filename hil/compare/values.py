@@ -1,4 +1,4 @@
-"""How the values of two tensors are read side by side: in chunks, and as what kind of number."""
+"""Read the values of two tensors in chunks, and choose the kind of number to compare them as."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy.typing as npt
 from hil.core.file_tensor import FileTensor, Tensor
 from hil.core.tensors import DTYPES, Array, dtype_name, dtype_of, float_limits
 
-# Elements. The scratch memory of so many stays in a core's second-level cache.
+# Elements per chunk. Scratch memory of this size fits in a core's second-level cache.
 CHUNK = 1 << 15
 _INTEGERS_64 = ("int64", "uint64")
 _COMPLEX = ("complex64", "complex128")
 EXACT_DTYPES = frozenset(name for name in DTYPES if name.startswith(("bool", "int", "uint", "string")))
 
-# OpenBLAS spreads a dot product of more than 10,000 elements over threads, which costs more than twice what it saves.
+# OpenBLAS spreads dot products of more than 10,000 elements over threads, which costs over twice as much as it saves.
 _BLOCK = 1 << 13
-# A sum of squares outside of these may have overflowed or lost its small terms.
+# A sum of squares outside these limits may have overflowed or lost small terms.
 _SAFE_LOW, _SAFE_HIGH = 1e-250, 1e300
 
 Floats = npt.NDArray[np.float64]
@@ -28,8 +28,9 @@ Reader = Callable[[int, int], Array]
 
 
 def common_kind(dtype: str, reference: str) -> str:
-    """How tensors of these dtypes are compared: ``real``, ``complex``, ``integer`` (64 bits), ``string`` or "" (not at
-    all, because no dtype holds the values of both).
+    """Return how to compare tensors with two dtypes: ``real``, ``complex``, ``integer`` (64 bits) or ``string``.
+
+    Return "" if no dtype can represent the values of both.
     """
     both = {dtype, reference}
     if "string" in both:
@@ -41,12 +42,15 @@ def common_kind(dtype: str, reference: str) -> str:
 
 
 def as_array(values: Tensor) -> Tensor:
-    """What is given as an array; what lies in a file stays there."""
+    """Return the values as an array. A :class:`FileTensor` stays in its file."""
     return values if isinstance(values, FileTensor) else np.asarray(values)
 
 
 def reader(array: Tensor) -> Reader:
-    """Reads elements start to stop (C order) as a flat array in the machine's byte order; copies at most those."""
+    """Return a function that reads elements start to stop (C order) as a flat array in native byte order.
+
+    It copies only these elements.
+    """
     plain = as_array(array)
     native = plain.dtype.newbyteorder("=")
     if isinstance(plain, FileTensor):
@@ -56,22 +60,23 @@ def reader(array: Tensor) -> Reader:
 
 
 def dot(x: Floats, y: Floats, *, wide: bool) -> Any:
-    """The sum of x*y, in float64; in C's long double where that was too narrow and the values are float64's own."""
+    """Return the sum of x*y in float64, or in C's long double if float64 was insufficient and ``wide`` is set."""
     whole = x.size - x.size % _BLOCK
     total = np.dot(x[whole:], y[whole:])
     if whole:
         total += np.add.reduce(np.vecdot(x[:whole].reshape(-1, _BLOCK), y[:whole].reshape(-1, _BLOCK)))
     if wide and not _SAFE_LOW < abs(total) < _SAFE_HIGH and x.any() and y.any():
-        # Squares of float64 overflow from 1e154 and vanish below 1e-162; where C's long double is wider, it helps.
+        # Squares of float64 overflow from 1e154 and vanish below 1e-162. Long double helps where it is wider than
+        # float64.
         return np.dot(x.astype(np.longdouble), y.astype(np.longdouble))
     return total
 
 
 def mask_limit(dtype: np.dtype[Any]) -> float:
-    """The magnitude from which on a value is taken for a mask or for saturated: half of the dtype's largest.
+    """Return the magnitude from which a value counts as masked or saturated: half of the dtype's largest.
 
-    It is infinite for integers, which saturate in the normal course, and for floats of 8 bits and less, whose largest
-    values are ordinary ones.
+    It is infinite for integers, which saturate normally, and for floats of up to 8 bits, which use their
+    largest values normally.
     """
     if dtype_name(dtype) in EXACT_DTYPES or part_of(dtype).itemsize == 1:
         return math.inf
@@ -79,14 +84,14 @@ def mask_limit(dtype: np.dtype[Any]) -> float:
 
 
 def part_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the real and the imaginary part of a complex dtype; any other dtype itself, in native byte order."""
+    """Return the dtype of a complex dtype's parts, or the dtype itself, in native byte order."""
     return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype.newbyteorder("=")
 
 
 def largest(array: Array) -> float:
-    """The largest finite magnitude; 0 where there is none, and of texts."""
+    """Return the largest finite magnitude; 0 for strings and if no value is finite."""
     if array.dtype.kind == "O":
         return 0.0
-    with np.errstate(invalid="ignore"):  # a signalling NaN warns when it is cast
+    with np.errstate(invalid="ignore"):  # casting a signalling NaN warns
         magnitudes = np.abs(array.astype(np.float64))
     return float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0))

@@ -1,10 +1,12 @@
-"""Compare what a board computed with what a reference computed: the pipeline's stage *compare*.
+"""Compare board outputs with reference outputs: the pipeline stage *compare*.
 
-Pure: results in, verdicts out, nothing read and nothing run, so a verdict can be computed again later without a board.
-Shape and dtype must match. Integers, bools and strings are equal or they differ, unless a tolerance is given for
-numbers. Floats agree where ``|a-b| <= atol + rtol*|b|`` (b is the reference). NaN agrees with NaN only, an infinity
-with the same infinity only, and zeros everywhere never agree with a reference that has other values. An output that
-agrees within a tolerance that wrong answers would meet as well is BLIND: see :func:`hil.compare.tolerance.blindness`.
+The comparison is pure: it maps results to verdicts without I/O, so verdicts can be recomputed without a
+board.
+
+Shape and dtype must match. Integers, bools and strings must be equal; numbers may have a tolerance. Floats
+agree if ``|a-b| <= atol + rtol*|b|`` (b is the reference). NaN agrees only with NaN, an infinity only with
+the same infinity. An output of zeros never agrees with a reference that has other values. An output is
+BLIND if it agrees but a wrong output also would: see :func:`hil.compare.tolerance.blindness`.
 """
 
 from __future__ import annotations
@@ -37,19 +39,19 @@ _NOTHING = "0 elements compared: every output is empty"
 
 @dataclass(frozen=True)
 class Verdict:
-    """A result beside one reference. True when every output agrees, and wrong ones would not."""
+    """Verdict of comparing a result with one reference. True if every output passes."""
 
-    outcome: Outcome  # PASS, FAIL, or BLIND where an output agrees that cannot be judged and none differs
+    outcome: Outcome  # PASS, FAIL, or BLIND if no output differs but some cannot be judged
     against: str
     outputs: tuple[OutputComparison, ...]
-    # why it failed, in a line; when it passed "", or that there was nothing to compare, or what was not judged because
-    # the user allowed it.
+    # one-line cause of a failure. After a pass: "", "nothing to compare", or the unjudged outputs that the user
+    # allowed.
     reason: str = ""
-    relation: Relation = Relation.INDEPENDENT  # of the reference to the program
+    relation: Relation = Relation.INDEPENDENT  # relation of the reference to the program
 
     @property
     def named(self) -> str:
-        """The reference with its relation, for people."""
+        """Reference name and relation, for messages."""
         return self.relation.named(self.against)
 
     def __bool__(self) -> bool:
@@ -71,48 +73,48 @@ def compare_output(
 ) -> OutputComparison:
     """Compare one output with its reference.
 
-    Statistics are over the elements that are finite in both tensors; a NaN or an infinity that the other does not have
-    in the same place is a mismatch and, as such, the worst one. Where only the dtypes differ the output fails, and the
-    statistics still tell whether the values agree (within the looser of the two default tolerances).
+    Statistics cover the elements that are finite in both tensors. A NaN or infinity that the other tensor
+    lacks at the same index is a mismatch, and counts as the worst. If only the dtypes differ the output fails,
+    but the statistics still show whether the values agree within the looser default tolerance.
 
     Args:
-        actual: what the board computed; any dtype that hil knows, any layout. What lies in a file is read in pieces.
-        rtol: share of the reference's value, instead of the dtype's default.
-        atol: absolute difference, instead of the default that follows the reference's scale and noise.
-        noise: the reference's own, where it was measured: see ``RunResult.noise``.
-        control: how far the arithmetic that the board declares moves the output; it takes the place of noise.
-        allow_blind: patterns of the names of outputs that may agree though wrong ones would agree as well.
-        allow_flush: patterns of the names of outputs that may have 0 where the reference has subnormal numbers.
-        accept: criteria; those that apply to the output judge it instead of the tolerance.
+        actual: the board's output, of any supported dtype and layout. A file tensor is read in chunks.
+        rtol: relative tolerance, instead of the dtype's default.
+        atol: absolute tolerance, instead of a default from the reference's scale and noise.
+        noise: the reference's noise, if measured: see ``RunResult.noise``.
+        control: deviation that the board's declared arithmetic explains; replaces noise.
+        allow_blind: name patterns of outputs that may pass although wrong outputs would agree.
+        allow_flush: name patterns of outputs that may have 0 at subnormal reference values.
+        accept: criteria; if any apply to the output, they replace the tolerance.
 
     Raises:
-        UsageError: the tolerance cannot fail (see :func:`tolerance_for`), or a dtype is none of hil's.
-        VacuousTolerance: it cannot with this reference (see :func:`refuse_vacuous`), and the output is not allowed to
-            be blind.
+        UsageError: the tolerance cannot fail (see :func:`tolerance_for`), or a dtype is unsupported.
+        VacuousTolerance: the tolerance cannot fail with this reference (see :func:`refuse_vacuous`), and the
+            output may not be blind.
         CriterionFailed: a user's function failed (see :func:`hil.compare.acceptance.judge_criteria`).
     """
     if accept:
-        # Importing these takes 5 ms, and most runs have no criteria.
+        # Imported late: these take 5 ms, and most runs have no criteria.
         from hil.compare.acceptance import judge_criteria
         from hil.compare.criteria import criteria_for
 
         if criteria := criteria_for(name, accept):
-            plain = compare_output(name, actual, reference, rtol=rtol, atol=atol, allow_blind=("*",))
+            plain = compare_output(
+                name, actual, reference, rtol=rtol, atol=atol, allow_blind=("*",), allow_flush=allow_flush
+            )
+            actual, reference, _ = _flush(name, actual, reference, allow_flush)
             may_be_blind = any(fnmatchcase(name, one) for one in allow_blind)
-            return judge_criteria(plain, as_array(actual), as_array(reference), criteria, allow_blind=may_be_blind)
+            return judge_criteria(plain, actual, reference, criteria, allow_blind=may_be_blind)
     if control is not None and rtol is None and atol is None:
         return _within_control(name, actual, reference, control, allow_blind, allow_flush)
     if noise is not None:
-        # Noise is allowed for where that is needed: an answer that is near enough without it needs no wider tolerance.
+        # Use noise only if needed: an output that passes without it needs no wider tolerance.
         plain = compare_output(
             name, actual, reference, rtol=rtol, atol=atol, allow_blind=allow_blind, allow_flush=allow_flush
         )
         if atol is not None or (plain.passed and not plain.blind):
             return plain
-    actual, reference = as_array(actual), as_array(reference)
-    flushed = None
-    if any(fnmatchcase(name, one) for one in allow_flush) and (flushed := count_flushed(actual, reference)):
-        reference = flush_reference(actual, reference)
+    actual, reference, flushed = _flush(name, actual, reference, allow_flush)
     dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
     tolerance, scale = fitted((dtype, reference_dtype), reference, rtol, atol)
     kind = common_kind(dtype, reference_dtype)
@@ -164,6 +166,20 @@ def compare_output(
     )
 
 
+def _flush(
+    name: str, actual: Tensor, reference: Tensor, allow_flush: Sequence[str]
+) -> tuple[Tensor, Tensor, int | None]:
+    """Return both tensors as arrays, with the reference flushed like the output if the patterns allow it.
+
+    The number is the count of flushed values; None if the output may not be flushed.
+    """
+    given, wanted = as_array(actual), as_array(reference)
+    if not any(fnmatchcase(name, one) for one in allow_flush):
+        return given, wanted, None
+    flushed = count_flushed(given, wanted)
+    return given, flush_reference(given, wanted) if flushed else wanted, flushed
+
+
 def _within_control(
     name: str,
     actual: Tensor,
@@ -172,9 +188,9 @@ def _within_control(
     allow_blind: Sequence[str],
     allow_flush: Sequence[str],
 ) -> OutputComparison:
-    """Compare an output of a board that computes in a declared arithmetic: see :mod:`hil.compare.control`.
+    """Compare an output from a board with a declared arithmetic: see :mod:`hil.compare.control`.
 
-    An answer that agrees within the default tolerance needs no wider bound.
+    An output that passes within the default tolerance needs no wider bound.
     """
     plain = compare_output(name, actual, reference, allow_blind=allow_blind, allow_flush=allow_flush)
     comparable = plain.elements is not None and plain.dtype == plain.reference_dtype
@@ -215,11 +231,12 @@ def compare(
     allow_flush: Sequence[str] = (),
     accept: Sequence[Rule] = (),
 ) -> Verdict:
-    """Compare every output of a run with a reference's.
+    """Compare every output of a run with a reference.
 
-    Outputs are paired by name where both have the same names, else by position (a compiled program may know no names)
-    under the reference's names. A different count of outputs fails, and so does a run with no output at all, for then
-    nothing was compared. Outputs without elements agree, but where all are, the verdict's reason says so.
+    Outputs are paired by name if both sides have the same names. Otherwise they are paired by position, under
+    the reference's names, because a compiled program may have no names. A different number of outputs fails.
+    A run without outputs fails, because nothing was compared. Empty outputs agree; if all are empty, the
+    verdict's reason reports it.
 
     Raises:
         UsageError, VacuousTolerance: as :func:`compare_output`.
@@ -234,7 +251,7 @@ def compare(
         reason = f"{count(len(mine), 'output')}, the reference has {len(theirs)}"
         return verdict(Outcome.FAIL, (), reason)
     if not mine:
-        return verdict(Outcome.FAIL, (), "there is no output to compare")
+        return verdict(Outcome.FAIL, (), "no outputs to compare")
     if mine.keys() == theirs.keys():
         pairs = [(name, array, theirs[name]) for name, array in mine.items()]
     else:
@@ -270,7 +287,7 @@ def compare(
 
 
 def _notes(reference: Tensor, allowed: Allowance | None, flushed: int | None, small: str) -> tuple[str, ...]:
-    """Return what limits a pass."""
+    """Return notes on the limits of a pass."""
     notes = (
         constant_note(reference),
         unsteady_text(allowed) if allowed else "",
@@ -281,15 +298,15 @@ def _notes(reference: Tensor, allowed: Allowance | None, flushed: int | None, sm
 
 
 def outcome_of(outputs: Iterable[OutputComparison]) -> Outcome:
-    """FAIL where an output differs, else BLIND where one cannot be judged, else PASS."""
+    """Return FAIL if any output differs, BLIND if any cannot be judged, or PASS."""
     found = {Outcome.BLIND if output.blind else Outcome.FAIL for output in outputs if not output.passed}
     return next((outcome for outcome in (Outcome.FAIL, Outcome.BLIND) if outcome in found), Outcome.PASS)
 
 
 def depends_on_noise(verdict: Verdict) -> bool:
-    """Whether a verdict may change when the noise of the reference is measured.
+    """Return True if measuring the reference's noise may change the verdict.
 
-    It may where an output was judged within a default tolerance and some values are out of it, or cannot be judged.
+    True if an output was judged within a default tolerance, and some values are out of it or cannot be judged.
     """
     return any(
         output.noise is None
@@ -305,22 +322,23 @@ def depends_on_noise(verdict: Verdict) -> bool:
 
 
 def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outcome, str]:
-    """The outcome of a case that was compared with one or several references, and the reason in a line.
+    """Return the outcome of a case with one or more references, and a one-line reason.
 
-    With one reference its verdict stands, with what it notes of a pass. With several that agree with one another the
-    board must agree with each. Where the references disagree, no board could agree with all: then one that agrees with
-    at least one of them passes, and the reason says so; one that agrees with none fails, and the reason names the
-    disagreement as well. One that cannot be judged (BLIND) settles nothing: it counts where no other reference does.
-
-    Relations weigh: a reference that the board agrees with outvotes others of its relation and of weaker ones, never a
-    stronger one. A self-check that agrees decides nothing: where no other reference does, that is REFERENCE_ERROR.
+    - With one reference, its verdict and notes count.
+    - With multiple references that agree with each other, the board must agree with each.
+    - If the references disagree, the board passes if it agrees with at least one, and the reason reports the
+      disagreement. If it agrees with none it fails, and the reason also names the disagreement.
+    - A BLIND verdict decides only if no other verdict does.
+    - A reference that the board agrees with outvotes references of the same or a weaker relation, never a
+      stronger relation.
+    - An agreeing self-check does not decide: if no other reference agrees, the outcome is REFERENCE_ERROR.
 
     Args:
-        verdicts: the board beside each reference, at least one.
-        between: each reference from the second on beside the first, in the same order.
+        verdicts: verdict against each reference, at least one.
+        between: verdict of each further reference against the first, in the same order.
 
     Raises:
-        ValueError: there is no verdict, or ``between`` is not one shorter.
+        ValueError: ``verdicts`` is empty, or ``between`` is not shorter by exactly one.
     """
     if not verdicts or len(between) != len(verdicts) - 1:
         raise ValueError(
@@ -336,7 +354,7 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     if not failed and blind and (decider is None or decider.relation is Relation.SELF_CHECK):
         return Outcome.BLIND, f"{blind[0].reason}; {dispute}" if dispute else blind[0].reason
     if not failed and decider is not None and decider.relation is Relation.SELF_CHECK:
-        reason = f"only {names} agrees, and it shares importer and compiler with the program"
+        reason = f"only {names} agrees, but shares importer and compiler with the program"
         return Outcome.REFERENCE_ERROR, f"{dispute}; {reason}" if dispute else reason
     if not failed:
         agreed = f"{dispute}; the board agrees with all of them within tolerance"
@@ -353,14 +371,15 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
 
 
 def deciding(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """Return the verdict that a pass rests on: of those that agree the first of the strongest relation, or None."""
+    """Return the agreeing verdict with the strongest relation (the first such), or None. A pass rests on it."""
     return min((one for one in verdicts if one), key=lambda one: one.relation.rank, default=None)
 
 
 def _outvotes(decider: Verdict, failed: Sequence[Verdict], *, in_dispute: bool) -> bool:
-    """Whether a reference that the board agrees with prevails over those that it differs from.
+    """Return True if an agreeing reference prevails over references that differ.
 
-    Over self-checks it always does; over others only where the references disagree, and none of them is stronger.
+    It always prevails over self-checks. It prevails over others only if the references disagree and none of
+    the others is stronger.
     """
     if decider.relation is Relation.SELF_CHECK:
         return False
@@ -369,7 +388,7 @@ def _outvotes(decider: Verdict, failed: Sequence[Verdict], *, in_dispute: bool) 
 
 
 def disagreement(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> str:
-    """Which references disagree on what, in a line; "" where none do. Arguments as for :func:`judge`."""
+    """Return a line that lists the references and outputs in dispute; "" if none. Arguments as in :func:`judge`."""
     disputes = [
         f"{verdicts[0].against} vs {other.against} on {_failing(verdict)}"
         for other, verdict in zip(verdicts[1:], between, strict=True)
@@ -379,22 +398,22 @@ def disagreement(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> str
 
 
 def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:
-    """Why an answer is too far from that of the plain model, of which only nearness can be asked; "" where it is not.
+    """Return why an output differs from the plain model by more than allowed; "" if it does not.
 
     Args:
-        min_sqnr_db: the least signal-to-quantisation-noise ratio of every output, in dB; None asks for nothing.
+        min_sqnr_db: minimum signal-to-quantisation-noise ratio of every output, in dB; None disables the check.
     """
     if min_sqnr_db is None:
         return ""
     for output in verdict.outputs:
-        # A NaN or infinity is in no SQNR.
+        # SQNR ignores NaN and infinities.
         if (output.sqnr_db is None or output.nonfinite) and not output.passed:
-            return f"beside the plain model ({verdict.against}): {output.reason}"
-        # Written so that NaN is too far as well.
+            return f"compared with the plain model ({verdict.against}): {output.reason}"
+        # Also true for NaN.
         if output.sqnr_db is not None and not output.sqnr_db >= min_sqnr_db:
             return (
-                f"output {output.name!r} has {output.sqnr_db:.1f} dB SQNR beside the plain model ({verdict.against}), "
-                f"under the {min_sqnr_db:g} dB asked for"
+                f"output {output.name!r} has {output.sqnr_db:.1f} dB SQNR against the plain model ({verdict.against}), "
+                f"minimum {min_sqnr_db:g} dB"
             )
     return verdict.reason if not verdict.outputs and not verdict else ""
 
