@@ -1,10 +1,10 @@
-"""Traces of a module's calls: a module compiled for one backend, and stored traces read and compared.
+"""Trace the calls of a module: compile it for a backend, and read and compare stored traces.
 
 >>> import hil.traces
 >>> with hil.traces.compile(MyModule, "iree_vmvx") as module:                      # doctest: +SKIP
 ...     module.predict(x)
 
-Tests that compare backends are written with :mod:`hil.testing`. Nothing is imported before it is used.
+To test backends against each other, use :mod:`hil.testing`. Names are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bundles: a program with its test cases in one ``.hilb`` file, which a board can check itself against.
+"""Bundles: a program and its test cases in a single ``.hilb`` file, which a board can use to test itself.
 
 >>> from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 >>> case = MethodTestCase(inputs=[x], expected_outputs=[y], rtol=1e-5)       # doctest: +SKIP
@@ -22,7 +22,7 @@ __all__ = ["Bundle", "Method", "MethodTestCase", "MethodTestSuite", "Program", "
 
 
 def __getattr__(name: str) -> Any:
-    # On first use only: an agent needs parts of this room, and no bundle before it is given one.
+    # Import on first use: an agent needs parts of this package, but no bundle until it receives one.
     if name not in __all__:
         raise AttributeError(f"module 'hil.bundles' has no attribute {name!r}")
     from hil.bundles import bundle

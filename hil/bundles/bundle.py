@@ -1,4 +1,4 @@
-"""A bundle: made of a program and test cases, written, opened, and its program taken out."""
+"""Create, write and open bundles, and extract their programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hil.bundles.layout import Head
 from hil.bundles.manifest import blob_table, from_document, program_files, to_document
 from hil.bundles.signature import sign
 from hil.core.digest import algorithm_of, digest_file
-from hil.core.files import replacing
+from hil.core.files import map_file, replacing
 from hil.core.results import Artifact
 from hil.errors import StorageError, UsageError, did_you_mean
 from hil.formats.executorch_file import Damaged, mapped, read_methods
@@ -25,13 +25,13 @@ from hil.formats.executorch_file import Damaged, mapped, read_methods
 
 @dataclass(frozen=True)
 class Bundle:
-    """A program, its methods and their test cases. Make one with :meth:`create`, read one with :meth:`open`."""
+    """A program with its methods and test cases. Create with :meth:`create`, read with :meth:`open`."""
 
     program: Program
-    methods: tuple[Method, ...]  # every entry point that the bundle knows, those without cases too
-    # how it was made, as JSON: model, target, versions of tools. For the record: nothing goes by it.
+    methods: tuple[Method, ...]  # every known entry point, including those without cases
+    # Creation record, as JSON: model, target, tool versions. Informational only.
     made: Mapping[str, Any]
-    head: Head  # header and manifest; of one that was opened they are the file's own
+    head: Head  # header and manifest, from the file if it was opened
     _blobs: Mapping[str, memoryview] = field(repr=False, default_factory=dict)
 
     @classmethod
@@ -43,18 +43,18 @@ class Bundle:
         signatures: Mapping[str, Signature] | None = None,
         made: Mapping[str, Any] | None = None,
     ) -> Bundle:
-        """Put a program and its test cases together, once every case is seen to fit.
+        """Combine a program and its test cases, after checking that every case matches its method.
 
         Args:
-            suites: cases by method; a method may have several suites, or none.
-            signatures: what each method of the program takes and gives; None is what the program says of all of its
-                methods, where it was extracted from a bundle or is ExecuTorch's, else of its function.
-            made: how it was made, as JSON; equal bundles have equal bytes, so nothing that changes by itself.
+            suites: cases by method; a method may have multiple suites or none.
+            signatures: signature of each method. By default, all methods if the program is from a bundle or for
+                ExecuTorch, otherwise the program's function.
+            made: creation record, as JSON. Equal bundles have equal bytes, so leave out times.
 
         Raises:
-            UsageError: there is no such method, a case does not fit it (count, name, dtype or shape of a tensor, a
-                dynamic dimension with two sizes), a tolerance cannot fail, there is no case at all, or only a board can
-                tell the signature.
+            UsageError: a method does not exist, the signature is known only to a board, no case is given, or a
+                tolerance cannot fail. Also if a case does not match its method: count, name, dtype or shape of a
+                tensor, or a dynamic dimension with two sizes.
         """
         known = dict(signatures) if signatures is not None else _own_signatures(program)
         by_method: dict[str, list[MethodTestCase]] = {name: [] for name in known}
@@ -63,11 +63,11 @@ class Bundle:
                 raise _no_method("program", suite.method_name, known)
             by_method[suite.method_name] += suite.test_cases
         if not any(by_method.values()):
-            raise UsageError("a bundle without any case verifies nothing", hint="give it at least one")
+            raise UsageError("a bundle without cases verifies nothing", hint="add a case")
         methods = tuple(
             Method(name, known[name], checked_cases(name, known[name], cases)) for name, cases in by_method.items()
         )
-        files = {name: _mapped(path) for name, path in sorted(program.files.items())}
+        files = {name: map_file(path) for name, path in sorted(program.files.items())}
         content = Program(program.runtime, program.main, files, program.compiler, tuple(program.flags))
         document, blobs = to_document(content, methods, made or {})
         text = layout.canonical_json(document)
@@ -79,31 +79,31 @@ class Bundle:
         size = head.data_offset + sum(layout.aligned(blob.nbytes) for blob in blobs.values())
         if size > layout.MAX_FILE_BYTES:
             raise UsageError(f"the bundle has {size} bytes, {layout.MAX_FILE_BYTES} are allowed", hint="fewer cases")
-        # Read as every reader will: what could not be opened again is refused now.
+        # Parse the result like a reader, so that unreadable bundles are rejected now.
         return cls._read(Head(size, text), blobs)
 
     @classmethod
     def open(cls, path: Path) -> Bundle:
-        """Open a bundle: memory-mapped, every part looked at before anything of it is believed.
+        """Open a bundle as a memory map, and validate all parts before use.
 
-        A signature is not checked: see :func:`hil.bundles.signature.verify`.
+        Signatures are not checked: see :func:`hil.bundles.signature.verify`.
 
         Raises:
-            UsageError: there is no such file, it is no bundle, damaged, or says what cannot be.
+            UsageError: the file is missing, not a bundle, damaged, or has invalid content.
         """
+        view = layout.map_file(Path(path))
         try:
-            view = layout.map_file(Path(path))
             head = layout.read_head(view)
             table = blob_table(head.document())
             blobs = layout.split(view, head, table)
             return cls._read(head, {digest: blob for (digest, _), blob in zip(table, blobs, strict=True)})
         except UsageError as error:
-            error.args = (f"{path}: {error.message}" if str(path) not in error.message else error.message,)
+            error.args = (f"{path}: {error.message}",)
             raise
 
     @classmethod
     def _read(cls, head: Head, blobs: Mapping[str, memoryview]) -> Bundle:
-        program, read, made = from_document(head.document(), blobs)
+        program, read, made = from_document(head.document(), layout.CaseBlobs(blobs, head.size))
         methods = (
             Method(suite.method_name, signature, checked_cases(suite.method_name, signature, suite.test_cases))
             for signature, suite in read
@@ -111,16 +111,16 @@ class Bundle:
         return cls(program, tuple(methods), MappingProxyType(made), head, MappingProxyType(dict(blobs)))
 
     def save(self, path: Path, *, key: Path | None = None) -> Head:
-        """Write the file, whole or not at all; the same bundle gives the same bytes.
+        """Write the file atomically. The same bundle always gives the same bytes.
 
         Args:
-            key: file of the private ed25519 key to sign it with; None leaves it as it is.
+            key: file with a private ed25519 key to sign with; None leaves the signature unchanged.
 
         Returns:
-            Header and manifest as they were written.
+            Header and manifest as written.
 
         Raises:
-            UsageError: the key cannot be used.
+            UsageError: the key is invalid.
             StorageError: the file cannot be written.
         """
         head = sign(self.head, key) if key else self.head
@@ -129,46 +129,46 @@ class Bundle:
                 for piece in layout.pieces(head, list(self._blobs.values())):
                     file.write(piece)
         except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror}", hint="name another file") from error
+            raise StorageError(f"{path} cannot be written: {error.strerror}", hint="use a different file") from error
         return head
 
     @property
     def digest(self) -> str:
-        """What tells this bundle from every other, signed or not."""
+        """Digest that identifies the bundle, independent of its signature."""
         return self.head.digest
 
     def method(self, name: str) -> Method:
-        """A method by name. Raises UsageError: there is none."""
+        """Return a method by name. Raises UsageError if missing."""
         for method in self.methods:
             if method.name == name:
                 return method
         raise _no_method("bundle", name, [method.name for method in self.methods])
 
     def extract(self, folder: Path) -> Artifact:
-        """Write the program's files into a folder that is there and empty.
+        """Write the program's files to an existing empty directory.
 
-        What is returned knows all methods; its function is the first.
+        The returned artifact has all methods; its function is the first.
 
         Raises:
-            StorageError: they cannot be written.
-            UsageError: what was written is not what was checked when the bundle was opened: its file was changed.
+            StorageError: the files cannot be written.
+            UsageError: the bundle's file changed after it was opened.
         """
         program = self.program_at(folder)
         try:
             for name, path in program.files.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # Never over what is there: two names may be one on this file system.
+                # Never overwrite: two names may be the same file on this file system.
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(self.program.files[name])
                 if digest_file(path, algorithm_of(program.digests[name])) != program.digests[name]:
-                    raise UsageError("the bundle was changed while it was read", hint="try it again")
+                    raise UsageError("the bundle changed while hil read it", hint="retry the command")
         except OSError as error:
             raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
         return program
 
     def program_at(self, folder: Path) -> Artifact:
-        """The program with its files in a folder that :meth:`extract` wrote."""
+        """Return the program with file paths in a directory that :meth:`extract` wrote."""
         digests, *_ = program_files(self.head.document())
         first = self.methods[0]
         return Artifact(
@@ -198,27 +198,19 @@ def _own_signatures(program: Artifact) -> dict[str, Signature]:
         if found:
             return found
         raise UsageError(
-            f"only a board can tell what {program.main} takes and gives",
-            hint="name one, with --board; or give the signatures",
+            f"only a board can determine the signatures of {program.main}",
+            hint="select a board with --board, or pass the signatures",
         )
-    # The names of its tensors are the model's; the file has none.
+    # The file has no tensor names; these are from the model.
     return found | {program.function or "main": Signature(tuple(program.inputs), tuple(program.outputs))}
 
 
 def _of_executorch(main: Path) -> dict[str, Signature]:
-    """The methods of a .pte that take and give tensors; none of a file that cannot be read."""
+    """Return the methods of a .pte with only tensor inputs and outputs; empty if the file cannot be read."""
     found = {}
     with contextlib.suppress(Damaged, OSError):
         for name, method in read_methods(mapped(main)).items():
-            with contextlib.suppress(Damaged):  # it takes or gives what is no tensor
+            with contextlib.suppress(Damaged):  # an input or output is not a tensor
                 inputs, outputs = method.input_specs(), method.output_specs()
                 found[name] = Signature(tuple(spec for _, spec in inputs), tuple(spec for _, spec in outputs))
     return found
-
-
-def _mapped(path: Path) -> memoryview:
-    if path.stat().st_size == 0:
-        return memoryview(b"")
-    with contextlib.suppress(UsageError):
-        return layout.map_file(path)
-    raise UsageError(f"the program's file {path} cannot be read")

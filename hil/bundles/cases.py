@@ -1,4 +1,4 @@
-"""What a bundle is made of: a program, its methods and their test cases."""
+"""Content of a bundle: a program, its methods and their test cases."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Values: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
 @dataclass(frozen=True)
 class Signature:
-    """What a method takes and gives, in order; a dimension is a size, a symbol that is the same wherever it stands, or
-    None."""
+    """Inputs and outputs of a method, in order. A dimension is a size, a symbol, or None.
+
+    Equal symbols must have equal sizes.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -25,28 +27,28 @@ class Signature:
 
 @dataclass(frozen=True)
 class MethodTestCase:
-    """One execution of a method: what goes in and what must come out."""
+    """Test case for a method: inputs and expected outputs."""
 
-    # every input, by name or in order: arrays, or Python numbers where the method takes a scalar. Nothing is ever
-    # converted: dtype and shape must be the method's.
+    # All inputs, by name or in order: arrays, or Python numbers for scalars. Values are never converted: dtype and
+    # shape must match the method's.
     inputs: Values
-    expected_outputs: Values  # every output, likewise
-    # rtol, atol: ``|a-b| <= atol + rtol*|b|``; None is the dtype's default.
+    expected_outputs: Values  # all outputs, in the same form
+    # rtol, atol: ``|a-b| <= atol + rtol*|b|``; None means the dtype's default.
     rtol: float | None = None
     atol: float | None = None
-    name: str = ""  # what reports call it; "" is its number
-    source: str = ""  # who says what is expected, with version: ``onnxruntime 1.31.1``
-    # output name -> how far rounding alone moves what is expected, as ``RunResult.noise``, for those where it decides.
+    name: str = ""  # name in reports; "" means its number
+    source: str = ""  # source of the expected outputs, with version: ``onnxruntime 1.31.1``
+    # output name -> rounding noise of the expected output, as ``RunResult.noise``, if the verdict depends on it.
     noise: Mapping[str, Array] = field(default_factory=dict)
-    accept: tuple[str, ...] = ()  # criteria that judge outputs instead of the tolerance; none is a Python function
-    relation: Relation = Relation.INDEPENDENT  # of who computed what is expected to the program
-    # output name -> how far the arithmetic that the board declares moves it.
+    accept: tuple[str, ...] = ()  # criteria that replace the tolerance; Python functions are not allowed
+    relation: Relation = Relation.INDEPENDENT  # relation of the expected outputs' source to the program
+    # output name -> deviation that the board's declared arithmetic explains.
     control: Mapping[str, Control] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class MethodTestSuite:
-    """The test cases of one method."""
+    """Test cases of a method."""
 
     method_name: str
     test_cases: Sequence[MethodTestCase]
@@ -54,7 +56,7 @@ class MethodTestSuite:
 
 @dataclass(frozen=True)
 class BundledCase:
-    """A case of a bundle, checked: as :class:`MethodTestCase`, with every tensor under its name, in order."""
+    """Validated case of a bundle: like :class:`MethodTestCase`, with every tensor by name, in order."""
 
     name: str
     inputs: Mapping[str, Array]
@@ -70,7 +72,7 @@ class BundledCase:
 
 @dataclass(frozen=True)
 class Program:
-    """What a runtime loads and how it was made."""
+    """Files that a runtime loads, and how they were compiled."""
 
     runtime: str
     main: str  # name of the file that the runtime opens
@@ -81,7 +83,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Method:
-    """An entry point of the program, with its cases."""
+    """Entry point of the program, with its cases."""
 
     name: str
     signature: Signature
@@ -89,20 +91,21 @@ class Method:
 
 
 def check_loaded(method: str, signature: Signature, inputs: Sequence[TensorSpec]) -> None:
-    """Refuse a program that, once loaded, turns out to take other inputs than its bundle says.
+    """Check that a loaded program has the inputs that its bundle declares.
 
-    Names do not count, a compiled program may know none, nor does a dimension or a type that either side leaves open.
+    Names are ignored, because compiled programs may have none. Dimensions and types that either side leaves
+    open are ignored as well.
 
     Raises:
-        LoadFailed: it does.
+        LoadFailed: the inputs differ.
     """
     if len(signature.inputs) == len(inputs) and all(map(_alike, signature.inputs, inputs)):
         return
     sides = (inputs, signature.inputs)
     texts = [", ".join(type_text(spec.dtype, spec.shape) for spec in side) or "nothing" for side in sides]
     raise LoadFailed(
-        f"method {method!r} of the program takes {texts[0]}, the bundle says {texts[1]}",
-        hint="the bundle was made for another program: make it again",
+        f"method {method!r} of the program takes {texts[0]}, but the bundle lists {texts[1]}",
+        hint="the bundle was created for a different program: recreate it for this program",
     )
 
 
@@ -116,13 +119,13 @@ def _alike(one: TensorSpec, other: TensorSpec) -> bool:
 
 
 def with_cases(methods: Sequence[Method], wanted: Sequence[str]) -> list[Method]:
-    """The methods that have one of these cases, each with those alone; of no cases, all methods as they are.
+    """Return the methods with the wanted cases, each reduced to them. Without any, return all methods.
 
     Args:
-        wanted: a case's name, or its number among its method's where none is called so, or ``METHOD/NAME``.
+        wanted: case names, ``METHOD/NAME``, or case numbers within a method if no case has that name.
 
     Raises:
-        UsageError: there is no such case.
+        UsageError: a case does not exist.
     """
     if not wanted:
         return list(methods)
@@ -135,7 +138,7 @@ def with_cases(methods: Sequence[Method], wanted: Sequence[str]) -> list[Method]
             found = [(method.name, method.cases[int(one)].name) for method in methods if int(one) < len(method.cases)]
         if not found:
             names = [f"{method.name}/{case.name}" for method in methods for case in method.cases]
-            raise UsageError(f"there is no case {one!r}", hint=one_of(names, "one of "))
+            raise UsageError(f"case {one!r} not found", hint=one_of(names, "one of "))
         for name, case in found:
             kept.setdefault(name, set()).add(case)
     return [
@@ -150,7 +153,7 @@ def _is_called(name: str, method: Method, case: BundledCase) -> bool:
 
 
 def untested(methods: Sequence[Method]) -> str:
-    """How many methods have no case, and which: ``1 of 2 methods has no case: twice``; "" where each has one."""
+    """Describe methods without cases: ``1 of 2 methods has no case: twice``; "" if each has a case."""
     found = [method.name for method in methods if not method.cases]
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""The check that test cases fit their method, and that their tolerances can fail."""
+"""Check that test cases match their method, and that their tolerances can fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, type_text
 from hil.errors import UsageError, VacuousTolerance
 
-# A bare number has no dtype of its own: it may be given for a tensor whose dtype's name begins so.
+# Python types have no specific dtype. A bare value is allowed for tensors with these dtype name prefixes.
 _SUITS: dict[type, tuple[str, ...]] = {
     bool: ("bool",),
     int: ("int", "uint"),
@@ -26,24 +26,24 @@ _SUITS: dict[type, tuple[str, ...]] = {
 
 
 def checked_cases(method: str, signature: Signature, cases: Sequence[MethodTestCase]) -> tuple[BundledCase, ...]:
-    """Cases with their tensors as arrays by name, in the method's order.
+    """Return validated cases with tensors as arrays by name, in the method's order.
 
     Raises:
-        UsageError: count, name, dtype or shape of a tensor is not the signature's, a dynamic dimension has two sizes in
-            one case, a tolerance cannot fail, or two cases have one name.
+        UsageError: a tensor's count, name, dtype or shape does not match the signature, or a dynamic dimension
+            has two sizes in a case. Also if a tolerance cannot fail, or two cases have the same name.
     """
     found: dict[str, BundledCase] = {}
     for number, case in enumerate(cases):
         name = case.name or str(number)
         where = f"method {method!r}, case {number}" + (f" ({case.name!r})" if case.name else "")
         if name in found:
-            raise UsageError(f"{where}: another case has this name already", hint="give each a name of its own")
+            raise UsageError(f"{where}: duplicate case name", hint="use a unique name for each case")
         found[name] = _checked(where, name, signature, case)
     return tuple(found.values())
 
 
 def checked_inputs(where: str, signature: Signature, given: Values) -> dict[str, Array]:
-    """A case's inputs by name, before anybody knows what is to come out.
+    """Return a case's inputs by name, without expected outputs.
 
     Raises:
         UsageError: as :func:`checked_cases`.
@@ -56,7 +56,7 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
     inputs = _tensors(where, "input", signature.inputs, case.inputs, sizes)
     expected = _tensors(where, "output", signature.outputs, case.expected_outputs, sizes)
     if not expected:
-        raise UsageError(f"{where}: nothing is expected of a method without outputs: it could not fail")
+        raise UsageError(f"{where}: the method has no outputs, so the case could not fail")
     try:
         rtol, atol = (None if value is None else float(value) for value in (case.rtol, case.atol))
         check_tolerance(rtol, atol)
@@ -64,24 +64,24 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
         for output, array in expected.items():
             tolerance, scale = fitted((dtype_name(array.dtype),) * 2, array, rtol, atol)
             refuse_vacuous(output, tolerance, scale, rtol=rtol, atol=atol)
-    except VacuousTolerance as error:  # a bundle has no case that is allowed to be blind
-        raise UsageError(f"{where}: {error.message}", hint="give the case a smaller tolerance") from error
+    except VacuousTolerance as error:  # blind cases are not allowed in a bundle
+        raise UsageError(f"{where}: {error.message}", hint="use a smaller tolerance for the case") from error
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
     except (OverflowError, TypeError, ValueError) as error:
-        raise UsageError(f"{where}: a tolerance is no number: {error}", hint="give rtol and atol as floats") from error
+        raise UsageError(f"{where}: tolerance must be a number: {error}", hint="set rtol and atol to floats") from error
     for output, noise in case.noise.items():
         if output not in expected:
-            raise UsageError(f"{where}: noise of {output!r}, which is no output")
+            raise UsageError(f"{where}: noise for unknown output {output!r}")
         if dtype_name(noise.dtype) != NOISE_DTYPE or noise.shape != expected[output].shape:
-            raise UsageError(f"{where}: noise of {output!r} must be {NOISE_DTYPE} and of the output's shape")
+            raise UsageError(f"{where}: noise of {output!r} must have dtype {NOISE_DTYPE} and the output's shape")
         if noise.size and np.isnan(noise).any():
-            raise UsageError(f"{where}: noise of {output!r} has a value that is no number")
+            raise UsageError(f"{where}: noise of {output!r} contains NaN")
     if unknown := [output for output in case.control if output not in expected]:
-        raise UsageError(f"{where}: control of {unknown[0]!r}, which is no output")
+        raise UsageError(f"{where}: control for unknown output {unknown[0]!r}")
     for output, control in case.control.items():
         if misfit := find_misfit(control, expected[output]):
-            raise UsageError(f"{where}: invalid control of output {output!r}: {misfit}", hint="create the bundle again")
+            raise UsageError(f"{where}: invalid control of output {output!r}: {misfit}", hint="create a new bundle")
     return BundledCase(
         name,
         inputs,
@@ -99,10 +99,10 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
 def _tensors(
     where: str, kind: str, specs: Sequence[TensorSpec], given: Values, sizes: dict[str, tuple[int, str]]
 ) -> dict[str, Array]:
-    """Every input or output by name; ``sizes`` learns what each symbolic dimension is and where that was seen first."""
+    """Return all inputs or outputs by name. Records in ``sizes`` each symbolic dimension's size and first tensor."""
     wanted = ", ".join(map(str, specs)) or "none"
     if isinstance(given, Mapping):
-        names = [spec.name for spec in specs]
+        names = {spec.name: None for spec in specs}  # for the order
         if unknown := [name for name in given if name not in names]:
             raise UsageError(f"{where}: the method has no {kind} {unknown[0]!r}", hint=f"{kind}s: {wanted}")
         if missing := [name for name in names if name not in given]:
@@ -111,9 +111,7 @@ def _tensors(
     else:
         values = list(given)
     if len(values) != len(specs):
-        raise UsageError(
-            f"{where}: {len(values)} {kind}s are given, the method has {len(specs)}", hint=f"{kind}s: {wanted}"
-        )
+        raise UsageError(f"{where}: got {len(values)} {kind}s, the method has {len(specs)}", hint=f"{kind}s: {wanted}")
     tensors = {}
     for spec, value in zip(specs, values, strict=True):
         what = f"{where}, {kind} {spec.name!r}"
@@ -122,14 +120,14 @@ def _tensors(
         if not spec.accepts(found, array.shape):
             raise UsageError(
                 f"{what} is {type_text(found, array.shape)}, the method "
-                f"{'takes' if kind == 'input' else 'gives'} {type_text(spec.dtype, spec.shape)}",
-                hint="nothing is converted: give it with this dtype and shape",
+                f"{'takes' if kind == 'input' else 'returns'} {type_text(spec.dtype, spec.shape)}",
+                hint="values are not converted: use this dtype and shape",
             )
         for dim, size in zip(spec.shape, array.shape, strict=bool(spec.dtype)):
             if isinstance(dim, str):
                 known, place = sizes.setdefault(dim, (size, f"{kind} {spec.name!r}"))
                 if known != size:
-                    raise UsageError(f"{what} has {size} where dimension {dim!r} is {known}, as {place} has it")
+                    raise UsageError(f"{what} has {size} for dimension {dim!r}, but {place} has {known}")
     return tensors
 
 
@@ -146,8 +144,8 @@ def _array(what: str, spec: TensorSpec, value: Any) -> Array:
         dtype_name(array.dtype)
     except UsageError as error:
         raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
-    except Exception as error:  # a ragged list, a number out of range, a tensor on a GPU: each says it in its own way
-        raise UsageError(f"{what} is no array: {error}", hint="give a numpy array") from error
+    except Exception as error:  # ragged list, number out of range, tensor on a GPU: each raises another exception type
+        raise UsageError(f"{what} is not an array: {error}", hint="pass a numpy array") from error
     if array.dtype.kind == "O" and not all(isinstance(item, str) for item in array.ravel().tolist()):
-        raise UsageError(f"{what} holds Python objects that are no texts", hint="give a numpy array")
+        raise UsageError(f"{what} contains Python objects other than strings", hint="pass a numpy array")
     return array

@@ -1,4 +1,4 @@
-"""Check that a control fits the output that it bounds: it may come from a file of others."""
+"""Check that a control matches its output. Controls may come from untrusted files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hil.core.arithmetic import FLOATS, INT8
 from hil.core.results import Control, Deviation
 from hil.core.tensors import Array, dtype_name, type_text
 
-# Of the smallest and the largest float64.
+# Base-16 exponents of the smallest and the largest float64.
 _EXPONENTS = (-269, 255)
 
 
@@ -18,7 +18,7 @@ def find_misfit(control: Control, output: Array) -> str:
     """Return why a control cannot bound an output; "" if it can."""
     what = type_text(dtype_name(output.dtype), output.shape)
     if output.dtype.kind in "OUSc" or not output.size:
-        return f"an output of {what} has no control"
+        return f"an output of {what} cannot have a control"
     if control.arithmetic not in (*FLOATS, INT8):
         return f"unknown arithmetic {control.arithmetic[:80]!r}"
     if any(not (math.isfinite(one.rms) and math.isfinite(one.largest)) for one in _deviations(control)):
@@ -26,22 +26,22 @@ def find_misfit(control: Control, output: Array) -> str:
     axes = channel_axes(output.shape)
     for axis, along in control.axes.items():
         if axis not in axes:
-            return f"it has channels along axis {axis}, the output {what} has none there"
+            return f"channels along axis {axis}, but the output {what} has no such channel axis"
         if len(along) != output.shape[axis]:
-            return f"it has {len(along)} channels along axis {axis}, the output {what} has {output.shape[axis]}"
+            return f"{len(along)} channels along axis {axis}, but the output {what} has {output.shape[axis]}"
     if unknown := [one for one in control.sizes if not _EXPONENTS[0] <= one <= _EXPONENTS[1]]:
-        return f"no value has the exponent {str(unknown[0])[:20]} of 16"
+        return f"exponent {str(unknown[0])[:20]} of 16 is out of range"
     return _find_jump_misfit(control, output)
 
 
 def _find_jump_misfit(control: Control, output: Array) -> str:
     jumps, jumping = control.jumps, control.jumping
     if not (0 <= jumping <= output.size and len(jumps) == min(jumping, MAX_JUMPS)):
-        return f"it has the values of {len(jumps)} jumping elements, and counts {str(jumping)[:20]}"
+        return f"values of {len(jumps)} jumping elements, but a count of {str(jumping)[:20]}"
     if any(not 0 <= place < output.size for place in jumps):
-        return f"an element jumps that is not one of the {output.size}"
+        return f"index of a jumping element is out of range for {output.size} elements"
     if len({len(values) for values in jumps.values()}) > 1:
-        return "its jumping elements have different numbers of values"
+        return "jumping elements have different numbers of values"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""A bundle's content as a manifest (JSON that says what the blobs are) and blobs. Reading it believes nothing."""
+"""Convert a bundle's content to and from a manifest (JSON that describes blobs) and blobs. Input is untrusted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from hil.bundles.cases import Method, MethodTestCase, MethodTestSuite, Program, Signature
-from hil.bundles.layout import MAX_BLOBS
+from hil.bundles.layout import MAX_BLOBS, CaseBlobs
+from hil.bundles.names import go_together, is_shown
 from hil.core.digest import check, digest_of
 from hil.core.results import Control, Relation
 from hil.core.tensors import DTYPES, Array, TensorSpec, dtype_name, from_bytes, to_bytes
@@ -28,56 +29,56 @@ MAX_ELEMENTS = 1 << 48
 MAX_DEPTH = 16
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PROGRAM: dict[str, type] = {"runtime": str, "main": str, "files": list, "compiler": str, "flags": list}
-_HINT = "the file was not written by hil, or is damaged: get it again"
+_HINT = "the file was not written by hil, or is corrupt: copy it from its source"
 
 
 def take(value: Any, where: str, **fields: type | tuple[type, ...]) -> list[Any]:
-    """The fields of a JSON object, which must be just these, each of its type. Raises UsageError: it has others."""
+    """Return the values of a JSON object with exactly these fields and types. Raises UsageError otherwise."""
     if not isinstance(value, dict) or value.keys() != fields.keys():
-        raise refused(where, f"must be an object of {', '.join(fields)}")
+        raise refused(where, f"must be an object with the fields {', '.join(fields)}")
     for name, kinds in fields.items():
         found = value[name]
-        # JSON's true is no number.
+        # In Python bool is an int, but JSON's true is not a number.
         if not isinstance(found, kinds) or (isinstance(found, bool) and kinds is not bool):
-            raise refused(f"{where}.{name}", "is of the wrong type")
+            raise refused(f"{where}.{name}", "has the wrong type")
     return [value[name] for name in fields]
 
 
 def items(value: Sequence[Any], where: str, most: int) -> Sequence[Any]:
-    """A JSON array of at most so many items. Raises UsageError: it has more."""
+    """Check the length of a JSON array. Raises UsageError if it has more than ``most`` items."""
     if len(value) > most:
         raise refused(where, f"has {len(value)} entries, {most} are allowed")
     return value
 
 
 def name_of(text: str, where: str, *, most: int = MAX_NAME, empty: bool = False) -> str:
-    """A text that can be shown: no control characters, not endless. Raises UsageError: it is none."""
-    if not (empty or text) or len(text) > most or not text.isprintable():
-        raise refused(where, "is empty, too long, or holds characters that cannot be shown")
+    """Check that a text is printable, with a limited length. Raises UsageError otherwise."""
+    if not (empty or text) or len(text) > most or not is_shown(text):
+        raise refused(where, "is empty, too long, or contains unprintable characters")
     return text
 
 
 def file_name(text: str, where: str) -> str:
-    """The name of a program's file: relative, and inside the program's folder wherever that is.
+    """Check that a program's file name is relative and inside the program's directory.
 
     Raises:
-        UsageError: it leads elsewhere.
+        UsageError: the name is invalid, or refers outside the directory.
     """
     path = PurePosixPath(name_of(text, where))
     if len(text.encode()) > MAX_NAME:  # file systems count bytes
-        raise refused(where, "is too long for the name of a file")
+        raise refused(where, "is too long for a file name")
     if path.is_absolute() or str(path) != text or ".." in path.parts or "\\" in text or ":" in text or text == ".":
-        raise refused(where, f"is {text[:80]!r}, which is no name inside the program's folder")
+        raise refused(where, f"is {text[:80]!r}, which is not a path inside the program's directory")
     return text
 
 
 def signature_json(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    """What a method takes or gives."""
+    """Return the inputs or outputs of a method as JSON values."""
     return [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in specs]
 
 
 def specs_of(value: Sequence[Any], where: str) -> tuple[TensorSpec, ...]:
-    """The reverse of :func:`signature_json`. Raises UsageError: it is none."""
+    """Parse the result of :func:`signature_json`. Raises UsageError if it is invalid."""
     specs = []
     for number, item in enumerate(items(value, where, MAX_TENSORS)):
         here = f"{where}[{number}]"
@@ -88,43 +89,45 @@ def specs_of(value: Sequence[Any], where: str) -> tuple[TensorSpec, ...]:
         _elements([dim for dim in shape if dim is not None and not isinstance(dim, str)], len(shape), here)
         specs.append(TensorSpec(name_of(name, here), _dtype(dtype, here), tuple(shape)))
     if len({spec.name for spec in specs}) != len(specs):
-        raise refused(where, "has two tensors of one name")
+        raise refused(where, "has two tensors with the same name")
     return tuple(specs)
 
 
-def tensor_of(value: Any, blobs: Mapping[str, memoryview], where: str) -> tuple[str, Array]:
-    """A tensor's name and a view of its blob (texts are copied out)."""
+def tensor_of(value: Any, blobs: CaseBlobs, where: str) -> tuple[str, Array]:
+    """Return a tensor's name, and a view of its blob (strings are copied)."""
     name, dtype, shape, blob = take(value, where, name=str, dtype=str, shape=list, blob=str)
     data = blob_of(blob, blobs, where)
+    if not blobs.spend(data.nbytes):
+        raise refused(where, "refers to the same blobs as other cases too often")
     count = _elements(shape, len(shape), where)
     if _dtype(dtype, where) == "string" and 4 * count > data.nbytes:
-        raise refused(where, f"has {data.nbytes} bytes, too few for {count} texts")
+        raise refused(where, f"has {data.nbytes} bytes, not enough for {count} strings")
     try:
         array = from_bytes(data, dtype, shape)
     except UsageError as error:
-        raise refused(where, f"does not hold what it says: {error.message}") from error
-    # A byte that is no bool would be undefined behaviour in whatever computes with it.
+        raise refused(where, f"does not match its description: {error.message}") from error
+    # An invalid bool byte would be undefined behaviour in code that uses it.
     if dtype == "bool" and array.size and array.view("uint8").max() > 1:
-        raise refused(where, "holds bytes that are no bool")
+        raise refused(where, "contains invalid bool bytes")
     return name_of(name, where), array
 
 
 def blob_of(digest: str, blobs: Mapping[str, memoryview], where: str) -> memoryview:
-    """The blob of a digest. Raises UsageError: there is none."""
+    """Return the blob for a digest. Raises UsageError if missing."""
     if digest not in blobs:
-        raise refused(where, f"names a blob that is not there: {digest[:80]!r}")
+        raise refused(where, f"refers to a missing blob: {digest[:80]!r}")
     return blobs[digest]
 
 
 def check_made(value: Any, where: str = "made", depth: int = 0) -> None:
-    """Refuse a record of how a bundle was made that nobody could show: too deep, or with texts that are no Unicode."""
+    """Check that a creation record can be displayed: valid Unicode with limited depth. Raises UsageError."""
     if depth > MAX_DEPTH:
-        raise refused(where[:MAX_NAME], "is too deep")
+        raise refused(where[:MAX_NAME], "exceeds the nesting limit")
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise refused(where, "holds half a character") from error
+            raise refused(where, "contains an unpaired surrogate") from error
     elif isinstance(value, Mapping):
         for key, item in value.items():
             check_made(key, where, depth + 1)
@@ -133,11 +136,11 @@ def check_made(value: Any, where: str = "made", depth: int = 0) -> None:
         for number, item in enumerate(value):
             check_made(item, f"{where}[{number}]", depth + 1)
     elif value is not None and not isinstance(value, (bool, int, float)):
-        raise refused(where, "is nothing that JSON knows")
+        raise refused(where, "is not a JSON value")
 
 
 def refused(where: str, why: str) -> UsageError:
-    """The error for a manifest that says what cannot be."""
+    """Return the error for an invalid manifest."""
     return UsageError(f"the bundle's manifest: {where} {why}", hint=_HINT)
 
 
@@ -146,45 +149,45 @@ def _is_size(value: Any) -> bool:
 
 
 def _elements(sizes: Sequence[Any], rank: int, where: str) -> int:
-    """How many elements a tensor of these sizes has; those of its dimensions that are symbols are not among them."""
+    """Check a tensor's sizes and return their product. ``sizes`` excludes symbolic dimensions."""
     if rank > MAX_RANK:
         raise refused(f"{where}.shape", f"has {rank} entries, {MAX_RANK} are allowed")
     if not all(map(_is_size, sizes)):
-        raise refused(f"{where}.shape", "has a dimension that is no size")
-    # Without the zeros: numpy multiplies strides whether or not there is an element.
+        raise refused(f"{where}.shape", "has an invalid dimension")
+    # Skip zeros: numpy multiplies strides even for tensors without elements.
     if math.prod(dim for dim in sizes if dim) > MAX_ELEMENTS:
-        raise refused(f"{where}.shape", "has more elements than any machine holds")
+        raise refused(f"{where}.shape", "exceeds the element limit")
     return math.prod(sizes)
 
 
 def _dtype(name: str, where: str) -> str:
     if name not in DTYPES:
-        raise refused(where, f"has a dtype that hil does not know: {name[:80]!r}")
+        raise refused(where, f"has an unknown dtype: {name[:80]!r}")
     return name
 
 
 def blob_table(document: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Digest and size of every blob, of a manifest.
+    """Return the digest and size of every blob in a manifest.
 
     Raises:
-        UsageError: it says what cannot be, or a blob stands there twice.
+        UsageError: the manifest is invalid, or lists a blob twice.
     """
     table = []
     for number, item in enumerate(items(_parts(document)[-1], "blobs", MAX_BLOBS)):
         digest, size = take(item, f"blobs[{number}]", digest=str, size=int)
         if not _is_size(size):
-            raise refused(f"blobs[{number}].size", "is no size")
+            raise refused(f"blobs[{number}].size", "is not a valid size")
         table.append((check(digest), size))
     if len(dict(table)) != len(table):
-        raise refused("blobs", "has one blob twice")
+        raise refused("blobs", "contains a duplicate blob")
     return table
 
 
 def program_files(document: Mapping[str, Any]) -> tuple[dict[str, str], str, str, list[str]]:
-    """Of a manifest: the program's files (name -> digest), its main file, its runtime, and the names of its methods.
+    """Return a manifest's program files (name -> digest), main file, runtime, and method names.
 
     Raises:
-        UsageError: it says what cannot be.
+        UsageError: the manifest is invalid.
     """
     program, methods, _, _ = _parts(document)
     runtime, main, files, _, _ = take(program, "program", **_PROGRAM)
@@ -194,14 +197,11 @@ def program_files(document: Mapping[str, Any]) -> tuple[dict[str, str], str, str
         name, blob = take(item, where, name=str, blob=str)
         digests[file_name(name, where)] = blob
     if len(digests) != len(files):
-        raise refused("program.files", "has one name twice")
-    # They have to stand beside one another on every file system.
-    folded = {name.casefold() for name in digests}
-    folders = {str(parent) for name in folded for parent in PurePosixPath(name).parents}
-    if len(folded) != len(digests) or folders & folded:
-        raise refused("program.files", "has two files whose names do not go together")
+        raise refused("program.files", "contains a duplicate name")
+    if not go_together(digests):
+        raise refused("program.files", "contains two conflicting file names")
     if main not in digests:
-        raise refused("program.main", "is none of its files")
+        raise refused("program.main", "is not among its files")
     names = [str(item.get("name")) if isinstance(item, dict) else "" for item in methods]
     return digests, main, runtime, names
 
@@ -213,7 +213,7 @@ def _parts(document: Mapping[str, Any]) -> list[Any]:
 def to_document(
     program: Program, methods: Sequence[Method], made: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, memoryview]]:
-    """The manifest, and the blobs that it names in the order in which it does; equal ones are one."""
+    """Return the manifest, and its blobs in order of first reference, without duplicates."""
     blobs: dict[str, memoryview] = {}
 
     def blob(data: memoryview) -> str:
@@ -265,28 +265,28 @@ def to_document(
 
 
 def from_document(
-    document: Mapping[str, Any], blobs: Mapping[str, memoryview]
+    document: Mapping[str, Any], blobs: CaseBlobs
 ) -> tuple[Program, list[tuple[Signature, MethodTestSuite]], dict[str, Any]]:
-    """The program, its methods with their cases, and how they were made, of a manifest and its blobs.
+    """Return the program, the methods with cases, and the creation record from a manifest and its blobs.
 
-    Nobody has looked yet whether a case fits its method.
+    Cases are not yet checked against their method.
 
     Raises:
-        UsageError: the manifest says what cannot be.
+        UsageError: the manifest is invalid.
     """
     program, methods, made, _ = _parts(document)
     digests, main, runtime, _ = program_files(document)
     *_, compiler, flags = take(program, "program", **_PROGRAM)
     for number, flag in enumerate(items(flags, "program.flags", MAX_TENSORS)):
         if not isinstance(flag, str):
-            raise refused(f"program.flags[{number}]", "is of the wrong type")
+            raise refused(f"program.flags[{number}]", "has the wrong type")
         name_of(flag, f"program.flags[{number}]", most=MAX_TEXT, empty=True)
     check_made(made)
     files = {name: blob_of(blob, blobs, f"program file {name!r}") for name, blob in digests.items()}
     listed = items(methods, "methods", MAX_METHODS)
     read = [_read_method(item, blobs, f"methods[{number}]") for number, item in enumerate(listed)]
     if not read or len({suite.method_name for _, suite in read}) != len(read):
-        raise refused("methods", "is empty or has one name twice")
+        raise refused("methods", "is empty or contains a duplicate name")
     tensors = (
         tensor["blob"]
         for method in methods
@@ -294,11 +294,11 @@ def from_document(
         for kind in ("inputs", "outputs", "noise")
         for tensor in case.get(kind, ())
     )
-    # What nobody reads nobody would miss either.
+    # Reject unused blobs, because a change in such a blob would not be noticed.
     if set(blobs) - set(digests.values()) - set(tensors):
-        raise refused("blobs", "has one that nothing names")
-    if not _WORD.fullmatch(runtime):  # it is told to boards before anything else is
-        raise refused("program.runtime", "is no name of a runtime")
+        raise refused("blobs", "contains an unused blob")
+    if not _WORD.fullmatch(runtime):  # boards receive the runtime's name first
+        raise refused("program.runtime", "is not a valid runtime name")
     content = Program(
         runtime,
         main,
@@ -309,7 +309,7 @@ def from_document(
     return content, read, made
 
 
-def _read_method(value: Any, blobs: Mapping[str, memoryview], where: str) -> tuple[Signature, MethodTestSuite]:
+def _read_method(value: Any, blobs: CaseBlobs, where: str) -> tuple[Signature, MethodTestSuite]:
     name, inputs, outputs, cases = take(value, where, name=str, inputs=list, outputs=list, cases=list)
     signature = Signature(specs_of(inputs, f"{where}.inputs"), specs_of(outputs, f"{where}.outputs"))
     listed = items(cases, f"{where}.cases", MAX_CASES)
@@ -317,7 +317,7 @@ def _read_method(value: Any, blobs: Mapping[str, memoryview], where: str) -> tup
     return signature, MethodTestSuite(name_of(name, f"{where}.name"), given)
 
 
-def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> MethodTestCase:
+def _read_case(value: Any, blobs: CaseBlobs, where: str) -> MethodTestCase:
     number = (float, type(None))
     value, noise = take_noise(value, where)
     value, accept = take_accept(value, where)
@@ -340,28 +340,28 @@ def _read_case(value: Any, blobs: Mapping[str, memoryview], where: str) -> Metho
 
 
 def accept_json(accept: Sequence[str]) -> dict[str, Any]:
-    """Return the field of a case that holds its criteria; nothing if there are none."""
+    """Return the JSON field for a case's criteria; empty without criteria."""
     return {"accept": list(accept)} if accept else {}
 
 
 def take_accept(value: Any, where: str) -> tuple[Any, tuple[str, ...]]:
-    """Return a case's fields without its criteria, and the criteria. Raises UsageError: they are damaged."""
+    """Split a case into its other fields and its criteria. Raises UsageError if the criteria are damaged."""
     if not isinstance(value, dict) or "accept" not in value:
         return value, ()
     where, given = f"{where}.accept", value["accept"]
     if not isinstance(given, list) or not given or not all(isinstance(text, str) for text in given):
-        raise refused(where, "is of the wrong type")
+        raise refused(where, "has the wrong type")
     texts = [name_of(text, where, most=MAX_TEXT) for text in items(given, where, MAX_TENSORS)]
     return {key: one for key, one in value.items() if key != "accept"}, tuple(texts)
 
 
 def controls_json(controls: Mapping[str, Control]) -> dict[str, Any]:
-    """Return the field of a case that holds the control of each output; nothing if there are none."""
+    """Return the JSON field for a case's controls; empty without controls."""
     return {"control": {name: control_json(one) for name, one in controls.items()}} if controls else {}
 
 
 def take_controls(value: Any, where: str) -> tuple[Any, dict[str, Control]]:
-    """Return a case's fields without its controls, and the controls. Raises UsageError: they are damaged."""
+    """Split a case into its other fields and its controls. Raises UsageError if the controls are damaged."""
     if not isinstance(value, dict) or "control" not in value:
         return value, {}
     where, given = f"{where}.control", value["control"]
@@ -375,15 +375,15 @@ def take_controls(value: Any, where: str) -> tuple[Any, dict[str, Control]]:
 
 
 def relation_json(relation: Relation) -> dict[str, Any]:
-    """Return the field of a case that names a relation; none for an independent source."""
+    """Return the JSON field for a case's relation; empty for an independent source."""
     return {} if relation is Relation.INDEPENDENT else {"relation": relation.value}
 
 
 def take_relation(value: Any, where: str) -> tuple[Any, Relation]:
-    """Return a case's fields without its relation, and the relation as :func:`relation_json` wrote it.
+    """Split a case into its other fields and its relation.
 
     Raises:
-        UsageError: there is no such relation.
+        UsageError: the relation is unknown.
     """
     if not isinstance(value, dict) or "relation" not in value:
         return value, Relation.INDEPENDENT
@@ -395,26 +395,26 @@ def take_relation(value: Any, where: str) -> tuple[Any, Relation]:
 
 
 def take_noise(value: Any, where: str) -> tuple[Any, list[Any]]:
-    """A case's fields without its noise, and the list that says what its noise is.
+    """Split a case into its other fields and its list of noise tensors.
 
     Raises:
-        UsageError: it is damaged, or of a hil that measured noise across jumps.
+        UsageError: the noise is damaged, or from a hil version that measured noise across jumps.
     """
     if not isinstance(value, dict) or "noise" not in value:
         return value, []
     noise = value["noise"]
     if isinstance(noise, dict):
         raise UsageError(
-            f"case {str(value.get('name'))[:80]!r} has noise that an earlier hil measured: it hides wrong answers",
-            hint="create the bundle again",
+            f"case {str(value.get('name'))[:80]!r} has noise from an earlier version of hil, which hides wrong answers",
+            hint="create a new bundle",
         )
     if not isinstance(noise, list) or not noise:
-        raise refused(f"{where}.noise", "is of the wrong type")
+        raise refused(f"{where}.noise", "has the wrong type")
     return {key: one for key, one in value.items() if key != "noise"}, noise
 
 
-def _read_tensors(given: Sequence[Any], blobs: Mapping[str, memoryview], where: str) -> dict[str, Array]:
+def _read_tensors(given: Sequence[Any], blobs: CaseBlobs, where: str) -> dict[str, Array]:
     found = [tensor_of(item, blobs, f"{where}[{place}]") for place, item in enumerate(items(given, where, MAX_TENSORS))]
     if len(dict(found)) != len(found):
-        raise refused(where, "has two tensors of one name")
+        raise refused(where, "has two tensors with the same name")
     return dict(found)

@@ -1,11 +1,11 @@
-"""ed25519 signatures of bundles, by keys as OpenSSH and OpenSSL keep them.
+"""Sign and verify bundles with ed25519 keys in OpenSSH's or OpenSSL's format.
 
-What is signed is the manifest, byte for byte, after a prefix of our own (so that no signature made for something else
-fits). The manifest holds the digest of every other part: program files, inputs, expected outputs. On its way to a board
-a signed bundle's program has one file more, which proves the others (:func:`sealed`).
+The signature covers the manifest's bytes after a prefix specific to hil, so that signatures for other
+purposes do not match. The manifest contains the digests of all other parts: program files, inputs, expected
+outputs. hil sends a signed bundle's program to a board with an extra file that proves the others
+(:func:`sealed`).
 
-The package `cryptography`, which does the arithmetic, is imported on first use; a board needs it only where it checks
-signatures.
+The package `cryptography` is imported on first use. A board needs it only to check signatures.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from hil.errors import UsageError
 
 _CONTEXT = b"hil bundle manifest 1\0"
 _KIND = b"ssh-ed25519"
-_MAKE = "ssh-keygen -t ed25519 -N '' -f signing_key makes one"
-# The bundle's header and manifest, among the files of its program. No program's own file can have this name: a manifest
-# takes none with a colon.
+_MAKE = "create with: ssh-keygen -t ed25519 -N '' -f signing_key"
+# Program file with the bundle's header and manifest. No other file can have this name: manifests reject names with a
+# colon.
 SEAL = "hil:bundle"
 
 
 def fingerprint(public_key: bytes) -> str:
-    """What ``ssh-keygen -l`` calls a key: ``SHA256:...``."""
+    """Return a key's fingerprint as in ``ssh-keygen -l``: ``SHA256:...``."""
     blob = b"".join(struct.pack(">I", len(part)) + part for part in (_KIND, public_key))
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def sign(head: Head, key: Path) -> Head:
-    """Header and manifest with a signature.
+    """Return the header and manifest with a signature.
 
     Args:
-        key: file of a private ed25519 key without a passphrase, in OpenSSH's form or as PEM.
+        key: file with a private ed25519 key without a passphrase, in OpenSSH or PEM format.
 
     Raises:
-        UsageError: the file holds no such key, or `cryptography` is not installed.
+        UsageError: the file does not contain such a key, or `cryptography` is not installed.
     """
     private = _private_key(key)
     signature = private.sign(_CONTEXT + head.manifest)
@@ -53,39 +53,39 @@ def sign(head: Head, key: Path) -> Head:
 
 
 def verify(head: Head, trusted: Sequence[bytes] | None = None) -> str:
-    """Check a bundle's signature; returns the fingerprint of the key that made it.
+    """Verify a bundle's signature, and return the signing key's fingerprint.
 
     Args:
-        trusted: public keys (:func:`public_keys`) of which it must be one; None takes any key: then the check says only
-            that the file is as its signer left it.
+        trusted: accepted public keys (:func:`public_keys`). None accepts any key; the check then proves only
+            that the file was not changed after signing.
 
     Raises:
-        UsageError: it is not signed, not by one of these keys, the signature is wrong, or `cryptography` is not
-            installed.
+        UsageError: the bundle is unsigned, the key is not trusted, the signature is wrong, or `cryptography` is
+            not installed.
     """
     if not head.signature:
-        raise UsageError("the bundle is not signed", hint="hil bundle create --sign KEY signs one")
+        raise UsageError("the bundle is not signed", hint="sign it with: hil bundle create --sign KEY")
     by = fingerprint(head.public_key)
     if trusted is not None and head.public_key not in trusted:
         known = ", ".join(map(fingerprint, trusted)) or "none"
-        raise UsageError(f"the bundle is signed by {by}, which is not trusted here", hint=f"trusted: {known}")
+        raise UsageError(f"the bundle is signed with the untrusted key {by}", hint=f"trusted: {known}")
     from_raw = _cryptography().hazmat.primitives.asymmetric.ed25519.Ed25519PublicKey.from_public_bytes
     from cryptography.exceptions import InvalidSignature
 
     try:
         from_raw(head.public_key).verify(head.signature, _CONTEXT + head.manifest)
     except (InvalidSignature, ValueError) as error:
-        raise UsageError(
-            f"the bundle's signature is not one that {by} made of it", hint="get the file again from who signed it"
-        ) from error
+        raise UsageError(f"invalid signature of {by} on the bundle", hint="get the file from its signer") from error
     return by
 
 
 def public_keys(path: Path) -> tuple[bytes, ...]:
-    """The ed25519 keys in a file: one PEM key, or OpenSSH public keys, a line each (empty lines and # are passed over).
+    """Return the ed25519 keys in a file: a PEM key, or OpenSSH public keys, a line each.
+
+    Empty lines and lines starting with # are skipped.
 
     Raises:
-        UsageError: the file cannot be read, or holds anything else, or nothing.
+        UsageError: the file cannot be read, has no key, or has other content.
     """
     serialization = _cryptography().hazmat.primitives.serialization
     data = _read(path)
@@ -98,7 +98,9 @@ def public_keys(path: Path) -> tuple[bytes, ...]:
         if line and not line.startswith(b"#")
     )
     if not found:
-        raise UsageError(f"{path} holds no key", hint="one OpenSSH public key a line: ssh-ed25519 AAAA... name")
+        raise UsageError(
+            f"{path} contains no keys", hint="write an OpenSSH public key per line: ssh-ed25519 AAAA... name"
+        )
     return found
 
 
@@ -107,10 +109,10 @@ def _raw(path: Path, line: int, load: Any, data: bytes) -> bytes:
 
     try:
         key = load(data)
-    except Exception as error:  # ValueError, UnsupportedAlgorithm and more: each says it in its own way
-        raise UsageError(f"{path}:{line} is no public key: {error}", hint=_MAKE) from error
+    except Exception as error:  # ValueError, UnsupportedAlgorithm and more
+        raise UsageError(f"{path}:{line}: invalid public key: {error}", hint=_MAKE) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise UsageError(f"{path}:{line} is no ed25519 key", hint=_MAKE)
+        raise UsageError(f"{path}:{line} is not an ed25519 key", hint=_MAKE)
     return key.public_bytes_raw()
 
 
@@ -125,11 +127,11 @@ def _private_key(path: Path) -> Any:
         key = load(data, password=None)
     except Exception as error:
         raise UsageError(
-            f"{path} is no private key that can be used: {error}",
-            hint=f"an ed25519 key without a passphrase: {_MAKE}",
+            f"cannot use the private key {path}: {error}",
+            hint=f"use an ed25519 key without a passphrase; {_MAKE}",
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"{path} is no ed25519 key", hint=_MAKE)
+        raise UsageError(f"{path} is not an ed25519 key", hint=_MAKE)
     return key
 
 
@@ -146,14 +148,14 @@ def _cryptography() -> Any:
         import cryptography.hazmat.primitives.serialization
     except ImportError as error:
         raise UsageError(
-            "signatures need the Python package cryptography, which is not installed here",
+            "signatures need the Python package cryptography, which is not installed",
             hint="pip install cryptography",
         ) from error
     return cryptography
 
 
 def sealed(program: Artifact, head: Head, folder: Path) -> Artifact:
-    """The program with the bundle's header and manifest as one file more, where it is signed; else as it is."""
+    """Return a signed bundle's program with its header and manifest as an extra file. Others are unchanged."""
     if not head.signature:
         return program
     data = head.to_bytes()
