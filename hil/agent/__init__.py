@@ -1,1 +1,1 @@
-"""The agent: what runs on a board. Light: grpcio, protobuf, numpy and the runtime it is asked for."""
+"""The agent that runs on a board. It needs only grpcio, protobuf, numpy and the requested runtime."""

@@ -1,7 +1,7 @@
-"""`python -m hil.agent --listen unix:PATH|HOST:PORT --store DIR`: the agent on a board.
+"""`python -m hil.agent --listen unix:PATH|HOST:PORT --store DIR`: run the agent on a board.
 
-Prints one JSON line on stdout once it serves: ``{"address": ..., "pid": ...}``. `python -m hil.agent verify BUNDLE`
-serves nobody: it checks this machine against a bundle of test cases and ends.
+Prints one JSON line on stdout when it is ready: ``{"address": ..., "pid": ...}``. `python -m hil.agent verify BUNDLE`
+does not start a server: it runs the test cases of a bundle on this machine and exits.
 """
 
 from __future__ import annotations
@@ -22,44 +22,57 @@ from typing import Any
 from hil.agent import forks
 from hil.agent.confinement import seclude
 from hil.agent.server import Agent, AgentConfig
+from hil.agent.store import Quota
 from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import take_descriptors
 
 _LOOK_S, _SELDOM_S = 0.5, 5.0
-# Without a session for so long, the agent keeps nothing in memory but itself.
+# After this many seconds without a session, stop workers and fork servers to free memory.
 _REST_S = 60.0
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:
-    """The options that every agent has, a simulator's too."""
+    """Return an argument parser with the options that agents and simulators share."""
     options = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_argument("--listen", required=True, metavar="unix:PATH|HOST:PORT", help="where to serve")
-    options.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder for blobs and programs")
-    options.add_argument("--name", default="", help="what the device is called (default: the host's name)")
-    options.add_argument("--quota", type=int, default=0, metavar="BYTES", help="most that blobs may take")
-    options.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="most that a program may take")
-    options.add_argument("--token-file", type=Path, metavar="FILE", help="callers must present the token in this file")
-    options.add_argument("--tls-cert", type=Path, metavar="PEM", help="the server's certificate")
-    options.add_argument("--tls-key", type=Path, metavar="PEM", help="the server's key")
-    options.add_argument("--tls-client-ca", type=Path, metavar="PEM", help="clients must show a certificate of it")
+    options.add_argument("--listen", required=True, metavar="unix:PATH|HOST:PORT", help="address to serve")
+    options.add_argument("--store", required=True, type=Path, metavar="DIR", help="directory for blobs and programs")
+    options.add_argument("--name", default="", help="name of the device (default: the host name)")
+    options.add_argument(
+        "--quota",
+        type=Quota.parse,
+        default=Quota(),
+        metavar="BYTES|SHARE%",
+        help="evict unused blobs above this size or share of the free disk (default 50%%)",
+    )
+    options.add_argument("--memory-limit", type=int, default=0, metavar="BYTES", help="memory limit of a program")
+    options.add_argument("--token-file", type=Path, metavar="FILE", help="require the token in this file from callers")
+    options.add_argument("--tls-cert", type=Path, metavar="PEM", help="server certificate")
+    options.add_argument("--tls-key", type=Path, metavar="PEM", help="server key")
+    options.add_argument(
+        "--tls-client-ca", type=Path, metavar="PEM", help="require client certificates signed by this CA"
+    )
     options.add_argument(
         "--trusted-keys", type=Path, metavar="FILE", help="load only programs of bundles signed by one of these keys"
     )
-    options.add_argument("--build", default="", metavar="ID", help="what was deployed here, told to controllers")
+    options.add_argument("--build", default="", metavar="ID", help="deployed build, reported to controllers")
     options.add_argument(
-        "--idle-exit", type=float, default=0.0, metavar="S", help="stop after so long without a session"
+        "--idle-exit", type=float, default=0.0, metavar="S", help="stop after this many seconds without a session"
     )
-    options.add_argument("--lifeline", action="store_true", help="stop when stdin ends: the starter is gone")
+    options.add_argument("--lifeline", action="store_true", help="stop when stdin closes, because the starter exited")
     return options
 
 
 def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of :class:`AgentConfig` that the options give."""
+    """Return the fields of :class:`AgentConfig` that the command-line options set.
+
+    Raises:
+        UsageError: the token file is unreadable or empty.
+    """
     token = ""
     if arguments.token_file:
         try:
@@ -67,7 +80,7 @@ def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the token file cannot be read: {error}") from error
         if not token:
-            raise UsageError(f"{arguments.token_file} holds no token")
+            raise UsageError(f"{arguments.token_file} is empty: expected a token")
     trusted: tuple[bytes, ...] = ()
     if arguments.trusted_keys:
         from hil.bundles.signature import public_keys
@@ -75,7 +88,7 @@ def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
         trusted = public_keys(arguments.trusted_keys)
     names = ("listen", "store", "name", "build", "memory_limit", "tls_cert", "tls_key", "tls_client_ca")
     given = {name: getattr(arguments, name) for name in names}
-    return {"token": token, "quota_bytes": arguments.quota, "trusted_keys": trusted, **given}
+    return {"token": token, "quota": arguments.quota, "trusted_keys": trusted, **given}
 
 
 def serve(
@@ -86,17 +99,18 @@ def serve(
     idle_exit: float = 0.0,
     may_leave: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Announce the agent, then serve until SIGTERM or SIGINT, or after SIGHUP until nobody has the device.
+    """Print the agent's address, then serve until SIGTERM or SIGINT. After SIGHUP, exit when the last session ends.
 
     Args:
-        lifeline: end at the end of stdin too.
-        idle_exit: end after so many seconds without a session too; 0 is never.
-        may_leave: asked before it ends for that; once it says so, nobody is to come any more.
+        lifeline: also exit when stdin reaches end of file.
+        idle_exit: also exit after this many seconds without a session; 0 disables it.
+        may_leave: called before an idle exit. Returning True commits the agent to exit, so it must also reject new
+            clients.
     """
     seclude()
     forks.adopt()
     take_descriptors()
-    # Signals are put there, by which they are told: its put may be called in a handler, whatever that interrupts.
+    # SimpleQueue.put is reentrant, so signal handlers may call it at any point.
     told: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _: told.put(got))
@@ -104,11 +118,11 @@ def serve(
 
         def wait_for_end() -> None:
             stdin = sys.stdin.fileno()
-            # Not through Python's stream, which cannot be ended while a thread reads from it.
+            # Python's stdin object cannot be closed while a thread reads from it, so read the file descriptor.
             with contextlib.suppress(OSError):
                 said = b"-"
                 while said:
-                    select.select([stdin], [], [])  # the starter may have made it one that does not wait
+                    select.select([stdin], [], [])  # the parent may have made stdin non-blocking
                     said = os.read(stdin, 1)
             told.put(signal.SIGTERM)
 
@@ -117,7 +131,7 @@ def serve(
     leaving = rested = False
     while True:
         with contextlib.suppress(queue.Empty):
-            # There may be hundreds of simulated boards on a machine: none wakes up more often than it has to.
+            # A machine may run hundreds of simulated boards, so keep wake-ups rare.
             leaving = told.get(timeout=_LOOK_S if leaving or idle_exit else _SELDOM_S) == signal.SIGHUP
             if not leaving:
                 break
@@ -137,9 +151,15 @@ def main() -> None:
         from hil.agent import verify
 
         sys.exit(verify.main(sys.argv[2:]))
-    arguments = parser("hil.agent", __doc__ or "").parse_args()
+    options = parser("hil.agent", __doc__ or "")
+    options.add_argument(
+        "--claim-board",
+        action="store_true",
+        help="limit this machine to a single session, shared with agents of other logins",
+    )
+    arguments = options.parse_args()
     try:
-        agent = Agent(AgentConfig(**config_of(arguments)))
+        agent = Agent(AgentConfig(**config_of(arguments), claim_board=arguments.claim_board))
     except HilError as error:
         print(f"hil.agent: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -1,8 +1,9 @@
-"""Which calls are let in. A call that waits for its client never keeps a thread from one that does not.
+"""Admission control for calls. A waiting client cannot starve other clients of threads.
 
-The sync server gives every open call a thread, so each kind of call has a room of its own with a limit. What needs no
-session (a session's opening, Describe, the clock, health) always gets in: one call too many ends the one that was
-silent for longest. What needs a session is refused beyond the session's limit, and ended when its session is over.
+The synchronous gRPC server uses one thread per open call, so each kind of call has a separate limit. Calls that need no
+session (opening a session, Describe, the clock, health) are always admitted: above the limit, the agent cancels the
+call that has been silent for longest. Session calls above the session's limit are rejected. The agent cancels them when
+the session ends.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from hil.agent.session import CallContext, Cancellable, Session, Sessions
 from hil.errors import BoardBusy, BoardRefused, UsageError
 from hil.protocol import wire
 
-# Calls without a session that have said nothing yet, and how long they may take to say something.
+# Maximum number of calls without a session that have not sent a message yet, and the timeout for that message.
 SILENT_CALLS = 16
 FIRST_MESSAGE_S = 10.0
-# Of each kind of call without a session, so many go on at a time. A stream that waits for its client's next message
-# waits no longer than this; a watcher of the health has nothing to say.
+# Maximum number of concurrent calls of each kind without a session. A stream that waits for the client's next message
+# times out after NEXT_MESSAGE_S. Health watchers send no messages and have no timeout.
 OPEN_CALLS = 16
 NEXT_MESSAGE_S = 15.0
-# Calls of one session at a time.
+# Maximum number of concurrent calls of one session.
 SESSION_CALLS = 48
-# So long may a call take to tell its client that the session is over.
+# Time limit for reporting the end of a session to the client of a call.
 GOODBYE_S = 1.0
-# Held sessions that are over, whose owners do not read that.
+# Maximum number of Hold streams of ended sessions that clients have not read to the end.
 GOODBYES = 8
-# Data connections that carry no call just now.
+# Maximum number of idle data connections.
 RESTING = 64
-# A room's calls that were ended, and have not let go of their threads yet, count up to the same number once more.
+# The factor 2 covers cancelled calls that have not released their threads yet.
 THREADS = 2 * (SILENT_CALLS + 4 * OPEN_CALLS + SESSION_CALLS) + 64
 _LOOK_S = 0.5
 
-# The methods of the protocol that need no session.
+# Protocol methods that need no session.
 _FREE = {f"/{wire.PACKAGE}.{name}" for name in ("Board/Describe", "Board/Clock", "Sessions/Hold")}
-# Sizes of one request. What is not listed here has a few short fields.
+# Size limits for one request, in bytes. Methods that are not listed take SHORT_REQUEST.
 SHORT_REQUEST = 1 << 16
 _LARGEST = {
     "Put": wire.DATA_MOST + 1024,
@@ -52,11 +53,11 @@ _LARGEST = {
 
 
 class _Calls:
-    """Calls that go on: of those that were ended some may not have let go of their threads yet.
+    """Registry of open calls. Cancelled calls count as open while they still use a thread.
 
     Args:
-        most: so many go on at a time.
-        busy: is set when a call is let in.
+        most: maximum number of open calls.
+        busy: event set when a call is admitted.
     """
 
     def __init__(self, most: int, busy: threading.Event) -> None:
@@ -68,7 +69,7 @@ class _Calls:
 
     @contextlib.contextmanager
     def entered(self, context: Cancellable, *more: Any) -> Iterator[None]:
-        """Count a call as long as it goes on. Raises BoardBusy: there are too many."""
+        """Count a call while the context is open. Raises BoardBusy above the limit."""
         self.enter(context, *more)
         try:
             yield
@@ -76,22 +77,22 @@ class _Calls:
             self.leave(context)
 
     def enter(self, context: Cancellable, *more: Any) -> None:
-        """Let a call in; raises as :meth:`entered`."""
+        """Admit a call. Raises the same errors as :meth:`entered`."""
         raise NotImplementedError
 
     def leave(self, context: Cancellable) -> None:
-        """A call has ended."""
+        """Remove a finished call."""
         with self._lock:
             self._inside -= 1
             self._calls.pop(context, None)
 
     def sweep(self) -> bool:
-        """End the calls that are due; returns whether any go on."""
+        """Cancel the calls that are due. Return True if any calls remain open."""
         with self._lock:
             late = [context for context, value in self._calls.items() if self._is_due(value)]
             for context in late:
                 del self._calls[context]
-                # Here, for once a call has left it may be another's connection that is ended.
+                # Cancel under the lock: after a call has finished, the connection may already serve the next call.
                 context.cancel()
             return bool(self._calls)
 
@@ -106,10 +107,10 @@ class _Calls:
 
 
 class Room(_Calls):
-    """The calls of one kind. One too many ends the one that was silent for longest.
+    """Open calls of one kind. Above the limit, the call that has been silent for longest is cancelled.
 
     Args:
-        silence_s: how long a client may keep one waiting.
+        silence_s: cancel calls after this many seconds without a message from the client.
     """
 
     def __init__(self, most: int, busy: threading.Event, silence_s: float = math.inf) -> None:
@@ -117,11 +118,11 @@ class Room(_Calls):
         self._silence_s = silence_s
 
     def enter(self, context: Cancellable, *more: Any) -> None:
-        """Let a call in. Raises BoardBusy: too many calls that were ended have not gone yet."""
+        """Admit a call. Raises BoardBusy if too many cancelled calls have not finished yet."""
         with self._lock:
             if self._inside >= 2 * self._most:
-                raise BoardBusy("the agent is busy with too many calls", hint="try again in a moment")
-            # They are in the order of the last message, the oldest first.
+                raise BoardBusy("the agent has too many active calls", hint="retry later")
+            # Calls are ordered by the time of their last message, oldest first.
             late = next(iter(self._calls)) if len(self._calls) >= self._most else None
             if late is not None:
                 del self._calls[late]
@@ -129,7 +130,7 @@ class Room(_Calls):
             self._add(context, time.monotonic())
 
     def heard(self, requests: Iterator[Any], context: Cancellable) -> Iterator[Any]:
-        """The messages of a call, whose client says something with each."""
+        """Yield a call's requests and record their arrival times."""
         for request in requests:
             with self._lock:
                 if self._calls.pop(context, None) is not None:
@@ -141,16 +142,19 @@ class Room(_Calls):
 
 
 class SessionCalls(_Calls):
-    """The calls of the session that has the device, and those of sessions that are over: these would wait for ever."""
+    """Open calls that need a session.
+
+    Calls of ended sessions are cancelled after GOODBYE_S, because they would wait forever.
+    """
 
     def enter(self, context: Cancellable, *more: Any) -> None:
-        """Let a call of a session in. Raises BoardBusy: the session has too many."""
+        """Admit a session's call. Raises BoardBusy if the session has too many open calls."""
         (session,) = more
         with self._lock:
             own = sum(other is session for other in self._calls.values())
             if own >= self._most or self._inside >= 2 * self._most:
                 raise BoardBusy(
-                    f"{own or self._inside} calls of this session go on already", hint="end some, or wait for them"
+                    f"the session already has {own or self._inside} active calls", hint="cancel some, or wait for them"
                 )
             self._add(context, session)
 
@@ -159,11 +163,11 @@ class SessionCalls(_Calls):
 
 
 class Admission:
-    """Lets calls in, whichever way they come.
+    """Admission control for gRPC calls and data connections.
 
     Attributes:
-        goodbyes: the streams of sessions that are over, until their owners have read that.
-        silent: the calls that have said nothing yet.
+        goodbyes: Hold streams of ended sessions, until their clients have read the end.
+        silent: calls that have not sent a message yet.
         resting: data connections between two calls.
     """
 
@@ -178,7 +182,7 @@ class Admission:
         self.goodbyes = Room(GOODBYES, busy, GOODBYE_S)
         self.resting = Room(RESTING, busy)
         self._rooms = {
-            f"/{wire.PACKAGE}.Sessions/Hold": None,  # it has limits of its own: those who wait, one that has the device
+            f"/{wire.PACKAGE}.Sessions/Hold": None,  # limited separately: waiting clients, and one active session
             "/grpc.health.v1.Health/Watch": self._watching,
         }
         threading.Thread(target=self._watch, daemon=True, name="admission").start()
@@ -187,15 +191,15 @@ class Admission:
     def admitted(
         self, method: str, streams: bool, requests: Iterator[Any], context: CallContext
     ) -> Iterator[Iterator[Any]]:
-        """Count a call as long as it goes on; gives its requests.
+        """Count a call while the context is open, and return the requests.
 
         Args:
-            method: its path.
-            streams: whether it has any number of requests.
+            method: full method path.
+            streams: whether the client streams requests.
 
         Raises:
-            SessionEnded: it belongs to a session, and its token is not that of the one that has the device.
-            BoardBusy: there are too many.
+            SessionEnded: the call needs a session, but lacks the active session's token.
+            BoardBusy: too many calls are open.
         """
         if method.startswith(f"/{wire.PACKAGE}.") and method not in _FREE:
             with self._calls.entered(context, self._sessions.of_call(context)):
@@ -209,7 +213,7 @@ class Admission:
 
     def _watch(self) -> None:
         while True:
-            # An agent that nobody calls does not wake up.
+            # An agent without calls does not wake up.
             self._busy.wait()
             time.sleep(_LOOK_S)
             self._busy.clear()
@@ -218,32 +222,36 @@ class Admission:
 
 
 def argument_of(requests: Iterator[Any], are_streamed: bool) -> Any:
-    """What a handler takes: all requests, or the one that there is. Raises UsageError: there is none."""
+    """Return the argument for a handler: the request iterator, or the single request.
+
+    Raises:
+        UsageError: the single request is missing.
+    """
     if are_streamed:
         return requests
     if (first := next(requests, None)) is None:
-        raise UsageError("the call carries no message")
+        raise UsageError("the call has no message")
     return first
 
 
 def check_size(method: str, size: int) -> None:
-    """Check how many bytes a request has. Raises UsageError: they are more than those of the method's may have."""
+    """Check the size of a request. Raises UsageError if it exceeds the method's limit."""
     largest = _LARGEST.get(method, SHORT_REQUEST)
     if size > largest:
-        raise UsageError(f"a request of {method} has {size} bytes, and {largest} are the most")
+        raise UsageError(f"a request of {method} has {size} bytes, maximum {largest}")
 
 
 def decoded(data: bytes, decode: Callable[[bytes], Any]) -> Any:
-    """The message that bytes are. Raises UsageError: they are none."""
+    """Decode a message. Raises UsageError if the bytes are invalid."""
     try:
         return decode(data)
     except Exception as error:
-        raise UsageError("the request is no message of this protocol") from error
+        raise UsageError("the request is not a valid protocol message") from error
 
 
 def check_token(wanted: str, given: str) -> None:
-    """Check a caller's token, where one is wanted. Raises BoardRefused: it is not that."""
+    """Check the client's token if the agent requires a token. Raises BoardRefused on a mismatch."""
     if wanted and not hmac.compare_digest(given.encode(), wanted.encode()):
-        why = "the token that was given is not this agent's" if given else "it asks for a token, and none was given"
-        hint = "it belongs in the file that token_file in the config's [connection] names, or in HIL_AGENT_TOKEN"
-        raise BoardRefused(f"the agent refused us: {why}", hint=hint)
+        why = "token mismatch" if given else "token required, but none was sent"
+        hint = "store it in the file named by token_file in the config's [connection], or in HIL_AGENT_TOKEN"
+        raise BoardRefused(f"the agent refused the connection: {why}", hint=hint)

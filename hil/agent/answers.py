@@ -1,11 +1,12 @@
-"""What a worker answers, read as if it were the program's own words: a program that means harm can say anything there.
+"""Parse worker responses. Treat them as hostile: the program in the worker may send any bytes.
 
-:func:`read` takes the bytes of one message and needs no process: whatever they are, it returns an answer that keeps to
-what its class says, or raises an error of the program's.
+:func:`read` parses the bytes of one message and needs no process. For any input, it returns a response that satisfies
+its class's constraints or raises a program error.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,20 +18,21 @@ from hil.core.tensors import DTYPES, TensorSpec, nbytes_of
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
 from hil.protocol.wire_errors import WORKER_KINDS, from_parts
 
-# Of a run: how long its warm-up took, its CPU time, the most memory that it took; and two timestamps an iteration.
+# Numbers of a run: warm-up time, CPU time and peak memory, followed by two timestamps per iteration.
 _NUMBERS = 3
 _ITERATION_BYTES = 16
-# So long a text about outputs is kept until the next answer, which mostly says the same of them.
+# Cache an output description of up to this many bytes: the next response usually repeats it.
 _KEPT_BYTES = 1 << 12
-# As many as every numpy takes.
+# Every numpy version supports this many dimensions.
 _MOST_DIMS = 32
 _MOST_FILE_NAME = 200
 _INT64 = 1 << 63
+_OVERWRITTEN = "the program or its runtime corrupted the worker's memory, or replied in its place"
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What was loaded."""
+    """Signature of the loaded program."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -40,7 +42,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor in the arena of the outputs: ``size`` bytes from ``at`` on, as many as its dtype and shape take."""
+    """Tensor in the output arena: ``size`` bytes from offset ``at``. The size matches the dtype and shape."""
 
     name: str
     dtype: str
@@ -50,47 +52,58 @@ class Output:
 
     @property
     def end(self) -> int:
-        """Where it ends."""
+        """Offset of the first byte after the tensor."""
         return self.at + self.size
 
 
 @dataclass(frozen=True)
 class RepeatedAnswer:
-    """One of a call's distinct answers."""
+    """Distinct output of an invocation."""
 
     runs: int
-    first: int  # the number of the first run that gave it
-    outputs: tuple[Output, ...] | None = None  # None where the worker has not kept them
+    first: int  # number of the first run that produced it
+    outputs: tuple[Output, ...] | None = None  # None if the worker did not store them
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """What a worker says of the answers of a call's runs."""
+    """Worker's summary of the outputs of all runs of an invocation."""
 
     answers: tuple[RepeatedAnswer, ...]
     sampled: bool
-    others: int  # runs with further answers
-    differing: tuple[int, ...]  # the outputs that differ, by number
+    others: int  # number of runs with further distinct outputs
+    differing: tuple[int, ...]  # indices of the outputs that differ
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run, or a profiling pass, gave."""
+    """Result of an invocation or a profiling pass."""
 
-    outputs: tuple[Output, ...]  # in the order in which they lie in the arena; none overlaps another
-    # start_ns, end_ns: one an iteration; none of a profiling pass.
+    outputs: tuple[Output, ...]  # in arena order, without overlaps
+    # One start_ns and end_ns per iteration; empty for a profiling pass.
     start_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
     warmup_ns: int
     cpu_ns: int
     peak_bytes: int
-    placement: Placement | None = None  # None where nothing new is known
-    repetition: Repeated | None = None  # None where one run has nothing to be compared with
+    placement: Placement | None = None  # None if unchanged or unknown
+    repetition: Repeated | None = None  # None after a single run
 
     @property
     def size(self) -> int:
-        """How much of the arena the outputs take."""
+        """Number of arena bytes that the outputs take."""
         return max((output.end for output in self.outputs), default=0)
+
+
+class ClockStepped(RunCrashed):
+    """Worker timestamps that run backwards: the board's clock stepped back, or the program forged them.
+
+    ``ns`` is a lower bound of the step: the time between the two readings hides a part.
+    """
+
+    def __init__(self, ns: int) -> None:
+        super().__init__("invalid response from the worker: timestamps decrease", hint=_OVERWRITTEN)
+        self.ns = ns
 
 
 Answer: TypeAlias = "Signature | Ran | None"
@@ -99,27 +112,28 @@ _Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None, Repeated | None]
 
 @dataclass
 class Known:
-    """What a worker said of a run's outputs the last time, and what that was read as."""
+    """Output description of the last invocation, as bytes and in parsed form."""
 
     text: bytes = b""
     made: _Made = ((), None, None)
 
 
 def most_bytes(iterations: int) -> int:
-    """How long an answer to an order of so many iterations may be."""
+    """Return the maximum size in bytes of a response to an order with this many iterations."""
     return ipc.MOST_BYTES + iterations * _ITERATION_BYTES
 
 
 def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) -> Answer:
-    """The answer in a worker's message to an order; None where the runtime is ready.
+    """Parse a worker's response to an order. Return None for a successful prepare or open.
 
     Args:
-        op: prepare, load, invoke or profile.
-        known: of the worker's last invocation, for this one to read and to replace.
+        op: prepare, open, load, invoke or profile.
+        known: cached description of the worker's last invocation; read and replaced.
 
     Raises:
-        LoadFailed, RunFailed, UsageError: what the worker reports instead.
-        RunCrashed: it is no answer to that order.
+        LoadFailed, RunFailed, UsageError: the worker reports this error.
+        RunCrashed: the response is invalid for this order.
+        ClockStepped: the timestamps run backwards.
     """
     try:
         text, numbers = ipc.split(body, _NUMBERS + 2 * iterations)
@@ -128,7 +142,7 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
         answer = ipc.decode(text)
         if not isinstance(answer, dict) or answer.get("error") is None:
             (found,) = _take(answer, ok=dict)
-            if op == "prepare":
+            if op in ("prepare", "open"):
                 return None
             if op == "load":
                 return _signature(found)
@@ -145,36 +159,40 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
 
 
 def nonsense(why: str) -> RunCrashed:
-    """The error of a program whose worker sent what is no answer."""
-    return RunCrashed(
-        f"the worker's answer is none: {why}",
-        hint="the program, or its runtime, has overwritten the worker's memory or speaks in its place",
-    )
+    """Return the error for a program after an invalid response of the worker."""
+    return RunCrashed(f"invalid response from the worker: {why}", hint=_OVERWRITTEN)
 
 
 def _error(reported: Any, op: str) -> HilError:
-    if not isinstance(reported, list) or len(reported) != 4 or not all(isinstance(part, str) for part in reported):
-        raise ipc.Garbled("an error is four texts")
-    # Of its texts those that cannot be passed on, such as a file's name that is no UTF-8, have marks in them.
-    kind, message, hint, detail = (part.encode(errors="replace").decode() for part in reported)
-    otherwise = LoadFailed if op in ("prepare", "load") else RunFailed
-    return from_parts(kind, message, hint, detail, among=WORKER_KINDS, otherwise=otherwise)
+    if not isinstance(reported, list) or len(reported) != 5 or not all(isinstance(part, str) for part in reported):
+        raise ipc.Garbled("an error must be five strings")
+    # Replace characters that UTF-8 cannot encode, such as file names in other encodings.
+    kind, message, hint, detail, code = (part.encode(errors="replace").decode() for part in reported)
+    otherwise = LoadFailed if op in ("prepare", "open", "load") else RunFailed
+    return from_parts(kind, message, hint, detail, code, among=WORKER_KINDS, otherwise=otherwise)
 
 
 def _signature(found: dict[str, Any]) -> Signature:
+    if isinstance(load_ns := found.get("load_ns"), int) and load_ns < 0:
+        raise ClockStepped(-load_ns)
     inputs, outputs, function, load_ns = _take(found, inputs=list, outputs=list, function=str, load_ns=int)
     return Signature(tuple(map(_spec, inputs)), tuple(map(_spec, outputs)), function, load_ns)
 
 
 def _ran(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
     if len(numbers) != _NUMBERS + 2 * iterations:
-        raise ipc.Garbled("it has not one timestamp an iteration")
+        raise ipc.Garbled("number of timestamps and iterations differ")
     warmup_ns, cpu_ns, peak = numbers[:_NUMBERS]
-    if warmup_ns < 0 or cpu_ns < 0 or peak < 0:
-        raise ipc.Garbled("a number is below 0")
+    if cpu_ns < 0 or peak < 0:
+        raise ipc.Garbled("negative number")
     middle = _NUMBERS + iterations
+    starts, ends = numbers[_NUMBERS:middle], numbers[middle:]
+    stamps = itertools.chain.from_iterable(zip(starts, ends, strict=True))
+    steps = (later - earlier for earlier, later in itertools.pairwise(stamps))
+    if (step_ns := min(warmup_ns, min(steps, default=0))) < 0:
+        raise ClockStepped(-step_ns)
     outputs, placement, repeated = made
-    return Ran(outputs, numbers[_NUMBERS:middle], numbers[middle:], warmup_ns, cpu_ns, peak, placement, repeated)
+    return Ran(outputs, starts, ends, warmup_ns, cpu_ns, peak, placement, repeated)
 
 
 def _made(found: dict[str, Any]) -> _Made:
@@ -192,7 +210,7 @@ def _outputs(found: list[Any]) -> tuple[Output, ...]:
 
 
 def _repeated(found: dict[str, Any]) -> Repeated | None:
-    """Return what is told of the answers of several runs, if anything is."""
+    """Return the summary of repeated runs, or None if the response has none."""
     if found.get("answers") is None:
         return None
     listed, sampled, others, differing = _take(found, answers=list, sampled=bool, others=int, differing=list)
@@ -200,7 +218,7 @@ def _repeated(found: dict[str, Any]) -> Repeated | None:
     kept = 0
     for one in listed:
         if not isinstance(one, list) or len(one) != 3:
-            raise ipc.Garbled("an answer is two numbers and its outputs")
+            raise ipc.Garbled("expected two numbers and the outputs")
         runs, first, outputs = one
         for number in (runs, first):
             _check(number, int)
@@ -211,26 +229,26 @@ def _repeated(found: dict[str, Any]) -> Repeated | None:
     for number in differing:
         _check(number, int)
     if max([others, *differing, *(number for one in answers for number in (one.runs, one.first))], default=0) >> 32:
-        raise ipc.Garbled("no call has so many runs")
+        raise ipc.Garbled("run count out of range")
     if kept > MAX_KEPT or len(answers) > MAX_ANSWERS:
-        raise ipc.Garbled("it has more answers than a worker keeps")
+        raise ipc.Garbled("more answers than a worker stores")
     return Repeated(tuple(answers), sampled, others, tuple(differing))
 
 
 def _profile(found: dict[str, Any]) -> tuple[Output, ...]:
     files = _outputs(*_take(found, outputs=list))
     for file in files:
-        # A controller keeps the files under these names.
+        # The controller stores the files under these names.
         plain = file.name.isprintable() and not {"/", "\\"} & set(file.name) and file.name.strip(". ")
         if not plain or len(file.name.encode()) > _MOST_FILE_NAME or file.dtype != "uint8" or len(file.shape) != 1:
-            raise ipc.Garbled("a profile is files with plain names")
+            raise ipc.Garbled("a profile must be files with plain names")
     return files
 
 
 def _spec(found: Any) -> TensorSpec:
     name, dtype, shape = _take(found, name=str, dtype=str, shape=list)
     if dtype and dtype not in DTYPES:
-        raise ipc.Garbled("a tensor is of no dtype that there is")
+        raise ipc.Garbled("tensor of unknown dtype")
     for dim in _checked_rank(shape):
         if dim is not None:
             _check(dim, str if isinstance(dim, str) else int)
@@ -238,19 +256,19 @@ def _spec(found: Any) -> TensorSpec:
 
 
 def _output(found: Any, begin: int) -> Output:
-    """An output that lies behind the last one, which ends at ``begin``."""
+    """Parse an output that starts at or after ``begin``, the end of the previous output."""
     name, dtype, shape, at, size = _take(found, name=str, dtype=str, shape=list, at=int, bytes=int)
     for dim in _checked_rank(shape):
         _check(dim, int)
     if dtype not in DTYPES:
-        raise ipc.Garbled("an output is of no dtype that there is")
+        raise ipc.Garbled("output of unknown dtype")
     if dtype != "string" and nbytes_of(dtype, shape) != size:
-        raise ipc.Garbled("an output has another size than its dtype and shape")
+        raise ipc.Garbled("size of an output does not match its dtype and shape")
     if math.prod(dim or 1 for dim in shape) >= _INT64 >> 4:
-        raise ipc.Garbled("an output has a shape that no array can have")
-    # One that took the place of another could be sent a thousand times over.
+        raise ipc.Garbled("output of invalid shape")
+    # Overlapping outputs would let a program make the agent send the same bytes a thousand times.
     if at < begin:
-        raise ipc.Garbled("an output lies in another one's place")
+        raise ipc.Garbled("outputs overlap")
     return Output(name, dtype, tuple(shape), at, size)
 
 
@@ -259,7 +277,7 @@ def _part(found: Any) -> Part:
     for name in names:
         _check(name, str)
     if len(names) > MOST_NAMES or nodes >= 1 << 32:
-        raise ipc.Garbled("no program has so many nodes")
+        raise ipc.Garbled("node count out of range")
     return Part(device, nodes, tuple(names), elsewhere)
 
 
@@ -270,22 +288,22 @@ def _checked_rank(shape: list[Any]) -> list[Any]:
 
 
 def _take(found: Any, **kinds: type) -> list[Any]:
-    """The fields of an object, each of its kind."""
+    """Return the fields of an object after checking their types."""
     if not isinstance(found, dict):
-        raise ipc.Garbled("an object is missing")
+        raise ipc.Garbled("missing object")
     for name, kind in kinds.items():
         _check(found.get(name), kind)
     return [found[name] for name in kinds]
 
 
 def _check(value: Any, kind: type) -> None:
-    """Refuse what is of another kind, a number that is below 0 or far too large, and a text that is no Unicode."""
+    """Reject wrong types, numbers out of range, and text that UTF-8 cannot encode."""
     if type(value) is not kind:
-        raise ipc.Garbled(f"a value is missing, or is no {kind.__name__}")
+        raise ipc.Garbled(f"missing value, or not of type {kind.__name__}")
     if isinstance(value, int) and not 0 <= value < _INT64:
-        raise ipc.Garbled("a number is below 0, or far too large")
+        raise ipc.Garbled("number out of range")
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise ipc.Garbled("a text is no Unicode") from error
+            raise ipc.Garbled("text is not valid Unicode") from error

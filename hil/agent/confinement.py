@@ -1,13 +1,18 @@
-"""What a worker may do to the machine: limits for every worker, a sandbox for those that get one, filters of calls.
+"""Restrict workers: resource limits, system call filters, and an optional sandbox.
 
-:func:`confine` is called in the worker after its fork, before anything of the program runs. It sets resource limits and
-keeps the worker from signalling the agent; what the system lacks is left out.
+The worker calls :func:`confine` after the fork, before any code of the program runs. It sets resource limits and
+prevents the worker from signalling the agent. Limits that the system does not support are skipped.
 
-:func:`enter_sandbox` does more, on Linux: no network, nothing to write but memory, no access to another process. A
-compiled program is native code, and a simulator runs it on the user's own machine. The sandbox costs a few milliseconds
-a worker: user, mount, network and IPC namespaces of its own; every file system read-only; ``/dev`` reduced to devices
-that hold nothing, with a small ``/dev/shm`` that ends with the process; no write to a pipe or socket of the machine, no
-file lock; no new privileges; no system call that reads, writes, signals or limits another process.
+:func:`enter_sandbox` isolates the worker on Linux: no network, no writes except to memory, no access to other
+processes. A compiled program is native code, and simulators run on the user's machine. The sandbox costs a few
+milliseconds per worker and consists of:
+
+- separate user, mount, network and IPC namespaces
+- read-only file systems
+- a minimal ``/dev`` with stateless devices and a small ``/dev/shm`` that ends with the process
+- no writes to the machine's pipes or sockets, and no file locks
+- no new privileges
+- no system calls that read, write, signal or limit other processes
 """
 
 from __future__ import annotations
@@ -27,43 +32,43 @@ from pathlib import Path
 from typing import Any
 
 MOST_FILES = 4096
-# Processes and threads beyond those that the user has: the limit counts all of a user's.
+# Processes and threads on top of the user's current ones: the kernel counts all tasks of a user.
 MORE_TASKS = 2048
-# Memory that the runtime may take for itself, beside the program's and what the worker has after the fork.
+# Memory for the runtime, in addition to the program's limit and the worker's memory after the fork.
 OWN_BYTES = 1 << 30
-# Where memory runs out the kernel kills workers first, not the agent.
+# When memory runs out, the kernel kills workers before the agent.
 _OOM_SCORE = "500"
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _LANDLOCK_SCOPE_SIGNAL = 2
-# The environment variable that tells simulators whether to use a sandbox: auto, required or off.
+# Environment variable with the sandbox mode of simulators: auto, required or off.
 SANDBOX_VARIABLE = "HIL_SANDBOX"
-# What a sandboxed program may write below TMPDIR, in memory.
+# Size limit for files of a sandboxed program below TMPDIR, which is in memory.
 SCRATCH_BYTES = 256 << 20
 _NEWNS, _NEWIPC, _NEWUSER, _NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x40000000
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_NOSUID = 4096, 16384, 1 << 18, 2
 _AT_FDCWD, _AT_RECURSIVE, _RDONLY = -100, 0x8000, 1
-# System calls with the same numbers on every architecture, and Landlock's rights: WRITE_FILE, REFER (move to another
-# folder).
+# System call numbers that are equal on every architecture, and Landlock rights: WRITE_FILE, REFER (move to another
+# directory).
 _MOUNT_SETATTR, _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 442, 444, 445, 446
 _WRITE, _MOVE, _PATH_BENEATH = 1 << 1, 1 << 13, 1
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-# Machine -> the number that seccomp gives to its architecture.
+# Machine -> seccomp architecture number.
 _ARCHS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# Machine -> calls that are refused: they reach another process, a socket or keys, or lock a file.
+# Machine -> refused system calls: they reach other processes, a socket or keys, or lock a file.
 _REFUSED = {
     # ptrace process_vm_readv process_vm_writev rt_sigqueueinfo rt_tgsigqueueinfo tkill connect sendmsg sendmmsg
     # setpriority add_key request_key keyctl flock
     "x86_64": (101, 310, 311, 129, 297, 200, 42, 46, 307, 141, 248, 249, 250, 73),
     "aarch64": (117, 270, 271, 138, 240, 130, 203, 211, 269, 140, 217, 218, 219, 32),
 }
-# Refused too, with the same numbers everywhere: pidfd_send_signal pidfd_open pidfd_getfd io_uring_setup
+# Refused calls with the same numbers everywhere: pidfd_send_signal pidfd_open pidfd_getfd io_uring_setup
 _NEW_CALLS = (424, 434, 438, 425)
-# Calls that a process may make on itself alone: kill tgkill prlimit64 sched_setparam sched_setscheduler sched_setattr
+# Calls that a process may make only on itself: kill tgkill prlimit64 sched_setparam sched_setscheduler sched_setattr
 _OWN = {"x86_64": (62, 234, 302, 142, 144, 314), "aarch64": (129, 131, 261, 118, 119, 274)}
-# Calls that are refused for some arguments: fcntl ioctl sendto
+# Calls refused for some arguments: fcntl ioctl sendto
 _PARTLY = {"x86_64": (72, 16, 44), "aarch64": (25, 29, 206)}
-# Arguments that lock a file or have a process signalled: F_SETLK F_SETLKW F_SETOWN F_SETSIG F_SETOWN_EX F_OFD_SETLK
-# F_OFD_SETLKW F_SETLEASE F_NOTIFY | FIOSETOWN SIOCSPGRP TIOCSTI
+# Refused arguments, which lock a file or make the kernel signal a process: F_SETLK F_SETLKW F_SETOWN F_SETSIG
+# F_SETOWN_EX F_OFD_SETLK F_OFD_SETLKW F_SETLEASE F_NOTIFY | FIOSETOWN SIOCSPGRP TIOCSTI
 _FCNTL = (6, 7, 8, 10, 15, 37, 38, 1024, 1026)
 _IOCTL = (0x8901, 0x8902, 0x5412)
 # SECCOMP_RET_*: KILL_PROCESS, ERRNO of EPERM, ALLOW
@@ -71,13 +76,13 @@ _KILL, _REFUSE, _ALLOW = 0x80000000, 0x00050000 | 1, 0x7FFF0000
 _LOAD, _EQUAL, _LEAST, _AND, _GIVE = 0x20, 0x15, 0x35, 0x54, 0x06  # BPF: load a word, jumps, a mask, return
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in the data that a filter reads
 _X32 = 0x40000000
-# A BPF instruction: code, instructions to skip if true, if false, operand; None stands for the number of the process.
+# A BPF instruction: code, jump if true, jump if false, operand. An operand of None means the process id.
 _Line = tuple[int, int, int, int | None]
 _LINE = struct.Struct("=HBBI")
 
 
 def prepare() -> None:
-    """Make what every worker needs, in the process that they are forked from: once, and not in each of them."""
+    """Prepare shared data in the fork server, so that workers do not repeat the work."""
     if sys.platform == "linux":
         for name in ("capset", "mount", "prctl", "syscall", "unshare"):
             getattr(_libc(), name, None)
@@ -87,44 +92,46 @@ def prepare() -> None:
 
 
 def seclude() -> None:
-    """Keep other processes of the user from tracing this one or reading its memory; Linux only."""
+    """Prevent other processes of the user from tracing this process or reading its memory. Linux only."""
     if sys.platform == "linux":
         _libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def confine(parent: int, memory_limit: int) -> None:
-    """Limit this worker and the processes that it starts.
+    """Limit this worker and its child processes.
 
     Args:
-        memory_limit: most bytes that the program may take; 0 is the machine's memory.
+        parent: process id of the expected parent; the worker exits if the parent has died.
+        memory_limit: maximum memory of the program in bytes; 0 means the machine's memory.
     """
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NOFILE, MOST_FILES)
     page = os.sysconf("SC_PAGE_SIZE")
-    # The shared memory of the outputs counts as a file.
+    # The shared memory for outputs counts as a file.
     _lower(resource.RLIMIT_FSIZE, (memory_limit or os.sysconf("SC_PHYS_PAGES") * page) + OWN_BYTES)
     if sys.platform != "linux":
         return
     if memory_limit:
         data = int(Path("/proc/self/statm").read_text().split()[5]) * page
         _lower(resource.RLIMIT_DATA, data + memory_limit + OWN_BYTES)
-    if user := os.getuid():  # root has no such limit
+    if user := os.getuid():  # the limit does not apply to root
         _lower(resource.RLIMIT_NPROC, _tasks_of(user) + MORE_TASKS)
     libc = _libc()
-    # The fork server's setting is inherited, and would keep the program from its own files below /proc.
+    # Workers inherit the fork server's setting, which would block a program's access to its files below /proc.
     libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         _write("/proc/self/oom_score_adj", _OOM_SCORE)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # the parent died before the call above
+        os._exit(1)  # the parent died before PR_SET_PDEATHSIG was set
     _no_signals_out(libc)
 
 
 def _write(path: str, text: str) -> None:
-    """Write to a file of the kernel's.
+    """Write to a kernel file.
 
-    In a process that was just forked, the first ``write_text`` takes 0.4 ms: each page that it looks at is copied.
+    In a process that was just forked, the first ``write_text`` takes 0.4 ms because the kernel copies each touched
+    page.
     """
     descriptor = os.open(path, os.O_WRONLY)
     try:
@@ -141,7 +148,7 @@ def _lower(what: int, limit: int) -> None:
 
 
 def _tasks_of(user: int) -> int:
-    """Count the threads of a user's processes."""
+    """Count the threads of all processes of a user."""
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -151,39 +158,42 @@ def _tasks_of(user: int) -> int:
 
 
 def _no_signals_out(libc: Any) -> None:
-    """Let signals and tracing reach only what this process starts (Landlock, since Linux 6.12).
+    """Restrict signals and tracing to this process's children (Landlock, since Linux 6.12).
 
-    A limit on another process's CPU time would act as a signal: a filter of calls refuses that.
+    A limit on another process's CPU time would act as a signal, so a system call filter refuses that.
     """
     ruleset = struct.pack("=QQQ", 0, 0, _LANDLOCK_SCOPE_SIGNAL)
     fd = libc.syscall(_CREATE_RULESET, ruleset, len(ruleset), 0)
     if fd >= 0:
         if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
             libc.syscall(_RESTRICT_SELF, fd, 0)
-            with contextlib.suppress(OSError):  # a kernel without seccomp filters
+            with contextlib.suppress(OSError):  # the kernel lacks seccomp filters
                 _own_limits_filter().install()
         os.close(fd)
 
 
 @functools.cache
 def _libc() -> Any:
-    """The C library."""
+    """Return the C library."""
     return ctypes.CDLL(None, use_errno=True)
 
 
 def enter_sandbox(writable: Sequence[Path] = ()) -> None:
-    """Put this process, which must have a single thread, into the sandbox for good.
+    """Move this process into the sandbox permanently. The process must have a single thread.
+
+    Args:
+        writable: directories that stay writable.
 
     Raises:
-        OSError: the kernel does not allow it; the process may be half inside, and should end.
+        OSError: the kernel refused a step. The process may be partly restricted and should exit.
     """
     if sys.platform != "linux":
-        raise OSError("there are no namespaces on this system")
+        raise OSError("the system does not support namespaces")
     if platform.machine() not in _ARCHS:
-        raise OSError(f"its system calls are not known on {platform.machine()}")
+        raise OSError(f"system call numbers are unknown for {platform.machine()}")
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", _NEWUSER | _NEWNS | _NEWNET | _NEWIPC)
-    # A nested namespace would give capabilities back. In some containers the file is read-only.
+    # A nested namespace would restore capabilities. In some containers the file is read-only.
     with contextlib.suppress(OSError):
         _write("/proc/sys/user/max_user_namespaces", "0")
     _write("/proc/self/setgroups", "deny")
@@ -197,14 +207,14 @@ def enter_sandbox(writable: Sequence[Path] = ()) -> None:
         _set_read_only(str(folder), False)
     _make_devices()
     os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"
-    _call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: an exec gives none back
+    _call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: exec cannot restore privileges
     _write_only_below([*writable, Path("/dev")])
     _call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
     _sandbox_filter().install()
 
 
 def why_no_sandbox(writable: Sequence[Path] = ()) -> str:
-    """Try the sandbox in another process; return why it fails, "" where it works."""
+    """Try the sandbox in a child process. Return the error, or "" on success."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -232,13 +242,16 @@ def _make_devices() -> None:
 
 
 def _write_only_below(folders: Sequence[Path]) -> None:
-    """Refuse to open anything else for writing (Landlock, since Linux 5.13): a read-only mount does not stop pipes."""
+    """Allow opening files for writing only below these directories (Landlock, since Linux 5.13).
+
+    Read-only mounts do not prevent writes to pipes.
+    """
     for wanted in (_WRITE | _MOVE, _WRITE):
         attributes = struct.pack("Q", wanted)
         try:
             rules = _call("syscall", _CREATE_RULESET, attributes, len(attributes), 0)
             break
-        except OSError:  # a kernel that does not know REFER, or Landlock
+        except OSError:  # the kernel lacks REFER or Landlock
             continue
     else:
         return
@@ -251,7 +264,7 @@ def _write_only_below(folders: Sequence[Path]) -> None:
 
 
 class _Filter:
-    """A filter of system calls, ready to be installed in any process."""
+    """System call filter that can be installed in any process."""
 
     def __init__(self, lines: Sequence[_Line]) -> None:
         self._lines = len(lines)
@@ -259,7 +272,7 @@ class _Filter:
         self._own = [(place + 1) * _LINE.size - 4 for place, line in enumerate(lines) if line[3] is None]
 
     def install(self) -> None:
-        """Install it for good; the process must have given up new privileges. Raises OSError: the kernel refuses."""
+        """Install the filter permanently. PR_SET_NO_NEW_PRIVS must be set. Raises OSError if the kernel refuses."""
         code = ctypes.create_string_buffer(self._code, len(self._code))
         own = struct.pack("=I", os.getpid())
         for at in self._own:
@@ -273,7 +286,10 @@ class _Filter:
 
 @functools.cache
 def _sandbox_filter() -> _Filter:
-    """The sandbox's filter: what no rule decides is allowed, another architecture's call kills the process."""
+    """Build the sandbox's filter.
+
+    It allows calls by default, and kills the process on calls of other architectures.
+    """
     machine = platform.machine()
     fcntl, ioctl, sendto = _PARTLY[machine]
     wrong: list[_Line] = [
@@ -281,7 +297,7 @@ def _sandbox_filter() -> _Filter:
         (_EQUAL, 1, 0, _ARCHS[machine]),
         (_GIVE, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        # Larger numbers are x32's: other names of the same calls.
+        # x32 uses larger numbers for the same calls.
         (_LEAST, 0, 1, _X32),
         (_GIVE, 0, 0, _REFUSE),
     ]
@@ -290,10 +306,10 @@ def _sandbox_filter() -> _Filter:
         for number in (*_REFUSED[machine], *_NEW_CALLS)
         for line in ((_EQUAL, 0, 1, number), (_GIVE, 0, 0, _REFUSE))
     ]
-    # abort and raise signal the process itself.
+    # abort and raise send a signal to the process itself.
     rules += [line for number in _OWN[machine] for line in _on_itself(number)]
     rules += _without_values(fcntl, 1, _FCNTL) + _without_values(ioctl, 1, _IOCTL)
-    # A sendto with an address reaches a socket without connect.
+    # sendto with an address reaches a socket without connect.
     rules += _without_address(sendto, 4)
     return _Filter([*wrong, *rules, (_GIVE, 0, 0, _ALLOW)])
 
@@ -318,12 +334,12 @@ def _call(name: str, *arguments: int | bytes | None) -> int:
 
 
 def _on_itself(number: int) -> list[_Line]:
-    """Allow a call if its first argument is this process or 0."""
+    """Allow a call if the first argument is this process or 0."""
     return [(_EQUAL, 0, 5, number), (_LOAD, 0, 0, _ARGUMENTS), *_unless_itself()]
 
 
 def _without_values(number: int, argument: int, values: Collection[int]) -> list[_Line]:
-    """Allow a call if a 32-bit argument is none of these values."""
+    """Allow a call unless a 32-bit argument has one of these values."""
     count = len(values)
     tests: list[_Line] = [(_EQUAL, count - place, 0, value) for place, value in enumerate(values)]
     at = _ARGUMENTS + 8 * argument
@@ -339,9 +355,9 @@ def _without_address(number: int, argument: int) -> list[_Line]:
 
 @functools.cache
 def _own_limits_filter() -> _Filter:
-    """Let a process set its own limits only: a limit on CPU time would end any process of the user.
+    """Prevent a process from setting limits of other processes: a limit on CPU time could kill any process of the user.
 
-    The filter also holds programs of the machine's 32-bit architecture.
+    The filter covers programs of the machine's 32-bit architecture.
     """
     lines: list[_Line] = []
     # prlimit64 of x86-64, aarch64, riscv64, i386, arm

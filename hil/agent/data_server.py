@@ -1,19 +1,22 @@
-"""Data connections of the agent: the calls of its services over a Unix socket of their own, without gRPC.
+"""Data connections of the agent: services over a separate Unix socket, without gRPC.
 
-The handlers, the rooms that bound how many calls go on, and what ends these are those of the gRPC server.
+Handlers, admission limits and cancellation are shared with the gRPC server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hil.agent.admission import Admission, Room, argument_of, check_size, check_token, decoded
 from hil.errors import BoardBusy, UsageError
 from hil.protocol import wire, wire_errors
+from hil.protocol.bounded_message import parse_message
 from hil.protocol.data_connection import (
     CALL,
     CALL_MOST,
@@ -30,13 +33,19 @@ from hil.protocol.listening import private_socket
 from hil.protocol.local_socket import LocalSocket
 from hil.protocol.v1 import agent_pb2 as pb
 
-# What a failed call still sends is read, so much of it and for so long, or its caller might not get to read why.
+# Read this many bytes, for this long, of the requests still in flight after a failed call. Otherwise the client might
+# not receive the error.
 _UNREAD_BYTES = 64 << 20
 _UNREAD_S = 2.0
+# Maximum number of failed calls to drain at a time; further connections are closed at once.
+_MAX_UNREAD = 32
+# The final frame is sent after the call left admission control, so a client that does not read is dropped after this
+# time.
+_LAST_WORD_S = 5.0
 
 
 class DataCallContext:
-    """What a handler may ask of a call on a data connection: as much of gRPC's context as these handlers use."""
+    """Call context of a data connection: the subset of gRPC's context that the handlers use."""
 
     def __init__(self, frames: Frames, session: str = "") -> None:
         self._session = session
@@ -44,20 +53,20 @@ class DataCallContext:
         self.is_active = frames.is_open
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """The session's token, as a gRPC call carries it."""
+        """Return the session token in the form of gRPC metadata."""
         return ((wire.SESSION_KEY, self._session),)
 
 
 class DataServer:
-    """Listens at a Unix socket that only its user can open.
+    """Server at a Unix socket that only its user can open.
 
     Args:
-        servicers: by the name of the service.
-        token: what callers must know; "" where that is nothing.
+        servicers: service name -> handler object.
+        token: token that clients must present; "" disables the check.
 
     Raises:
-        OSError: it cannot listen there.
-        UsageError: what lies there is no socket.
+        OSError: listening failed.
+        UsageError: the path exists and is not a socket.
     """
 
     def __init__(self, path: str, admission: Admission, servicers: dict[str, Any], token: str) -> None:
@@ -65,12 +74,13 @@ class DataServer:
         self._admission = admission
         self._servicers = servicers
         self._token = token
+        self._unread = threading.BoundedSemaphore(_MAX_UNREAD)
         with private_socket(self._path):
             self._socket = LocalSocket(self._path, self._serve, "data-call")
 
     def close(self) -> None:
-        """Take on no more calls, and end those that go on."""
-        self._path.unlink(missing_ok=True)  # as long as it is ours
+        """Stop accepting calls and close the open connections."""
+        self._path.unlink(missing_ok=True)  # while the socket file still belongs to this server
         self._socket.close()
 
     def _serve(self, connected: socket.socket) -> None:
@@ -80,33 +90,37 @@ class DataServer:
                 called = self._called(frames, self._admission.silent)
                 while called is not None:
                     self._answer(frames, called)
-                    frames.send(END)
+                    _send_last(frames)
                     called = self._next_called(frames) if may_go_on(called.method) else None
             except ConnectionBroken:
                 raise
             except Exception as error:
-                frames.send(END, wire_errors.to_message(wire.failure(error), wire.KEPT_ERRORS).SerializeToString())
+                _send_last(frames, wire_errors.to_message(wire.failure(error), wire.KEPT_ERRORS).SerializeToString())
             frames.hang_up()
-            frames.skip(_UNREAD_BYTES, _UNREAD_S)
+            if self._unread.acquire(blocking=False):
+                try:
+                    frames.skip(_UNREAD_BYTES, _UNREAD_S)
+                finally:
+                    self._unread.release()
 
     def _called(self, frames: Frames, waits_in: Room) -> pb.DataCall | None:
-        """The next call; None where no more comes."""
+        """Return the next call, or None if the client closed the connection."""
         with waits_in.entered(DataCallContext(frames)):
-            # The caller's own end of the call before this one may come after the answer's.
+            # The client's END frame of the previous call may arrive after the response was sent.
             while (begun := frames.begin()) is not None and begun == (END, 0):
                 pass
             if begun is None:
                 return None
             kind, size = begun
             if kind != CALL:
-                raise UsageError("a call begins with a frame that says which")
+                raise UsageError("the first frame must name the call")
             if size > CALL_MOST:
-                raise UsageError(f"a call's first frame has {size} bytes, and {CALL_MOST} are the most")
+                raise UsageError(f"a call's first frame has {size} bytes, maximum {CALL_MOST}")
             called: pb.DataCall = decoded(frames.content(size), pb.DataCall.FromString)
             return called
 
     def _next_called(self, frames: Frames) -> pb.DataCall | None:
-        """The call after another one; None where no more comes, or too many connections rest: nobody has asked yet."""
+        """Return the next call, or None if the client closed the connection or too many connections are idle."""
         try:
             return self._called(frames, self._admission.resting)
         except BoardBusy:
@@ -128,10 +142,17 @@ class DataServer:
                     frames.send(MESSAGE, answer.SerializeToString())
 
 
-def _requests(frames: Frames, method: str) -> Iterator[Any]:
-    """What a caller sends: messages, and data as memoryviews, each of which is there until the next is asked for.
+def _send_last(frames: Frames, error: bytes = b"") -> None:
+    """Send the final frame of a call."""
+    frames.within(_LAST_WORD_S)
+    frames.send(END, error)
+    frames.within(None)
 
-    The first that is asked for tells the caller that the call was taken on.
+
+def _requests(frames: Frames, method: str) -> Iterator[Any]:
+    """Yield a client's requests: messages, and data as memoryviews, valid only during the iteration.
+
+    The first iteration sends READY, which confirms that the call was accepted.
     """
     frames.send(READY)
     request = METHODS[method].request
@@ -141,17 +162,17 @@ def _requests(frames: Frames, method: str) -> Iterator[Any]:
         kind, size = begun
         if kind == DATA:
             if not takes_data:
-                raise UsageError(f"{method} takes no data")
+                raise UsageError(f"{method} does not accept data")
             if size > wire.CHUNK:
-                raise UsageError(f"data of {size} bytes came at once, and {wire.CHUNK} are the most")
+                raise UsageError(f"data chunk of {size} bytes, maximum {wire.CHUNK}")
             room = room if room.nbytes else memoryview(bytearray(wire.CHUNK))
             frames.content_into(room[:size])
             yield room[:size]
         elif kind == MESSAGE:
             check_size(method, size)
-            message = decoded(frames.content(size), request.FromString)
+            message = decoded(frames.content(size), partial(parse_message, request))
             if takes_data and message.HasField("data"):
-                raise UsageError("data comes in frames of its own here, and in no message")
+                raise UsageError("data must be in separate frames, not in a message")
             yield message
         else:
-            raise UsageError(f"a frame of the kind {kind}, where there is none such")
+            raise UsageError(f"unexpected frame of kind {kind}")

@@ -1,4 +1,4 @@
-"""The agent's side of the fork servers, which workers come from (see :mod:`hil.agent.forkserver`)."""
+"""Manage the fork servers from the agent (see :mod:`hil.agent.forkserver`). Fork servers start the workers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent import ipc
+from hil.core.disk_faults import noexec_folder, noexec_unfit
 from hil.core.named import resolve
 from hil.core.processes import (
+    Ended,
     ForkedChild,
     adopt_descendants,
     end_children,
@@ -26,26 +29,28 @@ from hil.core.processes import (
     signal_group,
     wait_or_kill,
 )
-from hil.errors import BoardError, HilError, LoadFailed
+from hil.errors import BoardError, BoardUnfit, HilError
 
-# How long a runtime that does not work is taken at its word.
+# Seconds before a failed runtime is retried.
 _RETRY_S = 30.0
 _FORK_S = 30.0
-# The first worker waits until the runtime's library is imported: PyTorch's takes a small board a minute.
+# The first worker waits until the runtime's library is imported: PyTorch's takes a minute on a small board.
 _PRELOAD_S = 300.0
 _STOP_S = 5.0
 _MOST_DEVICES = 1000
 _MOST_TEXT = 4096
 _NEWS_BYTES = 16 << 10
-# The fork servers of this process: of its other children those are ended that came to it when one died.
+# Fork servers of this process. All other children are orphans of a dead fork server and are killed.
 _starting = threading.Lock()
 _servers: set[int] = set()
 _adopts = False
 
 
 def adopt() -> None:
-    """Have this process end what a fork server that died left behind. It must have no children of its own making but
-    fork servers."""
+    """Adopt and kill the descendants of fork servers that died.
+
+    This process must not have any children except fork servers.
+    """
     global _adopts
     _adopts = adopt_descendants()
 
@@ -59,39 +64,48 @@ def _end_orphans(pid: int) -> None:
 
 @dataclass(eq=False)
 class _News:
-    """What a fork server has reported."""
+    """Messages from one fork server."""
 
-    pids: collections.deque[int | str] = field(default_factory=collections.deque)  # workers, or why there is none
-    watching: dict[int, Callable[[int], None]] = field(default_factory=dict)
-    ended: dict[int, int] = field(default_factory=dict)  # how workers ended that nobody watched yet
+    pids: collections.deque[int | str] = field(
+        default_factory=collections.deque
+    )  # new worker ids, or the error of a failed fork
+    watching: dict[int, Callable[[Ended], None]] = field(default_factory=dict)
+    ended: dict[int, Ended] = field(
+        default_factory=dict
+    )  # exit status of workers that ended before on_exit was registered
 
 
 def read_description(described: Any) -> dict[str, Any]:
-    """What a runtime says of itself, or as an error that it says nothing that can be passed on."""
+    """Validate a runtime's description. Return ``{"error": ...}`` if it is malformed or too long."""
     texts = ("version", "error", "profile_tool")
     devices = described.get("devices", []) if isinstance(described, dict) else None
     if not isinstance(devices, (list, tuple)) or len(devices) > _MOST_DEVICES:
-        return {"error": "it describes itself in another way than runtimes do"}
+        return {"error": "invalid runtime description"}
     if not all(_is_text(one) for one in (*devices, *(described.get(key, "") for key in texts))):
-        return {"error": "it describes itself in texts that are none, or are far too long"}
+        return {"error": "invalid or oversized text in the runtime description"}
     return dict(described)
 
 
-def read_news(body: bytes) -> tuple[int | str, int | None]:
-    """A fork server's message: a worker's number (or why there is none), and the status that it ended with, if it did.
+def read_news(body: bytes) -> tuple[int | str, Ended | None]:
+    """Parse a fork server's message.
+
+    Return the worker's process id, or the error of a failed fork, and the exit status.
 
     Raises:
-        Garbled: it is no such message.
+        Garbled: the message is invalid.
     """
     news = ipc.decode(body)
     if isinstance(news, dict):
         if _is_text(news.get("failed")):
             return str(news["failed"]), None
-        pid, status = news.get("pid", news.get("exited")), news.get("status")
-        # Signals go to it: a small number, or none above 0, would be somebody else's or everybody's.
-        if type(pid) is int and 1 < pid < 1 << 31 and (type(status) is int or ("pid" in news and status is None)):
-            return pid, status
-    raise ipc.Garbled("it tells of no worker")
+        pid, status, peak = news.get("pid", news.get("exited")), news.get("status"), news.get("peak", 0)
+        # The agent sends signals to this process id: 1, 0 or a negative number would address other processes.
+        if type(pid) is int and 1 < pid < 1 << 31:
+            if type(status) is int and type(peak) is int and 0 <= peak < 1 << 62:
+                return pid, Ended(status, peak)
+            if "pid" in news and status is None:
+                return pid, None
+    raise ipc.Garbled("missing worker")
 
 
 def _is_text(value: Any) -> bool:
@@ -99,55 +113,68 @@ def _is_text(value: Any) -> bool:
 
 
 def _become_server(control: socket.socket, reference: str, memory_limit: int) -> None:
-    """In a child that was forked ahead: what the agent has open is closed, then orders are served until the end."""
+    """Run a fork server in a forked child: close the agent's file descriptors, then serve orders until the end."""
     from hil.agent import forkserver
 
     os.setsid()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    # Among it are the other ends of the channels to fork servers that were forked before this one.
+    # These include the agent's ends of the channels to fork servers forked earlier.
     fd = control.fileno()
     os.closerange(3, fd)
     os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
     forkserver.serve(control, reference, memory_limit)
 
 
+def _import_error(reason: str) -> BoardUnfit:
+    """Return the error for a runtime that cannot be imported."""
+    if folder := noexec_folder(sys.path):
+        error = noexec_unfit(folder)
+        error.detail = reason
+        return error
+    return BoardUnfit(
+        f"the runtime does not work on this board: {reason}",
+        hint="reinstall it on the board (hil board deploy ADDRESS --runtime NAME); test it with hil board check",
+    )
+
+
 class ForkServer:
-    """The process that forks workers for one runtime; started anew if it dies.
+    """Process that forks workers for one runtime. A dead process is restarted on demand.
 
     Args:
-        light: the class can be asked here what it is, and the process waits until it is needed.
-        memory_limit: most bytes that a program may take; 0 is the machine's memory.
+        reference: runtime class as ``MODULE:CLASS``.
+        light: the class can be imported and described in the agent, so the process starts only on demand.
+        memory_limit: maximum memory of a program in bytes; 0 means the machine's memory.
     """
 
     def __init__(self, reference: str, *, light: bool = False, memory_limit: int = 0) -> None:
         self._reference = reference
         self._light = light
         self._memory_limit = memory_limit
-        # One fork at a time: the answers come in order, but whoever waits is not woken in order.
+        # Allow one fork at a time: responses arrive in order, but waiting threads do not wake up in order.
         self._forking = threading.Lock()
         self._lock = threading.Lock()
         self._channel: ipc.Channel | None = None
         self._news = _News()
         self._forked = threading.Condition(self._lock)
         self._process: subprocess.Popen[bytes] | ForkedChild | None = None
-        # One that was forked ahead, and has not said yet what its runtime is.
+        # A process that was forked in advance and has not described the runtime yet.
         self._ahead: tuple[ipc.Channel, ForkedChild] | None = None
-        # Whether it has forked yet: until then it may still be importing.
+        # Whether the process has forked a worker; before that it may still be importing.
         self._awake = False
         self.described: dict[str, Any] = {}
         self._failed_at = -math.inf
         self._is_over = False
 
     def describe(self) -> dict[str, Any]:
-        """What the runtime says of itself. One that did not work is tried again now and then."""
+        """Return the runtime's description. A runtime that failed is retried after ``_RETRY_S``."""
         if self.is_known:
             return self.described
         return self._ask_here() if self._light else self.start()
 
     @property
     def is_known(self) -> bool:
-        """Whether :meth:`describe` starts nothing."""
+        """Whether :meth:`describe` returns without starting a process."""
         if "error" in self.described:
             return time.monotonic() - self._failed_at < _RETRY_S
         return bool(self.described)
@@ -161,8 +188,8 @@ class ForkServer:
         return self.described
 
     def fork_ahead(self) -> None:
-        """Fork it from this process, which must have one thread: what is imported here it need not import."""
-        # Where there is no room for it, :meth:`start` tries again, and tells.
+        """Fork the process from the agent, which must have a single thread. It inherits the imported modules."""
+        # If the fork fails, :meth:`start` retries and reports the error.
         with contextlib.suppress(OSError):
             sock, theirs = socket.socketpair()
             with theirs:
@@ -171,10 +198,10 @@ class ForkServer:
             self._ahead = ipc.Channel(sock), process
 
     def start(self) -> dict[str, Any]:
-        """Start it if it is not running; returns what the runtime says of itself (or ``{"error": ...}``)."""
+        """Start the process if it is not running. Return the runtime's description, or ``{"error": ...}``."""
         with self._lock:
             if self._is_over:
-                return {"error": "the agent ends"}
+                return {"error": "the agent is stopping"}
             if self._channel is None:
                 self.described = self._launch()
                 if "error" in self.described:
@@ -186,14 +213,14 @@ class ForkServer:
         try:
             ours, process = ahead or self._execute()
         except OSError as error:
-            return {"error": f"its process cannot be started: {error.strerror}"}
+            return {"error": f"cannot start its process: {error.strerror}"}
         self._process = process
         try:
             described = read_description(ours.receive(timeout=120))
         except ipc.Garbled:
-            described = {"error": "it describes itself at far too great length"}
+            described = {"error": "oversized runtime description"}
         except (ipc.Closed, ipc.Late):
-            described = {"error": "the runtime's process died while importing it"}
+            described = {"error": "its process died while importing the runtime"}
         if "error" in described:
             ours.close()
             process.kill()
@@ -206,7 +233,7 @@ class ForkServer:
         return described
 
     def _execute(self) -> tuple[ipc.Channel, subprocess.Popen[bytes]]:
-        """Start its process as a program of its own."""
+        """Start the process as a separate program."""
         sock, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), self._reference, str(self._memory_limit)]
         try:
@@ -216,7 +243,7 @@ class ForkServer:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
-                    # numpy's BLAS would start threads, and a fork copies none of them.
+                    # numpy's BLAS would start threads, and a fork does not copy threads.
                     env={key: value for key, value in os.environ.items() if value} | {"OPENBLAS_NUM_THREADS": "1"},
                 )
                 _servers.add(process.pid)
@@ -225,20 +252,22 @@ class ForkServer:
             raise
         return ipc.Channel(sock), process
 
-    def fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
-        """A new worker that has these descriptors; ``on_exit`` is called with its exit code.
+    def fork(self, fds: list[int], on_exit: Callable[[Ended], None]) -> int:
+        """Fork a worker with these file descriptors and return the process id.
+
+        ``on_exit`` is called after the worker has ended.
 
         Raises:
-            LoadFailed: the runtime, or its library, cannot be imported here.
-            BoardError: no process could be started.
+            BoardUnfit: the runtime cannot be imported, or the system cannot start a process.
+            BoardError: the fork server does not respond.
         """
         with self._forking:
             described = self.start()
             if "error" in described:
-                raise LoadFailed(f"the runtime does not work on this board: {described['error']}")
+                raise _import_error(str(described["error"]))
             return self._fork(fds, on_exit)
 
-    def _fork(self, fds: list[int], on_exit: Callable[[int], None]) -> int:
+    def _fork(self, fds: list[int], on_exit: Callable[[Ended], None]) -> int:
         with self._lock:
             if self._channel is None or self._process is None:
                 raise self._died()
@@ -252,36 +281,39 @@ class ForkServer:
             def is_over() -> bool:
                 return self._channel is None or self._news is not news
 
-            ended = self._forked.wait_for(lambda: news.pids or is_over(), timeout=limit)
-            if ended and not news.pids and not self._awake:
+            has_news = self._forked.wait_for(lambda: news.pids or is_over(), timeout=limit)
+            if has_news and not news.pids and not self._awake:
                 raise self._died()
             if is_over() or not news.pids:
-                # An answer that came late would be taken for the next worker's: there must be none.
+                # A late response would be mistaken for the next worker's, so kill the process.
                 process.kill()
                 self._forked.wait_for(is_over, timeout=_FORK_S)
-                raise BoardError("the agent's fork server does not answer")
+                raise BoardError("the agent's fork server does not respond")
             self._awake = True
             pid = news.pids.popleft()
             if isinstance(pid, str):
-                raise BoardError(f"the board has no room for another process: {pid}")
-            status = news.ended.pop(pid, None)
-            if status is None:
+                raise BoardUnfit(
+                    f"the board cannot start another process: {pid}",
+                    hint="stop other processes on the board, or raise the limits of hil's user (ulimit -u)",
+                )
+            ended = news.ended.pop(pid, None)
+            if ended is None:
                 news.watching[pid] = on_exit
-        if status is not None:
-            on_exit(status)
+        if ended is not None:
+            on_exit(ended)
         return pid
 
     def _died(self) -> HilError:
-        """Why it is gone: in an import, of the runtime's own; it may also have been stopped."""
+        """Return the error for a dead fork server. Before the first fork, the runtime's import is the cause."""
         if self._awake or self._process is None:
             return BoardError("the agent's fork server died")
-        return LoadFailed(
+        return BoardUnfit(
             "the runtime does not work on this board: its process died while importing its library",
-            hint="the memory may be too small for it, or the CPU lacks instructions that it uses",
+            hint="the board may lack memory, or its CPU may lack instructions that the library uses",
         )
 
     def rest(self) -> None:
-        """End it until a worker is needed again; not where one is needed just now."""
+        """Stop the process until a worker is needed, unless a fork is in progress."""
         if self._forking.acquire(blocking=False):
             try:
                 self.stop()
@@ -289,13 +321,13 @@ class ForkServer:
                 self._forking.release()
 
     def close(self) -> None:
-        """End it for good."""
+        """Stop the process permanently."""
         with self._lock:
             self._is_over = True
         self.stop()
 
     def stop(self) -> None:
-        """End it, and with it every worker."""
+        """Stop the process and all its workers."""
         with self._lock:
             ahead, self._ahead = self._ahead, None
             channel, process = ahead or (self._channel, self._process)
@@ -305,25 +337,25 @@ class ForkServer:
                 channel.sock.shutdown(socket.SHUT_RDWR)
         if process is not None:
             wait_or_kill(process, _STOP_S)
-        if ahead is not None:  # nobody listens to it
+        if ahead is not None:  # this channel has no listener thread
             ahead[0].close()
             _end_orphans(ahead[1].pid)
 
     def _listen(self, channel: ipc.Channel, news: _News, process: subprocess.Popen[bytes] | ForkedChild) -> None:
         try:
             while True:
-                pid, status = read_news(channel.receive_bytes(most_bytes=_NEWS_BYTES))
+                pid, ended = read_news(channel.receive_bytes(most_bytes=_NEWS_BYTES))
                 on_exit = None
                 with self._lock:
-                    if isinstance(pid, str) or status is None:
+                    if isinstance(pid, str) or ended is None:
                         if news.pids:
-                            raise ipc.Garbled("it tells of workers that nobody asked for")
+                            raise ipc.Garbled("response about unknown workers")
                         news.pids.append(pid)
                         self._forked.notify_all()
                     elif (on_exit := news.watching.pop(pid, None)) is None and pid in news.pids:
-                        news.ended[pid] = status
-                if on_exit is not None and status is not None:
-                    on_exit(status)
+                        news.ended[pid] = ended
+                if on_exit is not None and ended is not None:
+                    on_exit(ended)
         except ipc.Garbled:
             process.kill()
         except ipc.Closed:
@@ -338,6 +370,7 @@ class ForkServer:
         wait_or_kill(process, _STOP_S)
         _end_orphans(process.pid)
         for on_exit in orphans.values():
-            # Nobody else would ever tell: a worker that was kept ready would be taken for one that lives.
-            on_exit(-signal.SIGKILL)
+            # Report these workers as killed: the fork server no longer can, and an idle worker would be taken for a
+            # live one.
+            on_exit(Ended(-signal.SIGKILL))
         channel.close()

@@ -1,13 +1,13 @@
-"""A process that has a runtime imported and forks a worker for each program; and what the worker does.
+"""Fork server: imports a runtime and forks a worker for each program. This module contains the worker as well.
 
-Started as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`, or forked from an agent that has the runtime
-imported and has no thread yet (:meth:`hil.agent.forks.ForkServer.fork_ahead`). A fork takes a millisecond where a fresh
-interpreter takes 200, so every program gets a process of its own and none is ever used twice. The fork server starts no
-thread and opens no device. It ends when the agent does, and kills its workers and whatever they started; what a worker
-leaves behind ends with the worker.
+It is started as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`, or forked from an agent that has
+imported the runtime and is still single-threaded (:meth:`hil.agent.forks.ForkServer.fork_ahead`). A fork takes 1 ms and
+a new interpreter 200 ms, so every program gets a separate process that is never reused. The fork server starts no
+threads and opens no devices. When the agent ends, the fork server kills all workers and descendants. Descendants
+of a worker end with the worker.
 
-A worker runs one program, so that a crash or a hang ends nothing else. It gets orders over a socket, reads inputs from
-one shared arena and writes outputs into another.
+A worker runs one program, so that a crash or a hang affects no other program. It receives orders over a socket, reads
+inputs from one shared arena and writes outputs to another.
 """
 
 from __future__ import annotations
@@ -37,36 +37,37 @@ from hil.agent.ipc import Arena, lay_out
 from hil.agent.iterations import AnswerLog
 from hil.core import tensors
 from hil.core.clock import now_ns
+from hil.core.files import map_file
 from hil.core.guarded import calls_text, error_text
 from hil.core.named import resolve
-from hil.core.processes import adopt_descendants, children, end_children, signal_group
+from hil.core.processes import Ended, adopt_descendants, children, end_children, peak_memory, signal_group
 from hil.core.results import Placement
 from hil.core.tensors import Array, TensorSpec
-from hil.errors import HilError, LoadFailed, RunFailed, UsageError
+from hil.errors import ErrorCode, HilError, LoadFailed, RunFailed, UsageError
 
-# Three such texts fit into a message, whatever they are made of.
+# Three texts of this length fit into a message in any encoding.
 _MOST_TEXT = 1 << 16
 _MOST_ERROR = 4000
 
 
 def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
-    """Answer orders until the agent hangs up."""
+    """Execute orders until the agent closes the channel."""
     worker = _Worker(inputs, outputs)
     asked, order = b"", {}
     said: dict[str, Any] = {}
     text = b""
     while True:
         try:
-            # Runs follow each other, and are mostly ordered and answered in the same words.
+            # Consecutive runs usually have the same order and the same response, so reuse the last encoding.
             if (body := channel.receive_bytes()) != asked:
                 asked, order = body, ipc.decode(body)
             worker.numbers = []
             try:
                 reply = {"ok": getattr(worker, f"do_{order['op']}")(order)}
             except HilError as error:
-                reply = _error(type(error), error.message, error.hint, error.detail)
-            except BaseException as error:  # a package's runtime may raise SystemExit too
-                failed = LoadFailed if order["op"] in ("prepare", "load") else RunFailed
+                reply = _error(type(error), error.message, error.hint, error.detail, error.code)
+            except BaseException as error:  # plugins may raise SystemExit
+                failed = LoadFailed if order["op"] in ("prepare", "open", "load") else RunFailed
                 reply = _error(failed, error_text(error, whole=True), "", calls_text(error))
             if reply != said:
                 said, text = reply, ipc.encode(reply)
@@ -75,9 +76,11 @@ def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
             return
 
 
-def _error(kind: type[HilError], message: str, hint: str, detail: str) -> dict[str, Any]:
-    """The answer that tells an error: of a text that is too long for one the beginning, of a detail the end."""
-    return {"error": [kind.__name__, message[:_MOST_TEXT], hint[:_MOST_TEXT], detail[-_MOST_TEXT:]]}
+def _error(
+    kind: type[HilError], message: str, hint: str, detail: str, code: ErrorCode = ErrorCode.NONE
+) -> dict[str, Any]:
+    """Build an error response. Cut long texts at the end, and the detail at the start."""
+    return {"error": [kind.__name__, message[:_MOST_TEXT], hint[:_MOST_TEXT], detail[-_MOST_TEXT:], code.value]}
 
 
 class _Worker:
@@ -86,7 +89,7 @@ class _Worker:
         self._out = outputs
         self._runtime: Any = None
         self.program: Any = None
-        # What the answer to an order tells beside its text: see hil.agent.answers.
+        # Numbers that follow the response's text: see hil.agent.answers.
         self.numbers: list[int] = []
         self._folder = Path()
         self._sandboxed = self._is_open = False
@@ -95,22 +98,22 @@ class _Worker:
         self._placed: Placement | None = None
 
     def do_prepare(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Make the runtime, and open its device ahead of the load where it is known."""
+        """Create the runtime, and open the device if the order contains it."""
         self._sandboxed = "sandbox" in order["options"]
         if self._sandboxed:
-            # Before the device is opened: that starts threads.
+            # Enter the sandbox before opening the device, which starts threads.
             enter_sandbox([Path(one) for one in order["options"]["sandbox"]])
         self._runtime = resolve(order["runtime"])(order["options"])
-        self._open(order["device"])
+        return self.do_open(order)
+
+    def do_open(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Open the device. This order is separate from load because failures here are never the program's fault."""
+        if order["device"] is not None and not self._is_open:
+            self._runtime.prepare(order["device"])
+            self._is_open = True
         return {}
 
-    def _open(self, device: str | None) -> None:
-        if device is not None and not self._is_open:
-            self._runtime.prepare(device)
-            self._is_open = True
-
     def do_load(self, order: dict[str, Any]) -> dict[str, Any]:
-        self._open(order["device"])
         start = now_ns()
         self._folder = Path(order["folder"]).absolute()
         self.program = self._runtime.load(self._folder, order["main"], order["device"], order["function"])
@@ -122,7 +125,7 @@ class _Worker:
         }
 
     def do_invoke(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Run, and compare the answers of all runs. Only ``run`` is timed."""
+        """Run the program and compare the outputs of all runs. Only ``run`` is timed."""
         program, warmup = self.program, order["warmup"]
         runs = warmup + order["iterations"]
         fresh = FreshInputs(self._in, order["inputs"], order["bytes"]) if runs > 1 else None
@@ -144,20 +147,21 @@ class _Worker:
                 cpu_ns += time.process_time_ns() - cpu_start
             answers.add(program.fetch())
         warmup_ns = sum(ends[:warmup]) - sum(starts[:warmup])
-        self.numbers = [warmup_ns, cpu_ns, _peak_memory(), *starts[warmup:], *ends[warmup:]]
+        self.numbers = [warmup_ns, cpu_ns, _own_peak(), *starts[warmup:], *ends[warmup:]]
         repetition = answers.record() if runs > 1 else {}
         return {"outputs": answers.outputs, "placement": self._news_of_placement(), **repetition}
 
     def do_profile(self, order: dict[str, Any]) -> dict[str, Any]:
-        """A pass under the runtime's profiler: what it wrote goes where outputs do."""
+        """Run the program under the runtime's profiler, and return the profiler's files as outputs."""
         profile = getattr(self.program, "profile", None)
         if profile is None:
-            hint = "one that can has a method for it: see hil.agent.runtimes.Program"
+            hint = "a runtime that can has a profile method: see hil.agent.runtimes.Program"
             raise RunFailed("this runtime cannot profile", hint=hint)
         runs = order["warmup"] + order["iterations"]
         fresh = FreshInputs(self._in, order["inputs"], order["bytes"])
         self.program.bind(self._given(order["inputs"], order["bytes"], fresh))
-        # In the program's folder, or a sandbox's own: they go with the program, whatever becomes of this process.
+        # Both the program's directory and the sandbox's files are removed with the program, even if this process
+        # crashes.
         where = None if self._sandboxed else self._folder
         with tempfile.TemporaryDirectory(dir=where, prefix="profile-") as place:
             tool = Path(order["tool"]) if order["tool"] else None
@@ -169,22 +173,22 @@ class _Worker:
 
             files = profile(order["warmup"], order["iterations"], Path(place), tool, check)
             if answers.runs not in (0, runs):
-                what = f"its profile method reported the outputs of {answers.runs} runs, and there were {runs}"
-                raise RunFailed(what, hint="it calls check once a run: see hil.agent.runtimes.Program")
+                what = f"its profile method reported the outputs of {answers.runs} runs, expected {runs}"
+                raise RunFailed(what, hint="call check for each run: see hil.agent.runtimes.Program")
             size = sum(file.stat().st_size for file in files)
             if size > order["limit"]:
-                what = f"the profile has {size} bytes and the board {order['limit']} of memory"
+                what = f"the profile has {size} bytes, more than the board's {order['limit']} bytes of memory"
                 raise RunFailed(what, hint="fewer iterations")
             outputs, _ = lay_out(self._out, ((file.name, _mapped(file)) for file in files), answers.size)
-        self.numbers = [0, 0, _peak_memory()]
+        self.numbers = [0, 0, _own_peak()]
         return {"outputs": outputs, **answers.record()}
 
     def _news_of_placement(self) -> list[dict[str, Any]] | None:
-        """Where the program ran; None where that is not known, or has been told."""
+        """Return the devices on which the program ran, or None if they are unknown or unchanged."""
         tell = getattr(self.program, "placement", None)
         try:
             placed = tell() if tell is not None else None
-        except BaseException:  # of a library: the answer itself is there, and that this is not known is told as well
+        except BaseException:  # a library's error: the outputs are valid, so report an unknown placement
             traceback.print_exc()
             placed = None
         if placed is None or placed == self._placed:
@@ -193,10 +197,10 @@ class _Worker:
         return [part.to_json() for part in placed]
 
     def _given(self, entries: list[dict[str, Any]], size: int, fresh: FreshInputs | None = None) -> list[Array]:
-        """Return the inputs as views of the shared arena, made and checked once for calls that differ in content only.
+        """Return the inputs as views of the shared arena. Reuse them for calls that differ only in content.
 
         Args:
-            fresh: where they are to be instead.
+            fresh: copy of the inputs to use instead of the arena.
         """
         if fresh is None and entries == self._entries and not any(entry["dtype"] == "string" for entry in entries):
             return self._arrays
@@ -218,38 +222,37 @@ class _Worker:
 
 
 def _mapped(file: Path) -> Array:
-    """A file's bytes."""
-    return np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8)
+    """Return the file's bytes."""
+    return np.frombuffer(map_file(file), np.uint8)
+
+
+def _own_peak() -> int:
+    return peak_memory(resource.getrusage(resource.RUSAGE_SELF))
 
 
 def _nothing() -> None:
-    """What a program without state does between its runs."""
+    """Do nothing between runs, for programs without state."""
 
 
 def _spec_to_json(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
 
 
-def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 def serve(sock: socket.socket, reference: str, memory_limit: int) -> None:
-    """Serve the agent's fork orders until it hangs up; it has the other end of ``sock``."""
+    """Serve the agent's fork orders over ``sock`` until the agent closes the connection."""
     seclude()
     adopt_descendants()
     control = ipc.Channel(sock)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         control.send(_describe(reference))
-    except ipc.Closed:  # the agent has ended meanwhile
+    except ipc.Closed:  # the agent has ended
         return
     preload(reference)
     prepare()
     gc.freeze()
     workers: set[int] = set()
-    # A library's own, which it started as it was imported: they stay as long as we do.
+    # Child processes that a library started during its import: they run until the fork server ends.
     helpers = children()
     wake_read, wake_write = socket.socketpair()
     wake_read.setblocking(False)
@@ -291,8 +294,10 @@ def serve(sock: socket.socket, reference: str, memory_limit: int) -> None:
 
 
 def _describe(reference: str) -> dict[str, Any]:
-    """Import the runtime here and let a child ask it for its devices: looking at a driver (CUDA's, say) before a fork
-    would leave it unusable after."""
+    """Import the runtime here, and query its devices in a child process.
+
+    A driver such as CUDA that is initialized before a fork does not work in the child.
+    """
     try:
         runtime = resolve(reference)
     except BaseException as error:
@@ -311,7 +316,7 @@ def _describe(reference: str) -> dict[str, Any]:
         described: dict[str, Any] = ours.receive(timeout=60)
     except (ipc.Closed, ipc.Garbled, ipc.Late):
         os.kill(pid, signal.SIGKILL)
-        described = {"error": "it died while looking for devices"}
+        described = {"error": "its process died during device discovery"}
     os.waitpid(pid, 0)
     ours.close()
     return described
@@ -322,31 +327,31 @@ def _wrong(error: BaseException) -> dict[str, Any]:
 
 
 def preload(reference: str) -> None:
-    """Import what every worker would: once for all. What is wrong with it, loading a program will say."""
+    """Import the modules that every worker needs. Errors are ignored here; loading a program reports them."""
     with contextlib.suppress(BaseException):
         getattr(resolve(reference), "preload", lambda: None)()
 
 
 def _reap(control: ipc.Channel, workers: set[int], helpers: set[int]) -> None:
-    """Tell of workers that have ended, once all that they started has ended as well."""
-    ended: dict[int, int] = {}
+    """Report workers that have ended, after all their descendants have ended."""
+    ended: dict[int, Ended] = {}
     end_children(workers | helpers, ended)
     for pid in workers & ended.keys():
         workers.discard(pid)
-        # Where nobody tells of those that have left their parents: what is left of its group.
+        # Systems without subreaper support miss descendants of dead parents, so kill the worker's process group.
         signal_group(pid)
-        control.send({"exited": pid, "status": os.waitstatus_to_exitcode(ended[pid])})
+        control.send({"exited": pid, "status": ended[pid].code, "peak": ended[pid].peak_bytes})
 
 
 def _kill(pid: int) -> None:
-    # By its own number too: a worker that was forked just now has no group of its own yet.
+    # Also kill the process id: a worker that was just forked does not have a group yet.
     signal_group(pid)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
 
 
 def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int], memory_limit: int) -> None:
-    """In the forked child: a session of its own, stderr into the agent's pipe, then orders until the end."""
+    """Run a worker in a forked child: start a session, redirect stderr to the agent's pipe, then execute orders."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -358,7 +363,7 @@ def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int], 
         os.dup2(stderr_fd, 1)
         os.dup2(stderr_fd, 2)
         os.close(stderr_fd)
-        # What loses its parent while this worker lives comes to it, and ends with it, not before.
+        # Adopt orphaned descendants, so that they end with this worker and not before.
         adopt_descendants()
         confine(parent, memory_limit)
         faulthandler.enable()
@@ -366,11 +371,11 @@ def _become_worker(parent: int, inherited: list[socket.socket], fds: list[int], 
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    # No clean-up of a vendor's library: it may hang, and the memory goes with the process.
+    # Skip the clean-up of vendor libraries: it may hang, and the kernel frees the memory.
     os._exit(0)
 
 
 if __name__ == "__main__":
     serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], int(sys.argv[3]))
-    # As in a worker: no clean-up of a vendor's library.
+    # As in a worker, skip the clean-up of vendor libraries.
     os._exit(0)

@@ -1,8 +1,8 @@
-"""Give a program the same inputs before every run of a call: some programs write to the memory of their inputs.
+"""Restore a program's inputs before every run, because some programs write to their input memory.
 
-Inputs of at most :data:`FULL_BYTES` together are copied again before every run. Of larger ones all bytes are compared
-after the first run, and blocks of :data:`FULL_BYTES` together after every later one, which move on from run to run; an
-input that has changed is copied again before every further run.
+Inputs of at most :data:`FULL_BYTES` in total are copied before every run. For larger inputs, all bytes are compared
+after the first run. After each later run, sampled blocks of :data:`FULL_BYTES` in total are compared, at positions that
+advance from run to run. An input that has changed is copied before every further run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ _Span = tuple[int, int]
 
 
 class FreshInputs:
-    """Inputs in a private mapping of the arena: what the program writes there never reaches the arena itself.
+    """Inputs in a private mapping of the arena. The program's writes never reach the arena.
 
     Args:
-        entries: the inputs, as messages describe them.
+        arena: arena with the original inputs.
+        entries: inputs in message form.
+        size: size of all inputs in bytes.
     """
 
     def __init__(self, arena: Arena, entries: Sequence[dict[str, Any]], size: int) -> None:
@@ -34,7 +36,7 @@ class FreshInputs:
         self.view = arena.private_view(size)
 
     def restore(self) -> None:
-        """Put back what the program has changed; called between two runs."""
+        """Undo the program's changes. Call this between two runs."""
         if self._size <= FULL_BYTES:
             self._copy(0, self._size)
             return
@@ -46,7 +48,7 @@ class FreshInputs:
             self._copy(*span)
 
     def _find_changed(self) -> set[_Span]:
-        """Return the inputs that a run has changed, of those that no run before has."""
+        """Return the inputs that the last run changed for the first time."""
         sizes = [end - begin for begin, end in self._unchanged]
         if self._number == 0 or sum(sizes) <= FULL_BYTES:
             return {span for span in self._unchanged if not self._is_equal(*span)}
@@ -65,7 +67,7 @@ class FreshInputs:
         piece = self._piece
         while begin < end:
             size = min(os.preadv(self._fd, [piece], begin), end - begin)
-            # A slice is a copy, which takes longer than the comparison.
+            # Slicing copies the bytes, which takes longer than the comparison.
             if (piece if size == BLOCK_BYTES else piece[:size]) != self.view[begin : begin + size]:
                 return False
             begin += size

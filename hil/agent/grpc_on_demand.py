@@ -1,7 +1,7 @@
-"""A Unix socket at which gRPC is served from the moment on that somebody speaks there.
+"""Unix socket that starts the gRPC server when the first client sends data.
 
-hil itself calls an agent over data connections. gRPC, for others, takes an agent a quarter of its start to import and
-15 MB of memory, and its server wakes up several times a second: an agent that nobody calls so has none of it.
+hil calls agents over data connections; gRPC serves other clients. Importing gRPC takes a quarter of the agent's
+start-up time and 15 MB of memory, and the server wakes up several times a second. Unused, it costs an agent nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _PIECE = 1 << 18
 
 
 class GrpcOnDemand:
-    """Listens at the path of a Unix socket that only its user can open.
+    """Listener at a Unix socket that only its user can open.
 
     Args:
-        silent: counts the connections that have said nothing yet.
-        start: starts the server at an address, ``unix:PATH``.
+        path: path of the socket.
+        silent: counts the connections that have not sent data yet.
+        start: starts the gRPC server at an address, ``unix:PATH``.
 
     Raises:
-        UsageError: it cannot listen there.
+        UsageError: listening failed.
     """
 
     def __init__(self, path: str, silent: Room, start: Callable[[str], GrpcServer]) -> None:
@@ -43,7 +44,7 @@ class GrpcOnDemand:
         self._start = start
         self._lock = threading.Lock()
         self._closed = False
-        self._failed = ""  # why there can be no server
+        self._failed = ""  # error that prevents the server from starting
         self._server: GrpcServer | None = None
         refuse_if_served(path)
         try:
@@ -53,10 +54,10 @@ class GrpcOnDemand:
             raise UsageError(f"cannot listen on unix:{path}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """End all connections, and listen no more."""
+        """Close all connections and stop listening."""
         with self._lock:
             self._closed = True
-        self._path.unlink(missing_ok=True)  # as long as it is ours
+        self._path.unlink(missing_ok=True)  # while the socket file still belongs to this listener
         if self._server is not None:
             self._server.close()
         self._socket.close()
@@ -69,7 +70,7 @@ class GrpcOnDemand:
         except BoardBusy as error:
             raise NotCarried(error.message) from error
         if not begun:
-            return  # who only looked whether anybody listens
+            return  # a probe that only checked for a listener
         self._serve()
         near.settimeout(None)
         with socket.socket(socket.AF_UNIX) as far:
@@ -80,10 +81,10 @@ class GrpcOnDemand:
             back.join()
 
     def _serve(self) -> None:
-        """Have the server run, at a path of its own that then takes the place of ours: who comes later comes to it."""
+        """Start the server on a temporary path, then move its socket to this path for direct access by new clients."""
         with self._lock:
             if self._closed:
-                raise NotCarried("the agent ends")
+                raise NotCarried("the agent is stopping")
             if self._failed:
                 raise NotCarried(self._failed)
             if self._server is not None:
@@ -93,9 +94,9 @@ class GrpcOnDemand:
             try:
                 server = self._start(f"unix:{own}")
                 own.replace(self._path)
-            except Exception as error:  # of a library that may be of the wrong version, too
+            except Exception as error:  # the installed gRPC version may be incompatible
                 self._failed = f"{type(error).__name__}: {error}"
-                print(f"gRPC cannot be served: {self._failed}", file=sys.stderr, flush=True)
+                print(f"cannot serve gRPC: {self._failed}", file=sys.stderr, flush=True)
                 if server is not None:
                     server.close()
                 raise NotCarried(self._failed) from error
@@ -103,7 +104,7 @@ class GrpcOnDemand:
 
 
 class _Caller:
-    """A connection as a room knows calls: it can be ended."""
+    """Adapter that makes a connection cancellable."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -114,14 +115,14 @@ class _Caller:
 
 
 def _pass(source: socket.socket, target: socket.socket) -> None:
-    """Pass bytes on until the source ends, and that end."""
+    """Copy bytes until the source ends, then shut down the target for writing."""
     piece = memoryview(bytearray(_PIECE))
     try:
         while count := source.recv_into(piece):
             target.sendall(piece[:count])
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        # Neither way goes on alone.
+        # Close both directions on an error.
         for one in (source, target):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The agent's services over gRPC, with gRPC's standard health and reflection."""
+"""Serve the agent over gRPC, with the standard health and reflection services."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hil.protocol.listening import HANDSHAKE, listen_on
 _OPTIONS = {
     **dict((*grpc_calls.GRPC_OPTIONS, HANDSHAKE)),
     "grpc.so_reuseport": 0,
-    # Refused by its length, before any of it is read.
+    # gRPC rejects larger messages by their length, before reading them.
     "grpc.max_receive_message_length": wire.MESSAGE_MAX,
     "grpc.max_concurrent_streams": 128,
 }
@@ -28,16 +28,17 @@ _BEARER = "Bearer "
 
 
 class GrpcServer:
-    """Serves until it is stopped. ``address`` is where it really listens.
+    """Running gRPC server. ``address`` is the actual listening address.
 
     Args:
-        listen: ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one).
-        servicers: by the name of the service.
-        token: what callers must know; "" where that is nothing.
-        cert, key, client_ca: as of :func:`hil.protocol.listening.listen_on`.
+        listen: ``unix:PATH`` or ``HOST:PORT`` (port 0 selects a free port).
+        admission: admission control for calls.
+        servicers: service name -> handler object.
+        token: token that clients must present; "" disables the check.
+        cert, key, client_ca: TLS files, see :func:`hil.protocol.listening.listen_on`.
 
     Raises:
-        UsageError: it cannot listen there.
+        UsageError: listening failed.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class GrpcServer:
     ) -> None:
         interceptors: list[grpc.ServerInterceptor] = [_TokenCheck(token)] if token else []
         interceptors.append(_Admitting(admission))
-        # Threads are made as they are needed; admission sees to it that there is always one.
+        # Threads are created on demand. Admission control guarantees a free thread.
         pool = futures.ThreadPoolExecutor(THREADS, thread_name_prefix="rpc")
         self._server = grpc.server(pool, interceptors=interceptors, options=tuple(_OPTIONS.items()))
         self._server.add_generic_rpc_handlers([grpc_calls.handlers(*item) for item in servicers.items()])
@@ -67,9 +68,9 @@ class GrpcServer:
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
-        """End all calls, and serve no more."""
+        """Cancel all calls and stop the server."""
         self._health.enter_graceful_shutdown()
-        # A call that its client broke off may never be counted as ended by gRPC: do not wait for it for ever.
+        # gRPC may never count a cancelled call as finished, so limit the wait.
         self._server.stop(grace=0.2).wait(2.0)
 
 
@@ -91,13 +92,13 @@ def _refuse(error: BoardRefused, _: Any, context: grpc.ServicerContext) -> None:
 
 
 class _Admitting(grpc.ServerInterceptor):
-    """Has calls admitted, and reads what they say: within the size of its method, and in the thread of the call."""
+    """Interceptor that applies admission control, and decodes requests within their size limit in the call's thread."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
     def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
-        """Serve every method as a stream of bytes: a unary one would wait for its message before it is asked."""
+        """Serve every method as a byte stream: gRPC would read a unary request before admission control runs."""
         handler = continuation(details)
         if handler is None:
             return None
@@ -115,7 +116,7 @@ class _Admitting(grpc.ServerInterceptor):
 
 
 def _answers(handler: Any, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-    """What a handler answers, whichever of the two sides streams."""
+    """Yield a handler's responses for any streaming kind."""
     sides = grpc_calls.kind_of(handler.request_streaming, handler.response_streaming)
     answer = getattr(handler, sides)(argument_of(requests, handler.request_streaming), context)
     if handler.response_streaming:
@@ -125,7 +126,7 @@ def _answers(handler: Any, requests: Iterator[Any], context: grpc.ServicerContex
 
 
 def _decoded(raw: Iterator[bytes], method: str, decode: Any) -> Iterator[Any]:
-    """The messages that the bytes are. Raises UsageError: they are none, or longer than the method's."""
+    """Decode requests. Raises UsageError for invalid or oversized messages."""
     name = method.rpartition("/")[2]
     for data in raw:
         check_size(name, len(data))

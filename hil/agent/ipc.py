@@ -1,21 +1,23 @@
-"""How the agent and its own processes talk: messages over a socket, and memory that both map.
+"""Communication between the agent and its child processes: messages over a socket, and shared memory.
 
-A message has its length in front and is JSON, with numbers before it where a run's times are told. The other side may
-run a program that means harm: no message is larger, holds more values or takes longer than the receiver allows.
+A message is JSON with a length prefix. A run's timestamps precede the JSON as binary numbers. The peer may run a
+hostile program, so the receiver limits the size, the number of values and the duration of each message.
 
-Tensors pass through an :class:`Arena`: an unlinked file, so that nothing is left behind whoever is killed. It is a
-memfd where there is one (no size limit of a tmpfs mount applies), else a temporary file. The descriptor is handed to
-the other process, which maps it for itself. A memfd is sealed so that it only grows: a process that reads memory beyond
-a file's end is killed by SIGBUS, and the worker, which has the descriptor as well, may cut it. A temporary file cannot
-be sealed: there (macOS, Linux before 3.17) a program that cuts it ends the agent.
+Tensors pass through an :class:`Arena`: an unlinked file, which leaves nothing behind when a process is killed. It is a
+memfd if the system supports it (a tmpfs size limit does not apply), else a temporary file. The other process receives
+the file descriptor and maps the file. A memfd is sealed against shrinking: reading mapped memory beyond the end of a
+file raises SIGBUS, and the worker could truncate the file. Temporary files cannot be sealed, so on macOS and on Linux
+before 3.17 a program that truncates the file kills the agent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
+import resource
 import select
 import socket
 import struct
@@ -26,13 +28,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hil.core.tensors import Array, dtype_name, to_bytes
-from hil.errors import RunFailed
+from hil.errors import BoardUnfit, HilError, RunFailed
 
-# Room for the names and shapes of 20,000 tensors.
+# Enough for the names and shapes of 20,000 tensors.
 MOST_BYTES = 4 << 20
 MOST_VALUES = 200_000
 _LENGTH = struct.Struct("<I")
-# Before numbers: a byte that no JSON begins with, and how many there are.
+# Header of the numbers: a byte that cannot start a JSON text, and the count.
 _NUMBERS = struct.Struct("<cI")
 _MARK = b"\0"
 _text = json.JSONEncoder(separators=(",", ":")).encode
@@ -42,74 +44,80 @@ ALIGN = 64
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """The peer closed the connection."""
 
 
 class Late(Exception):
-    """The other side did not answer in time."""
+    """The peer did not respond in time."""
 
 
 class Garbled(Exception):
-    """What the other side sent is no message."""
+    """The peer sent an invalid message."""
 
 
 def decode(body: bytes) -> Any:
-    """What a message's bytes say. Raises Garbled: they are no JSON in UTF-8, or hold more than :data:`MOST_VALUES`."""
-    # Each value that JSON can hold has one of these before it, but for the first: read, it takes many times its bytes.
+    """Decode a message's JSON. Raises Garbled if it is invalid or has more than :data:`MOST_VALUES` values."""
+    # Each value except the first follows one of these characters. Count them before parsing, because parsed values take
+    # many times the memory of their text.
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
-        raise Garbled(f"it holds more than {MOST_VALUES} values")
+        raise Garbled(f"more than {MOST_VALUES} values")
     try:
         return json.loads(body.decode())
     except (ValueError, RecursionError) as error:
-        raise Garbled(f"it is no JSON: {error}") from error
+        raise Garbled(f"invalid JSON: {error}") from error
 
 
 def encode(message: Any) -> bytes:
-    """A message's JSON."""
+    """Encode a message as JSON."""
     return _text(message).encode()
 
 
 def joined(numbers: Sequence[int], text: bytes) -> bytes:
-    """The bytes of a message: numbers of 64 bits, if there are any, before its JSON."""
+    """Return a message's bytes: the 64-bit numbers, if any, followed by the JSON."""
     if not numbers:
         return text
     return _NUMBERS.pack(_MARK, len(numbers)) + struct.pack(f"<{len(numbers)}q", *numbers) + text
 
 
 def split(body: bytes, most: int) -> tuple[bytes, tuple[int, ...]]:
-    """The JSON of a message, and the numbers before it. Raises Garbled: they are more than ``most``, or cut off."""
+    """Split a message into JSON and numbers.
+
+    Raises Garbled for more than ``most`` numbers or a truncated message.
+    """
     if body[:1] != _MARK:
         return body, ()
     if len(body) < _NUMBERS.size:
-        raise Garbled("it is cut off")
+        raise Garbled("truncated message")
     _, count = _NUMBERS.unpack_from(body)
     end = _NUMBERS.size + 8 * count
     if count > most or end > len(body):
-        raise Garbled("it holds too many numbers, or fewer than it says")
+        raise Garbled("too many numbers, or fewer than announced")
     return body[end:], struct.unpack_from(f"<{count}q", body, _NUMBERS.size)
 
 
 class Channel:
-    """One end of a blocking socket that carries messages, either way, in order."""
+    """One end of a blocking socket that carries ordered messages in both directions."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._buffer = bytearray()
 
     def send(self, message: Any, fds: list[int] | None = None, timeout: float | None = None) -> None:
-        """Send one message, with descriptors if any.
+        """Send a message, optionally with file descriptors.
 
         Args:
-            timeout: most seconds until all of it is taken; without one it waits for ever.
+            message: JSON value.
+            fds: file descriptors to pass to the peer.
+            timeout: seconds until the peer must have accepted all bytes; None waits forever.
 
         Raises:
-            Closed: the other side is gone.
-            Late: the other side did not take it in time.
+            Closed: the peer closed the connection.
+            Late: the timeout expired.
         """
         self.send_bytes(encode(message), fds, timeout)
 
     def send_bytes(self, body: bytes, fds: list[int] | None = None, timeout: float | None = None) -> None:
-        """Send one message that :func:`encode` made; raises as :meth:`send`."""
+        """Send an encoded message. Raises the same errors as :meth:`send`."""
         data = _LENGTH.pack(len(body)) + body
         try:
             if fds:
@@ -123,7 +131,7 @@ class Channel:
             raise Closed(str(error)) from error
 
     def _send_within(self, data: bytes, timeout: float) -> None:
-        # A socket with a time limit of its own takes three system calls to send or receive anything.
+        # Do not use socket timeouts: with them, each send or receive takes three system calls.
         deadline = time.monotonic() + timeout
         while True:
             with contextlib.suppress(BlockingIOError):
@@ -133,16 +141,19 @@ class Channel:
             self._wait(select.POLLOUT, deadline)
 
     def receive(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> Any:
-        """What the next message says; raises as :meth:`receive_bytes`, and :class:`Garbled` where it says nothing."""
+        """Receive and decode the next message.
+
+        Raises the errors of :meth:`receive_bytes`, and :class:`Garbled` for bad JSON.
+        """
         return decode(self.receive_bytes(timeout, most_bytes))
 
     def receive_bytes(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> bytes:
-        """The bytes of the next message; without a ``timeout`` it waits for ever.
+        """Receive the bytes of the next message. Without a ``timeout``, wait forever.
 
         Raises:
-            Closed: the other side is gone.
-            Late: it was not there within ``timeout`` seconds.
-            Garbled: it is larger.
+            Closed: the peer closed the connection.
+            Late: no complete message arrived within ``timeout`` seconds.
+            Garbled: the message is larger than ``most_bytes``.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -154,7 +165,7 @@ class Channel:
                         self._wait(select.POLLIN, deadline)
                         piece = self.sock.recv(_PIECE, socket.MSG_DONTWAIT)
                 except BlockingIOError:
-                    continue  # a byte out of band is announced, and is not there to be read
+                    continue  # poll reports out-of-band bytes, which recv does not return
                 if not piece:
                     raise Closed("end of stream")
                 self._buffer += piece
@@ -165,11 +176,11 @@ class Channel:
         return body
 
     def receive_fds(self, most: int) -> tuple[Any, list[int]]:
-        """The next message and the descriptors that came with it; there is only one such message under way at a time.
+        """Receive a message with file descriptors. At most one such message may be in flight.
 
         Raises:
-            Closed: the other side is gone.
-            Garbled: what it sent is no message.
+            Closed: the peer closed the connection.
+            Garbled: the message is invalid.
         """
         try:
             data, fds, _, _ = socket.recv_fds(self.sock, _PIECE, most)
@@ -181,50 +192,52 @@ class Channel:
         return self.receive(), fds
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self.sock.close()
 
     def _wait(self, event: int, deadline: float) -> None:
-        """Wait until the socket can go on. Raises Late: it cannot by the monotonic clock's ``deadline``."""
+        """Wait until the socket is ready. Raises Late at ``deadline`` (monotonic clock, seconds)."""
         poll = select.poll()
         try:
             poll.register(self.sock, event)
-        except ValueError as error:  # it was closed here
+        except ValueError as error:  # this end was closed
             raise OSError(str(error)) from error
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             raise Late
 
     def _end(self, most_bytes: int) -> int:
-        """Where the next message ends in the buffer, as far as is known."""
+        """Return the end offset of the next message, or of an incomplete length prefix."""
         if len(self._buffer) < _LENGTH.size:
             return _LENGTH.size
         size: int = _LENGTH.unpack_from(self._buffer)[0]
         if size > most_bytes:
-            raise Garbled(f"it has {size} bytes, more than the {most_bytes} that it may have")
+            raise Garbled(f"{size} bytes, maximum {most_bytes}")
         return _LENGTH.size + size
 
 
 def aligned(size: int) -> int:
-    """A size rounded up to where the next tensor may start."""
+    """Round a size up to the next tensor offset."""
     return (size + ALIGN - 1) // ALIGN * ALIGN
 
 
 class Arena:
-    """Shared memory behind a descriptor; either side may grow it and the other maps what it needs of it."""
+    """Shared memory behind a file descriptor. Both processes may grow the file, and map only the needed part."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = _anonymous_file() if fd is None else fd
         self._map: mmap.mmap | None = None
 
     def view(self, size: int, *, grow: bool) -> memoryview:
-        """The first ``size`` bytes.
+        """Return the first ``size`` bytes.
 
         Args:
-            grow: make the file as large as needed; otherwise it must be already.
+            size: number of bytes.
+            grow: grow the file if needed; otherwise a short file is an error.
 
         Raises:
-            RunFailed: there is not so much memory, or the other side's file is shorter than it said.
+            RunFailed: a memory limit was reached, or the other process's file is shorter than announced.
+            BoardUnfit: the board is out of memory.
         """
         if size == 0:
             return memoryview(bytearray())
@@ -234,42 +247,54 @@ class Arena:
                 wanted = (size + _ROUND - 1) // _ROUND * _ROUND
                 if actual < size:
                     if not grow:
-                        raise RunFailed(f"{size} bytes of tensors were announced, {actual} are there")
+                        raise RunFailed(f"expected {size} bytes of tensors, got {actual}")
                     actual = wanted
                     os.ftruncate(self.fd, actual)
-                # Not the whole file, which may be of any size. Views of the old map may still be alive: it is dropped,
-                # not closed.
+                # Map only the needed part, because the file may have any size. Old views may still exist: drop the old
+                # map without closing it.
                 self._map = mmap.mmap(self.fd, min(actual, wanted))
             except (OSError, ValueError, OverflowError) as error:
-                raise RunFailed(f"no memory for {size} bytes of tensors: {error}") from error
+                raise _no_memory(error, size, "tensors") from error
         return memoryview(self._map)[:size]
 
     def private_view(self, size: int) -> memoryview:
-        """Return the first ``size`` bytes in a mapping of its own, where writing changes nothing but that mapping.
+        """Return the first ``size`` bytes in a private mapping. Writes to it do not change the file.
 
         Raises:
-            RunFailed: the other side's file is shorter than it said, or there is no room for another mapping.
+            RunFailed: the mapping failed, or a memory limit was reached.
+            BoardUnfit: the board is out of memory.
         """
         if size == 0:
             return memoryview(bytearray())
         try:
             return memoryview(mmap.mmap(self.fd, size, access=mmap.ACCESS_COPY))
         except (OSError, ValueError, OverflowError) as error:
-            raise RunFailed(f"no memory for {size} bytes of inputs: {error}") from error
+            raise _no_memory(error, size, "inputs") from error
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes with the last view of it."""
+        """Close the file descriptor. The memory is freed with the last view."""
         self._map = None
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
+def _no_memory(error: Exception, size: int, what: str) -> HilError:
+    """Return the error for a failed allocation. The board is at fault unless this process has a memory limit."""
+    message = f"not enough memory for {size} bytes of {what}: {error}"
+    if (
+        getattr(error, "errno", 0) == errno.ENOMEM
+        and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+    ):
+        return BoardUnfit(message, hint="stop other processes on the board")
+    return RunFailed(message)
+
+
 def lay_out(arena: Arena, tensors: Iterable[tuple[str, Array]], size: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Copy tensors into an arena, behind the ``size`` bytes that are in use.
+    """Copy tensors into an arena, after the first ``size`` bytes.
 
     Returns:
-        Where each tensor is, as messages describe it, and how many bytes are in use then.
+        Description of each tensor in message form, and the number of arena bytes then in use.
     """
     entries: list[dict[str, Any]] = []
     places: list[tuple[int, int, memoryview]] = []
@@ -290,9 +315,9 @@ def _anonymous_file() -> int:
     if sys.platform == "linux":
         import fcntl
 
-        with contextlib.suppress(OSError):  # of a kernel that has none
+        with contextlib.suppress(OSError):  # the kernel lacks memfd_create
             fd = os.memfd_create("hil", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            # And no seal more: one against growing or writing would be the other side's to set.
+            # F_SEAL_SEAL prevents the other process from adding seals against growing or writing.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
             return fd
     with tempfile.TemporaryFile() as file:

@@ -1,7 +1,7 @@
-"""Compare the answers of a call's runs with each other, outside their timed part.
+"""Compare the outputs of an invocation's runs with each other, outside the timed section.
 
-Outputs of at most :data:`FULL_BYTES` are compared byte by byte after every run. Of larger ones every run compares
-:data:`FULL_BYTES` in blocks that are spread over the outputs and move on from run to run, and the last run all bytes.
+Outputs of at most :data:`FULL_BYTES` are compared byte by byte after every run. For larger outputs, each run compares
+:data:`FULL_BYTES` in evenly spread blocks that advance from run to run. The last run compares all bytes.
 """
 
 from __future__ import annotations
@@ -16,37 +16,38 @@ from hil.core.tensors import Array, to_bytes
 
 FULL_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 16
-# Distinct answers whose outputs are kept for the controller, and how many bytes those after the first may take.
+# Maximum number of distinct results to store for the controller, and maximum size in bytes of all except the first.
 MAX_KEPT = 4
 MAX_KEPT_BYTES = 64 << 20
-# Distinct answers that are told apart. Runs with any further one are only counted.
+# Maximum number of distinct results to distinguish. Runs with further results are only counted.
 MAX_ANSWERS = 1000
 
 
 @dataclass
 class _Answer:
-    """A distinct answer: how many runs gave it, and the number of the first of them."""
+    """Distinct result: first run, and number of runs with this result."""
 
     first: int
     runs: int = 1
-    entries: list[dict[str, Any]] | None = None  # where its outputs are in the arena; None where they are not kept
+    entries: list[dict[str, Any]] | None = None  # outputs in the arena; None if not stored
 
 
 @dataclass
 class _Kept:
-    """The outputs of a distinct answer, to compare others with."""
+    """Stored outputs of a distinct result, for comparison."""
 
     answer: _Answer
-    kinds: list[Any]  # dtype and shape of each output
-    parts: list[Any]  # the bytes of each output
+    kinds: list[Any]  # dtypes and shapes of the outputs
+    parts: list[Any]  # bytes of the outputs
 
 
 class AnswerLog:
-    """The distinct answers of a call's runs. The first one's outputs are at the arena's beginning.
+    """Distinct results of an invocation's runs. The outputs of the first run are at the start of the arena.
 
     Args:
-        names: of the outputs.
-        runs: how many there are going to be.
+        arena: output arena.
+        names: output names.
+        runs: expected number of runs.
     """
 
     def __init__(self, arena: Arena, names: Sequence[str], runs: int) -> None:
@@ -58,22 +59,22 @@ class AnswerLog:
         self._answers: list[_Answer] = []
         self._by_digest: dict[str, _Answer] = {}
         self._differing: set[int] = set()
-        self.size = 0  # of the arena that is in use
+        self.size = 0  # arena bytes in use
         self.is_sampled = False
-        self.others = 0  # runs whose answers were not told apart
+        self.others = 0  # runs with further results that were only counted
 
     @property
     def runs(self) -> int:
-        """How many runs there were so far."""
+        """Number of runs so far."""
         return self._number
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
-        """The outputs of the first run, as messages describe them."""
+        """Outputs of the first run in message form."""
         return self._answers[0].entries or [] if self._answers else []
 
     def record(self) -> dict[str, Any]:
-        """Return what a message says of the runs: each distinct answer with its outputs, where they are kept."""
+        """Return the summary of all runs in message form: distinct results, with outputs if stored."""
         return {
             "answers": [[one.runs, one.first, one.entries] for one in self._answers],
             "sampled": self.is_sampled,
@@ -82,7 +83,7 @@ class AnswerLog:
         }
 
     def add(self, arrays: Sequence[Array]) -> None:
-        """Compare a run's outputs with those of the runs before."""
+        """Compare a run's outputs with earlier runs."""
         number, self._number = self._number, self._number + 1
         if not number:
             self._keep(_Answer(number), arrays)
@@ -91,7 +92,7 @@ class AnswerLog:
         for place, kept in enumerate(self._kept):
             if kept.kinds == kinds and self._is_same(kept.parts, parts, number):
                 kept.answer.runs += 1
-                if place:  # mostly the next run gives the same one
+                if place:  # the next run usually repeats this result
                     self._kept.insert(0, self._kept.pop(place))
                 return
         self._add_other(number, arrays, kinds, parts)
@@ -126,7 +127,7 @@ class AnswerLog:
         view = self._arena.view(self.size, grow=True)
         parts: list[Any] = [view[entry["at"] : entry["at"] + entry["bytes"]] for entry in answer.entries]
         if sum(part.nbytes for part in parts) <= FULL_BYTES:
-            # Compared with anything that has bytes, a bytearray is quick: a memoryview compares element by element.
+            # Comparing with a bytearray is fast; memoryviews compare element by element.
             parts = [bytearray(part) for part in parts]
         else:
             self.is_sampled = True
@@ -143,7 +144,7 @@ class AnswerLog:
 
 
 def len_of(entries: Sequence[dict[str, Any]]) -> int:
-    """Return how much of the arena entries take."""
+    """Return the number of arena bytes that the entries take."""
     return max((entry["at"] + entry["bytes"] for entry in entries), default=0)
 
 
@@ -152,7 +153,7 @@ def _kinds(arrays: Sequence[Array]) -> list[Any]:
 
 
 def _equal(kept: Any, data: memoryview) -> bool:
-    """Return whether two outputs have the same bytes; what is kept is a bytearray, or lies in the arena."""
+    """Return True if two outputs have the same bytes. ``kept`` is a bytearray or a view of the arena."""
     if isinstance(kept, bytearray):
         return kept == data
     blocks = range(0, kept.nbytes, BLOCK_BYTES)
@@ -161,7 +162,10 @@ def _equal(kept: Any, data: memoryview) -> bool:
 
 
 def sampled_blocks(sizes: Sequence[int], total: int, number: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (tensor, begin, end) of the blocks that a run compares: spread evenly, one further on in every run."""
+    """Yield (tensor, begin, end) for each block that a run compares.
+
+    Blocks are spread evenly and advance from run to run.
+    """
     count = -(-total // BLOCK_BYTES)
     wanted = FULL_BYTES // BLOCK_BYTES
     for step in range(wanted):

@@ -1,4 +1,4 @@
-"""What the board is and how it does: probed once, read when asked, and counted while programs run."""
+"""Machine description, sensor readings, and performance counters of the board."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hil.core.clock import now_ns
 from hil.protocol.v1 import agent_pb2 as pb
 
 _ROOT = Path("/")
-# A Raspberry Pi's firmware lowers the clock by itself; only get_throttled tells.
+# A Raspberry Pi's firmware lowers the clock silently; only get_throttled reports it.
 _WATCHED = (
     "sys/devices/system/cpu/cpufreq/policy*/scaling_cur_freq",
     "sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq",
@@ -31,15 +31,16 @@ _WATCHED = (
 _MOST_BYTES = 1 << 16
 _CORE = re.compile(rb"^cpu(\d+) (.*)$", re.M)
 _AVAILABLE = re.compile(rb"^MemAvailable:\s*(\d+) kB", re.M)
+_OOM_KILLS = re.compile(rb"^oom_kill (\d+)", re.M)
 _STALLED = re.compile(rb"^some .*total=(\d+)", re.M)
-# In a line of /proc/stat: the times that a core was idle or waited for a disk, and those that are counted twice.
+# Columns of /proc/stat: idle and I/O wait times, and all times that are not counted twice.
 _IDLE = slice(3, 5)
 _TIMES = slice(0, 8)
 
 
 @functools.cache
 def machine() -> pb.Machine:
-    """CPU, memory and system. What the machine does not show stays empty."""
+    """Return the CPU, memory and system. Fields that the machine does not expose stay empty."""
     arch = platform.machine()
     cpu = cpuinfo.cpu_info(arch, _text(Path("/proc/cpuinfo")), _bytes(Path("/proc/self/auxv")))
     return pb.Machine(
@@ -59,20 +60,51 @@ def machine() -> pb.Machine:
 
 
 def memory_bytes() -> int:
-    """The machine's physical memory, or 0 where it does not say."""
+    """Return the physical memory in bytes, or 0 if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return 0
 
 
+# Control group controller -> mount point and limit file; "" is cgroup version 2.
+_CGROUPS = {"": ("sys/fs/cgroup", "memory.max"), "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes")}
+
+
+def memory_limit(root: Path = _ROOT) -> int:
+    """Return the memory limit of this process and child processes: the machine's memory or a lower cgroup limit."""
+    limits = [memory_bytes()]
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":/")
+        for name in _CGROUPS.keys() & set(controllers.split(",")):
+            mount, file = _CGROUPS[name]
+            place = root / mount / group
+            # A limit applies to all descendant groups. In a container, the mount shows only the container's group.
+            while place.is_relative_to(root / mount):
+                limits.append(_limit(place / file))
+                place = place.parent
+    return min((limit for limit in limits if limit), default=0)
+
+
+def _limit(file: Path) -> int:
+    text = _text(file)
+    return int(text) if text.isdecimal() else 0
+
+
+def oom_kills() -> int:
+    """Return how many processes the OOM killer has killed since boot, or 0 if unknown."""
+    match = _OOM_KILLS.search(_bytes(Path("/proc/vmstat")))
+    return int(match[1]) if match else 0
+
+
 def board_id() -> str:
-    """An identity that outlives the agent: the machine id where there is one, else the host's name."""
+    """Return an identifier that survives agent restarts: the machine id if present, else the host name."""
     return _text(Path("/etc/machine-id")) or platform.node()
 
 
 def readings(root: Path = _ROOT) -> list[pb.Reading]:
-    """What may change while a program runs, as :func:`hil.core.cpuinfo.readings` names it."""
+    """Return the values that may change while a program runs, with names from :func:`hil.core.cpuinfo.readings`."""
     files = [file for pattern in _WATCHED for file in sorted(root.glob(pattern), key=_numbers)]
     return [pb.Reading(**found) for found in cpuinfo.readings({str(file): _text(file) for file in files})]
 
@@ -96,12 +128,15 @@ def _bytes(path: Path) -> bytes:
 
 
 class Counters:
-    """The board's counters. A context manager: it keeps files open.
+    """Counters of the board. Use as a context manager, which closes the open files.
 
-    Found out once what the machine shows; the rest is left out. ``cpuN busy`` and ``PRESSURE pressure`` (the share of
-    time that something waited for CPU, memory or disk) are % since the look before, so the first look has none;
-    ``cpuN frequency`` is MHz, ``ZONE (TYPE)`` degC; ``memory available``, ``agent memory`` and ``worker PID memory``
-    are bytes.
+    The available sources are detected once; missing sources are skipped.
+
+    - ``cpuN busy`` and ``PRESSURE pressure`` (share of time stalled on CPU, memory or disk): % since the last sample,
+      so the first sample lacks them
+    - ``cpuN frequency``: MHz
+    - ``ZONE (TYPE)``: degC
+    - ``memory available``, ``agent memory``, ``worker PID memory``: bytes
     """
 
     def __init__(self, worker_pids: Callable[[], list[int]], root: Path = _ROOT) -> None:
@@ -117,7 +152,7 @@ class Counters:
         self._stalled: dict[str, tuple[float, int]] = {}
 
     def look(self) -> pb.CounterSample:
-        """All counters now."""
+        """Return the current value of all counters."""
         at = now_ns()
         found = [*self._cores(), *self._sensors(), *self._memory(), *self._pressure(), *self._processes()]
         readings = [pb.Reading(name=name, value=value, unit=unit) for name, value, unit in found]
@@ -137,7 +172,7 @@ class Counters:
     def _sensors(self) -> Iterator[tuple[str, float, str]]:
         for files, unit in ((self._frequencies, "MHz"), (self._zones, "degC")):
             for name, file in files.items():
-                with contextlib.suppress(ValueError):  # nothing, or a driver's "<unknown>"
+                with contextlib.suppress(ValueError):  # an empty file, or "<unknown>" from a driver
                     yield name, int(self._read(file)) / 1000, unit
 
     def _memory(self) -> Iterator[tuple[str, float, str]]:
@@ -167,7 +202,7 @@ class Counters:
                 yield name, int(fields[1]) * os.sysconf("SC_PAGE_SIZE"), "bytes"
 
     def _read(self, file: Path) -> bytes:
-        """A file's content from its start, through the descriptor that is kept; nothing where it cannot be read."""
+        """Read a file from the start through a cached descriptor. Return b"" if it is unreadable."""
         if file in self._gone:
             return b""
         try:
@@ -176,7 +211,7 @@ class Counters:
         except OSError:
             self._gone.add(file)
             return b""
-        # A sensor that is asleep, or a core's that is off, may fail now and tell the next time.
+        # A sleeping sensor or an offline core may fail now and work later.
         with contextlib.suppress(OSError):
             return os.pread(self._files[file], _MOST_BYTES, 0)
         return b""

@@ -1,8 +1,8 @@
-"""The programs that the current session has loaded, each in a worker of its own; which are allowed, and their inputs.
+"""Loaded programs of the current session, each in a separate worker; the load policy; and call inputs.
 
-With a :class:`Policy` an agent loads only programs of bundles that a trusted key has signed. A program out of a signed
-bundle comes with one file more: the bundle's header and manifest, which name the program's other files by their digests
-and carry the signature. The agent needs nothing else to know that each byte is signed.
+With a :class:`Policy`, an agent loads only programs from bundles signed by a trusted key. A program from a signed
+bundle includes an additional file: the bundle's header and manifest. It lists the digests of the program's other files
+and contains the signature. That is sufficient to verify every byte.
 """
 
 from __future__ import annotations
@@ -28,61 +28,69 @@ from hil.bundles.manifest import program_files
 from hil.bundles.signature import SEAL, verify
 from hil.core import clock
 from hil.core.digest import Hasher
+from hil.core.files import open_file
 from hil.core.tensors import TensorSpec, check_names, nbytes_of
-from hil.errors import LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
+from hil.errors import BoardUnfit, LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
 
-# A test session of many traced modules keeps a program for each.
+# A test run with many traced modules loads a program for each module.
 MAX_PROGRAMS = 512
 MAX_FILES = 10_000
 MAX_INPUTS = 20_000
-# As many as every numpy takes.
+# Every numpy version supports this many dimensions.
 _MAX_DIMS = 32
 MAX_ITERATIONS = 1_000_000
 MAX_TIMEOUT_S = 24 * 3600.0
-# A call that waits for a dead controller's data holds its program until its connection ends: nobody waits for that.
+# A call that waits for a dead controller's data blocks the program until the connection ends. Limit the wait.
 _LET_GO_S = 5.0
-# How soon a call that waits for its program notices that nobody waits for it any more.
+# Interval at which a call that waits for a program checks that the client is still connected.
 _LOOK_S = 0.2
 _HINT = "sign the bundle with a trusted key (hil bundle create --sign KEY) and run it with hil bundle run"
 
 
 @dataclass
 class Loaded:
-    """A program in its worker."""
+    """Program in a worker."""
 
     worker: Worker
     session: Session
     folder: Path
     pinned: list[str]
     inputs_bytes: int = 0
-    # The outputs of each distinct answer of the last call, in the worker's arena; None where they were not kept.
+    # Outputs of each distinct result of the last call, in the worker's arena; None if not stored.
     kept: list[tuple[Output, ...] | None] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def recall(self, number: int) -> tuple[Output, ...]:
-        """Return the outputs of a distinct answer of the last call, from 1 on. Raises UsageError: it has none kept."""
+        """Return the stored outputs of distinct result ``number`` of the last call, counted from 1.
+
+        Raises:
+            UsageError: the outputs are not stored.
+        """
         outputs = self.kept[number - 1] if number <= len(self.kept) else None
         if outputs is None:
-            raise UsageError(f"the outputs of answer {number} of the last call are not kept")
+            raise UsageError(f"outputs of answer {number} of the last call are not available")
         return outputs
 
 
 @dataclass(eq=False)
 class Loading:
-    """A load in progress, and its worker once it has one."""
+    """Load in progress, with the worker after the start."""
 
     worker: Worker | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class Programs:
-    """Loading, calling and unloading; everything goes when its session does.
+    """Loaded programs. They are unloaded when their session ends.
 
     Args:
-        memory_limit: most that a program with its tensors may take, in bytes; 0 is the machine's memory.
-        policy: which programs may be loaded; None is any.
+        store: store with the program files.
+        supervisor: source of workers.
+        sessions: sessions of the agent.
+        memory_limit: maximum memory of a program with its tensors, in bytes; 0 means the machine's memory.
+        policy: restricts which programs may be loaded; None allows all.
     """
 
     def __init__(
@@ -97,10 +105,10 @@ class Programs:
         self._policy = policy
         self._supervisor = supervisor
         self._sessions = sessions
-        self._limit = memory_limit or machine.memory_bytes() or 1 << 62
+        self._limit = memory_limit or machine.memory_limit() or 1 << 62
         self._loaded: dict[str, Loaded] = {}
         self._loading: set[Loading] = set()
-        # How often the session has had a program loaded; and by which runtime one was last.
+        # Number of programs that the session has loaded, and the last runtime.
         self._loads, self._runtime = 0, ""
         self._freeing: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -109,14 +117,15 @@ class Programs:
         """Start a worker and load a program in it.
 
         Raises:
-            LoadFailed, RunCrashed, StageTimeout: as the worker ends.
-            SessionEnded: the session is over, and the load with it.
+            LoadFailed, RunCrashed, StageTimeout: the worker failed.
+            BoardUnfit: the board's runtime, device, disk or memory failed.
+            SessionEnded: the session ended during the load.
         """
         loading = Loading()
         with self._lock:
             self._sessions.require(session)
             if len(self._loaded) + len(self._loading) >= MAX_PROGRAMS:
-                raise LoadFailed(f"{MAX_PROGRAMS} programs are loaded already", hint="unload some first")
+                raise LoadFailed(f"{MAX_PROGRAMS} programs are already loaded", hint="unload some first")
             self._loading.add(loading)
         try:
             with self._sessions.journal.during("load", fence=session.fence) as noted:
@@ -130,7 +139,7 @@ class Programs:
 
     def _load(self, session: Session, request: pb.LoadRequest, loading: Loading) -> pb.LoadReply:
         if len(request.files) > MAX_FILES:
-            raise UsageError(f"a program has {len(request.files)} files, and {MAX_FILES} are the most")
+            raise UsageError(f"a program has {len(request.files)} files, maximum {MAX_FILES}")
         names = [file.name for file in request.files]
         if request.main not in names:
             raise UsageError(f"the program's main file {request.main[:100]!r} is not among its files")
@@ -139,7 +148,7 @@ class Programs:
 
         def files() -> Iterator[tuple[str, str]]:
             for file in request.files:
-                # They may be many, and each may have folders of its own.
+                # A program may have many files, each with parent directories.
                 self._sessions.require(session)
                 yield file.name, file.digest
 
@@ -157,11 +166,17 @@ class Programs:
             order = {name: getattr(request, name) for name in ("main", "device", "function")} | {"folder": str(folder)}
 
             def meanwhile() -> None:
-                # Later, making the next one's worker ready would take its time from a timed run.
+                # Start the next worker now: later, the preparation would take CPU time from a timed run.
                 if self._supervisor.has(request.runtime, request.device):
                     self._refill(session, request)
 
-            found = worker.load(order, _timeout(request.timeout_s), meanwhile=meanwhile)
+            try:
+                found = worker.load(order, _timeout(request.timeout_s), meanwhile=meanwhile)
+            except LoadFailed as error:
+                if missing := self._supervisor.missing_device(request.runtime, request.device):
+                    missing.detail = error.message
+                    raise missing from error
+                raise
             check_names(found.inputs, found.outputs)
             known = sum(_known_size(spec) for spec in (*found.inputs, *found.outputs))
             self._check_memory(size + known, "the program with its inputs and outputs")
@@ -174,7 +189,7 @@ class Programs:
             self._store.unlink_program(folder, pinned)
             raise
         with contextlib.suppress(SessionEnded):
-            self._refill(session, request)  # a device that is there, although the runtime may not list it
+            self._refill(session, request)  # the device works even if the runtime does not list it
         return pb.LoadReply(
             program_id=worker.program_id,
             device=request.device,
@@ -186,38 +201,43 @@ class Programs:
         )
 
     def _refill(self, session: Session, request: pb.LoadRequest) -> None:
-        """Have a worker made ready for the session's next program; many sessions have only one."""
+        """Prepare a worker for the session's next program.
+
+        Skip this for the first program: many sessions load only a single program.
+        """
         with self._lock:
             if self._loads < 2:
                 return
-            # Under the lock that its end takes before it ends what is kept ready: none is made for it after that.
+            # The end of the session takes this lock before it stops spare workers, so none is created after that.
             self._sessions.require(session)
             self._supervisor.refill(request.runtime, request.device)
 
     @contextlib.contextmanager
     def called(self, session: Session, start: pb.InvokeStart, is_wanted: Callable[[], bool]) -> Iterator[Loaded]:
-        """The program that a call is for, which nobody else calls meanwhile.
+        """Lock and return the program of a call.
 
         Args:
-            is_wanted: whether the caller still waits for it.
+            session: session of the call.
+            start: first message of the call.
+            is_wanted: returns False when the client has disconnected.
 
         Raises:
-            SessionEnded: the session is over.
-            UsageError: there is no such program, or the counts make no sense, or there are too many inputs.
+            SessionEnded: the session has ended, or the client disconnected while waiting.
+            UsageError: the program is not loaded, the counts are invalid, or the call has too many inputs.
         """
         loaded = self._loaded.get(start.program_id)
         if loaded is None or loaded.session is not session:
             raise self._absent(session)
         if not (start.recall or 1 <= start.iterations <= MAX_ITERATIONS) or start.warmup > MAX_ITERATIONS:
             raise UsageError(f"iterations must be 1 to {MAX_ITERATIONS}, warm-up 0 to {MAX_ITERATIONS}")
-        # Before it waits: read, an input takes a hundred times the bytes that it may have in a message.
+        # Check before waiting: a parsed input takes up to a hundred times the size in the message.
         if len(start.inputs) > MAX_INPUTS or any(len(tensor.shape) > _MAX_DIMS for tensor in start.inputs):
             raise UsageError(f"a call has at most {MAX_INPUTS} inputs of at most {_MAX_DIMS} dimensions")
         while not loaded.lock.acquire(timeout=_LOOK_S):
             if not is_wanted():
-                raise SessionEnded("the call was broken off while it waited for the program")
+                raise SessionEnded("the call was cancelled while waiting for the program")
         try:
-            # It may have been freed while we waited for it.
+            # The program may have been unloaded during the wait.
             if self._loaded.get(start.program_id) is not loaded:
                 raise self._absent(session)
             yield loaded
@@ -225,21 +245,21 @@ class Programs:
             loaded.lock.release()
 
     def _absent(self, session: Session) -> UsageError:
-        # A call may follow another one on its stream long after the session was looked at: its end is the reason then.
+        # A stream may send a call long after the session check. If the session has ended, report that.
         self._sessions.require(session)
-        return UsageError("no such program is loaded in this session", hint="load it (again) first")
+        return UsageError("program not loaded in this session", hint="load it first")
 
     def incoming(self, loaded: Loaded, start: pb.InvokeStart) -> Incoming:
-        """Make room for a call's inputs. Raises RunFailed: they are too large for the board."""
+        """Reserve memory for a call's inputs. Raises RunFailed if they exceed the board's memory."""
 
         def reserve(size: int) -> None:
-            # The memory of a program's inputs is kept for its next call: it never shrinks.
+            # The input memory of a program never shrinks; the next call reuses it.
             if size <= loaded.inputs_bytes:
                 return
             with self._lock:
                 others = sum(one.inputs_bytes for one in self._loaded.values() if one is not loaded)
                 if size + others > self._limit:
-                    beside = f" beside the {others} bytes of other programs' inputs" if others else ""
+                    beside = f" in addition to {others} bytes of other programs' inputs" if others else ""
                     raise RunFailed(
                         f"the inputs take {size} bytes{beside}, more than the board's {self._limit} bytes of memory"
                     )
@@ -250,13 +270,15 @@ class Programs:
     def invoke(
         self, loaded: Loaded, incoming: Incoming, start: pb.InvokeStart
     ) -> tuple[pb.InvokeReply, list[memoryview], Callable[[], None]]:
-        """Run (or profile) a program on inputs that have come.
+        """Run or profile a program on received inputs.
 
-        Returns the answer, the outputs to stream after it, and what writes into the journal that it has ended: there is
-        time for that while the answer is read. An error is noted here.
+        Returns:
+            The response, the outputs to stream after it, and a function that writes the end to the journal. Call it
+            while the client reads the response. Errors are written to the journal here.
 
         Raises:
-            RunFailed, RunCrashed, StageTimeout: as the worker ends; a worker that died is unloaded.
+            RunFailed, RunCrashed, StageTimeout: the worker failed; a program with a dead worker is unloaded.
+            BoardUnfit: other processes used up the memory, or the clock stepped back; the program is unloaded.
         """
         received = clock.now_ns()
         if start.recall:
@@ -279,14 +301,14 @@ class Programs:
         note = partial(self._sessions.journal.note, fence=loaded.session.fence, program=start.program_id)
         ended = partial(note, f"{order['op']} ended")
         try:
-            # That it begins is noted while the worker reads the order.
+            # Write the start to the journal while the worker reads the order.
             ran = loaded.worker.run(order, timeout, meanwhile=partial(note, f"{order['op']} begins"))
             reply, streams = self._answer(loaded.worker, ran, received, start.state)
             if ran.repetition is not None:
                 loaded.kept = [answer.outputs for answer in ran.repetition.answers]
         except BaseException as error:
             ended(error=type(error).__name__)
-            if isinstance(error, (RunCrashed, StageTimeout)):
+            if isinstance(error, (RunCrashed, StageTimeout, BoardUnfit)):
                 with self._lock:
                     is_ours = self._loaded.pop(start.program_id, None) is not None
                 if is_ours:
@@ -297,9 +319,9 @@ class Programs:
     def _answer(
         self, worker: Worker, ran: Ran, received: int, with_state: bool
     ) -> tuple[pb.InvokeReply, list[memoryview]]:
-        """What a run gave, as an answer, and the outputs to stream after it."""
+        """Build the response to a run, and the list of outputs to stream after it."""
         reply = pb.InvokeReply()
-        done = reply.done  # filled where it is: put in as a whole, it would be copied
+        done = reply.done  # fill in place: assigning a message would copy it
         done.received_ns, done.peak_memory_bytes = received, ran.peak_bytes
         done.warmup_ns, done.cpu_ns = ran.warmup_ns, ran.cpu_ns
         done.start_ns.extend(ran.start_ns)
@@ -317,10 +339,13 @@ class Programs:
         return reply, streams
 
     def _tensors(self, worker: Worker, outputs: Sequence[Output], done: pb.InvokeDone) -> list[memoryview]:
-        """Add outputs to an answer; return those to stream after it. Raises RunFailed: they are too large."""
+        """Add outputs to a response, and return those to stream after it.
+
+        Raises RunFailed if they exceed the memory limit.
+        """
         size = max((output.end for output in outputs), default=0)
         if sum(output.size for output in outputs) > self._limit:
-            raise RunFailed(f"the outputs take {size} bytes and the board has {self._limit}")
+            raise RunFailed(f"the outputs need {size} bytes, more than the board's {self._limit} bytes of memory")
         view = worker.output_view(size)
         streams: list[memoryview] = []
         left = wire.INLINE_TOTAL
@@ -335,23 +360,23 @@ class Programs:
         return streams
 
     def worker_pids(self) -> list[int]:
-        """The processes of the programs that are loaded."""
+        """Return the worker process ids of all loaded programs."""
         return [loaded.worker.pid for loaded in list(self._loaded.values())]
 
     def unload(self, session: Session, program_id: str) -> None:
-        """End a program's worker; nothing happens where there is none."""
+        """Unload a program. Unknown programs are ignored."""
         with self._lock:
             loaded = self._loaded.get(program_id)
             if loaded is None or loaded.session is not session:
                 return
-            # Nobody waits here until a killed process is gone; the end of the session does.
+            # Do not wait for the killed process here; the end of the session waits for it.
             self._let_go(program_id)
 
     def unload_all(self, because: SessionEnded) -> bool:
-        """End every worker: the session is over.
+        """Unload all programs at the end of the session.
 
         Returns:
-            Whether it had any, and nothing is left of them.
+            True if the session had loaded programs and all of them were released in time.
         """
         with self._lock:
             for program_id in list(self._loaded):
@@ -374,11 +399,11 @@ class Programs:
         return had_any and not is_left
 
     def stand_by(self) -> None:
-        """After a session of which nothing is left that could touch it: have a worker made ready for the next one."""
+        """Prepare a worker for the next session. Call this only after a session that released everything."""
         self._supervisor.stand_by(self._runtime)
 
     def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:
-        """End a program's worker, and give back what it held; under our lock, so that none is overlooked meanwhile."""
+        """Kill a program's worker and release the resources in a thread. The caller must have acquired ``_lock``."""
         loaded = self._loaded.pop(program_id)
         loaded.worker.kill(because)
         freeing = threading.Thread(target=self._free, args=(loaded,), daemon=True)
@@ -386,7 +411,7 @@ class Programs:
         self._freeing = [one for one in self._freeing if one.is_alive()] + [freeing]
 
     def _free(self, loaded: Loaded) -> None:
-        """Give back what a killed program held, once a call in progress has seen its worker die and let go."""
+        """Release a killed program's resources after the current call has ended."""
         with loaded.lock:
             self._release(loaded)
 
@@ -397,8 +422,8 @@ class Programs:
     def _check_memory(self, needed: int, what: str) -> None:
         if needed > self._limit:
             raise LoadFailed(
-                f"{what} takes {needed} bytes and the board has {self._limit}",
-                hint="a smaller model, or a board with more memory",
+                f"{what} needs {needed} bytes, more than the board's {self._limit} bytes of memory",
+                hint="use a smaller model, or a board with more memory",
             )
 
 
@@ -414,20 +439,22 @@ def _known_size(spec: TensorSpec) -> int:
 
 def _timeout(seconds: float) -> float:
     if not seconds >= 0:
-        raise UsageError(f"a time limit cannot be {seconds:g} s")
+        raise UsageError(f"invalid time limit {seconds:g} s")
     return min(seconds, MAX_TIMEOUT_S) if seconds > 0 else MAX_TIMEOUT_S
 
 
 class Incoming:
-    """The inputs of one call on their way into the worker's shared memory.
+    """Inputs of one call, received into the worker's shared memory.
 
     Args:
-        store: has the inputs that come as blobs.
-        reserve: is told how many bytes they take before any memory is taken for them; raises where that is too much.
+        arena: input arena of the worker.
+        start: first message of the call.
+        store: store with the inputs that are sent as blobs.
+        reserve: called with the total size in bytes before memory is allocated; raises if that is too large.
 
     Raises:
-        UsageError: a tensor inside the message is larger than such may be.
-        RunFailed: they take more than there is.
+        UsageError: an inline tensor is too large.
+        RunFailed: the inputs exceed the available memory.
     """
 
     def __init__(self, arena: Arena, start: pb.InvokeStart, store: BlobStore, reserve: Callable[[int], None]) -> None:
@@ -449,7 +476,7 @@ class Incoming:
             else:
                 size = len(tensor.inline)
                 if size > wire.INLINE_MAX:
-                    raise UsageError(f"a tensor inside a message has {size} bytes, and {wire.INLINE_MAX} are the most")
+                    raise UsageError(f"an inline tensor has {size} bytes, maximum {wire.INLINE_MAX}")
                 here.append((at, size, tensor.inline))
             entry = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape), "at": at, "bytes": size}
             self.entries.append(entry)
@@ -473,17 +500,20 @@ class Incoming:
 
     @property
     def streamed(self) -> bool:
-        """Whether anything was streamed, so that digests follow."""
+        """Whether any input is streamed, which means that digests follow."""
         return bool(self._streams)
 
     def add(self, data: memoryview) -> None:
-        """The next streamed bytes; a message never spans two tensors. Raises UsageError: more came than announced."""
+        """Store the next streamed bytes.
+
+        A message never spans two tensors. Raises UsageError if it exceeds the announced size.
+        """
         offset, size = self._streams[self._current]
         if self._done + data.nbytes > size or not data.nbytes:
-            raise UsageError("the streamed data does not fit the tensors that were announced")
+            raise UsageError("the streamed data does not match the announced tensors")
         at = offset + self._done
         self._view[at : at + data.nbytes] = data
-        # What came, and not the memory: a program that still writes there would make it look damaged on its way.
+        # Hash the received bytes instead of the shared memory, which a running program may still modify.
         self._hashers[self._current].update(data)
         self._done += data.nbytes
         if self._done == size:
@@ -491,46 +521,51 @@ class Incoming:
             self._done = 0
 
     def verify(self, digests: list[str]) -> None:
-        """Compare what came with what was sent, as the sender says. Raises UsageError: it was damaged on its way."""
+        """Compare the received data with the sender's digests. Raises UsageError on a mismatch."""
         if [hasher.digest() for hasher in self._hashers] != digests:
-            raise UsageError("the inputs were damaged on their way to the board")
+            raise UsageError("inputs corrupted in transfer: digest mismatch")
 
 
 def _read(path: Path, target: memoryview) -> None:
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         while target.nbytes and (count := file.readinto(target)):
             target = target[count:]
     if target.nbytes:
-        raise RunFailed(f"{path.name} is shorter than it was")
+        raise RunFailed(f"{path.name} was truncated")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Programs of bundles signed by one of these keys, and nothing else."""
+    """Policy that allows only programs of bundles signed by a trusted key."""
 
     trusted: tuple[bytes, ...]
 
     def check_load(self, request: pb.LoadRequest, store: BlobStore) -> None:
-        """Refuse a program that no trusted bundle holds just so. Raises LoadFailed: it is refused."""
+        """Check that a program matches a trusted bundle exactly. Raises LoadFailed otherwise."""
         files = {file.name: file.digest for file in request.files}
         seal = files.pop(SEAL, "")
         if not seal:
-            raise LoadFailed("this board runs programs of signed bundles only, and this one is not signed", hint=_HINT)
+            raise LoadFailed(
+                "this board runs only programs of signed bundles, and this program is not signed", hint=_HINT
+            )
         try:
-            with store.path(seal).open("rb") as file:
+            with open_file(store.path(seal)) as file:
                 head = read_head(memoryview(file.read(MAX_HEAD_BYTES)))
             verify(head, self.trusted)
             signed, main, runtime, methods = program_files(head.document())
         except UsageError as error:
-            raise LoadFailed(f"this board runs programs of signed bundles only: {error.message}", hint=_HINT) from error
+            raise LoadFailed(f"this board runs only programs of signed bundles: {error.message}", hint=_HINT) from error
         asked = (files, request.main, request.runtime)
         if asked != (signed, main, runtime) or len(files) + 1 != len(request.files) or request.function not in methods:
-            raise LoadFailed("this board runs programs of signed bundles only: this is not what was signed", hint=_HINT)
+            raise LoadFailed(
+                "this board runs only programs of signed bundles: the program differs from the signed program",
+                hint=_HINT,
+            )
 
     def check_profile(self, tool: str) -> None:
-        """Refuse a profiler that was sent here: it is a program that nobody signed. Raises RunFailed: it is refused."""
+        """Reject an uploaded profiler, because it is an unsigned program. Raises RunFailed."""
         if tool:
             raise RunFailed(
-                "this board runs programs of signed bundles only, and the profiler that was sent is not signed",
-                hint="install the runtime's own profiler on the board",
+                "this board runs only programs of signed bundles, and the uploaded profiler is not signed",
+                hint="install the runtime's profiler on the board",
             )

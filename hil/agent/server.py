@@ -1,4 +1,4 @@
-"""The agent: its four services, the two ways by which they are called, its life from start to stop."""
+"""Agent with four services over two transports, and the lifecycle."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hil.agent import machine, runtimes
 from hil.agent.admission import Admission, Room
+from hil.agent.board_claim import BoardClaim, Holder
 from hil.agent.data_server import DataServer
 from hil.agent.grpc_on_demand import GrpcOnDemand
 from hil.agent.machine import Counters
 from hil.agent.programs import Policy, Programs
 from hil.agent.session import CallContext, Journal, Session, Sessions
-from hil.agent.store import BlobStore, StoreLock
+from hil.agent.store import BlobStore, Quota
+from hil.agent.store_lock import StoreLock, store_error
 from hil.agent.supervisor import Supervisor
 from hil.core import clock, own_version
 from hil.core.digest import Hasher
+from hil.core.files import open_file
 from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.protocol import wire
 from hil.protocol.data_connection import data_path
-from hil.protocol.listening import check_listen, check_tls_files
+from hil.protocol.listening import check_listen, check_tls_files, refuse_if_served
 from hil.protocol.v1 import agent_pb2 as pb
 
 if TYPE_CHECKING:
@@ -45,31 +48,32 @@ _UNREAD = 16
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """How an agent runs."""
+    """Settings of an agent."""
 
-    listen: str  # ``unix:PATH`` or ``HOST:PORT`` (port 0: any free one)
-    store: Path  # folder of blobs, programs, the fence and the journal
+    listen: str  # ``unix:PATH`` or ``HOST:PORT`` (port 0 selects a free port)
+    store: Path  # directory of blobs, programs, the fence and the journal
     name: str = ""
-    build: str = ""  # what was deployed, for Describe
-    quota_bytes: int = 0  # most that blobs may take; 0 is no limit
-    memory_limit: int = 0  # most that a program may take, in bytes; 0 is the machine's own
+    build: str = ""  # build id of the deployment, for Describe
+    quota: Quota = field(default_factory=Quota)  # blobs above this size are evicted
+    memory_limit: int = 0  # maximum memory of a program in bytes; 0 means the machine's memory
     token: str = ""
-    # tls_key, tls_cert: the server's, PEM files; needed beyond loopback.
+    # Server certificate and key, PEM files; required for addresses other than loopback.
     tls_key: Path | None = None
     tls_cert: Path | None = None
-    tls_client_ca: Path | None = None  # with it, clients must show a certificate of this authority (mutual TLS)
-    # with them, only programs of bundles that one of these ed25519 keys has signed are loaded.
+    tls_client_ca: Path | None = None  # requires clients to present a certificate of this authority (mutual TLS)
+    # If set, load only programs of bundles that one of these ed25519 keys has signed.
     trusted_keys: tuple[bytes, ...] = ()
     runtimes: dict[str, str] = field(default_factory=runtimes.known)  # name -> ``module:Class``
-    runtime_options: dict[str, Any] = field(default_factory=dict)  # handed to every runtime in its worker
-    simulated: list[str] = field(default_factory=list)  # what of this board is simulated, for Describe
-    make_store: Callable[[Path, int], BlobStore] = BlobStore
-    # this process has one thread and the runtimes imported: their fork servers are forked from it.
+    runtime_options: dict[str, Any] = field(default_factory=dict)  # passed to every runtime
+    simulated: list[str] = field(default_factory=list)  # simulated parts of this board, for Describe
+    make_store: Callable[[Path, Quota], BlobStore] = BlobStore
+    claim_board: bool = False  # make agents of other logins wait while a session is open
+    # Fork the fork servers from this process, which must be single-threaded and have imported the runtimes.
     fork_ahead: bool = False
 
 
 class Agent:
-    """A running agent. ``address`` is where it really listens."""
+    """Running agent. ``address`` is the actual listening address."""
 
     def __init__(self, config: AgentConfig) -> None:
         check_listen(
@@ -86,11 +90,11 @@ class Agent:
             listens=[config.listen],
         )
         self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
-        # Before anything in the store is touched: it may be another agent's.
+        # Lock the store before the first change: a different agent may use the directory.
         self._store_lock = StoreLock(config.store)
         try:
             if config.fork_ahead:
-                # Before the store is made: with a simulator's come its clock and threads.
+                # Fork before creating the store: creating a simulator's store starts a clock and threads.
                 self._supervisor.fork_ahead()
             self._serve(config)
         except BaseException:
@@ -100,15 +104,17 @@ class Agent:
 
     def _serve(self, config: AgentConfig) -> None:
         try:
-            store = config.make_store(config.store, config.quota_bytes)
+            store = config.make_store(config.store, config.quota)
         except OSError as error:
-            raise UsageError(f"the store {config.store} cannot be used: {error.strerror}") from error
-        self._sessions = Sessions(config.store / "fence", self._session_over, Journal(config.store / "journal.jsonl"))
+            raise store_error(error, config.store) from error
+        journal = Journal(config.store / "journal.jsonl")
+        claim = BoardClaim() if config.claim_board else None
+        self._sessions = Sessions(config.store / "fence", self._session_over, journal, claim)
         policy = Policy(config.trusted_keys) if config.trusted_keys else None
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)
         admission = Admission(self._sessions)
         servicers = {
-            "Board": BoardService(config, self._supervisor, self._sessions, self._programs),
+            "Board": BoardService(config, self._supervisor, self._sessions, self._programs, store),
             "Sessions": SessionService(self._sessions, admission.goodbyes),
             "Blobs": BlobService(store, self._sessions),
             "Programs": ProgramService(self._programs, self._sessions),
@@ -123,37 +129,43 @@ class Agent:
             return GrpcServer(listen, admission, servicers, config.token, **files)
 
         if path := data_path(config.listen):
-            self._grpc = GrpcOnDemand(config.listen.removeprefix("unix:"), admission.silent, start_grpc)
-            self.address = config.listen
+            listen = config.listen.removeprefix("unix:")
+            refuse_if_served(listen)
+            # Start the data socket first: a client that finds the agent's socket looks for the data socket.
             try:
                 self._data = DataServer(path, admission, servicers, config.token)
-                return
             except OSError as error:
-                # On a path that is too long everything goes over gRPC. Callers would take what is there for ours.
+                # If the path is too long for a socket, use only gRPC. Clients would mistake an existing file for the
+                # data socket.
                 if os.path.lexists(path):
                     raise UsageError(
                         f"cannot listen on unix:{path}: {error.strerror or error}",
-                        hint="something is in its place: remove it, or listen elsewhere",
+                        hint="another file is at this path: remove it, or use a different address",
                     ) from error
-            finally:
-                if self._data is None:
-                    self._grpc.close()
+            if self._data is not None:
+                try:
+                    self._grpc = GrpcOnDemand(listen, admission.silent, start_grpc)
+                except BaseException:
+                    self._data.close()
+                    raise
+                self.address = config.listen
+                return
         self._grpc = start_grpc(config.listen)
         self.address = self._grpc.address
 
     def idle_s(self) -> float:
-        """For how many seconds no session has been open."""
+        """Return the number of seconds without an open session."""
         return self._sessions.idle_s()
 
     def rest(self) -> None:
-        """End what is kept ready for the next program, while nobody has the device."""
+        """Stop spare workers and fork servers while no session is open."""
         self._sessions.while_free(self._supervisor.rest)
-        # What importing and past work have left free is given back, where the C library can.
+        # Return freed memory to the system, if the C library supports it.
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 
     def stop(self) -> None:
-        """Stop serving and end every worker."""
+        """Stop serving and stop all workers."""
         self._supervisor.retire()
         self._grpc.close()
         self._programs.unload_all(SessionEnded("the agent was stopped"))
@@ -168,10 +180,12 @@ class Agent:
 
 
 class BoardService:
-    """Describe, Clock, Logs, Counters."""
+    """Board service: Describe, Clock, Logs, Counters."""
 
-    def __init__(self, config: AgentConfig, supervisor: Supervisor, sessions: Sessions, programs: Programs) -> None:
-        self._config = config
+    def __init__(
+        self, config: AgentConfig, supervisor: Supervisor, sessions: Sessions, programs: Programs, store: BlobStore
+    ) -> None:
+        self._config, self._store = config, store
         self._name = config.name or os.uname().nodename
         self._supervisor = supervisor
         self._sessions = sessions
@@ -181,13 +195,13 @@ class BoardService:
         self._describing.set_result({})
 
     def Describe(self, request: pb.DescribeRequest, context: CallContext) -> pb.DescribeReply:
-        """Who the board is."""
+        """Return the board's description."""
         keys = ("version", "devices", "error", "profile_tool")
         runtimes = [
             pb.Runtime(name=name, **{key: described[key] for key in keys if key in described})
             for name, described in sorted(self._runtimes(context).items())
         ]
-        current = self._sessions.current
+        holder = self._sessions.holder()
         return pb.DescribeReply(
             board_id=f"{machine.board_id()}/{self._name}",
             name=self._name,
@@ -198,15 +212,16 @@ class BoardService:
             clock_ns=clock.now_ns(),
             wall_ns=time.time_ns(),
             fence=self._sessions.fence,
-            holder=_holder(current) if current else None,
+            holder=_message(holder) if holder else None,
             memory_limit_bytes=self._config.memory_limit,
             readings=machine.readings(),
             simulated=self._config.simulated,
             build=self._config.build,
+            store_room_bytes=self._store.room(),
         )
 
     def _runtimes(self, context: CallContext) -> dict[str, dict[str, Any]]:
-        """What there is to run programs with. Finding out may take long, and whoever does not wait may go."""
+        """Return the description of each runtime. This may be slow, so stop waiting when the client disconnects."""
         with self._lock:
             if self._describing.done():
                 self._describing = futures.Future()
@@ -215,15 +230,15 @@ class BoardService:
         while context.is_active():
             with contextlib.suppress(futures.TimeoutError):
                 return found.result(_NOTICE_S)
-        raise SessionEnded("whoever asked is gone")
+        raise SessionEnded("the caller disconnected")
 
     def Clock(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.ClockPong]:
-        """Answer each ping with the clock."""
+        """Respond to each ping with the clock."""
         for _ in requests:
             yield pb.ClockPong(clock_ns=clock.now_ns())
 
     def Logs(self, request: pb.LogsRequest, context: CallContext) -> Iterator[pb.LogLine]:
-        """Lines of the workers' stderr, or a long error."""
+        """Yield lines of the workers' stderr, or the text of a long error."""
         session = self._sessions.of_call(context)
         if request.error:
             yield from (pb.LogLine(text=piece) for piece in wire.KEPT_ERRORS.pieces(request.error))
@@ -240,18 +255,18 @@ class BoardService:
                 return
 
     def Counters(self, request: pb.CountersRequest, context: CallContext) -> Iterator[pb.CounterSample]:
-        """Look at the board again and again."""
+        """Yield counter samples periodically."""
         session = self._sessions.of_call(context)
         if not MIN_PERIOD_MS <= request.period_ms <= MAX_PERIOD_MS:
-            raise UsageError(f"a period of counters is {MIN_PERIOD_MS} to {MAX_PERIOD_MS} ms")
+            raise UsageError(f"the counter period must be {MIN_PERIOD_MS} to {MAX_PERIOD_MS} ms")
         with Counters(self._programs.worker_pids) as counters:
             due = time.monotonic()
             while self._sessions.current is session and context.is_active():
                 if time.monotonic() >= due:
                     yield counters.look()
-                    # A board that cannot keep up leaves looks out; it never makes up for them.
+                    # A board that cannot keep up skips samples instead of catching up.
                     due = max(due + request.period_ms / 1000, time.monotonic())
-                # Not longer than this after its session or its caller does it end, however rarely it looks.
+                # Notice the end of the session or of the call within this time, even with a long period.
                 time.sleep(min(max(due - time.monotonic(), 0.0), _NOTICE_S))
 
 
@@ -259,10 +274,11 @@ _Replies: TypeAlias = "queue.SimpleQueue[pb.HoldReply | HilError | None]"
 
 
 class SessionService:
-    """Hold: one stream is one session.
+    """Session service. A Hold stream represents a session.
 
     Args:
-        goodbyes: takes the streams of sessions that are over, and ends those that do not end by themselves.
+        sessions: sessions of the agent.
+        goodbyes: admits the streams of ended sessions, and cancels streams that clients do not close.
     """
 
     def __init__(self, sessions: Sessions, goodbyes: Room) -> None:
@@ -271,7 +287,7 @@ class SessionService:
         self._waiting = threading.Semaphore(MAX_WAITING)
 
     def Hold(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.HoldReply]:
-        """Open, keep alive, end."""
+        """Open a session, keep it alive, and end it with the stream."""
         first = next(iter(requests), None)
         if first is None or first.WhichOneof("kind") != "open":
             raise UsageError("the first message of Hold must open a session")
@@ -298,79 +314,84 @@ class SessionService:
                     raise reply
                 yield reply
         finally:
-            self._sessions.end(session, "its owner left")
+            self._sessions.end(session, "its owner disconnected")
             if leaving.is_set():
                 self._goodbyes.leave(context)
 
     def _opened(self, wanted: pb.SessionOpen, context: CallContext, on_end: Any) -> Any:
-        """Wait for the device, telling who has it; returns the session."""
+        """Wait for the device and report the current owner. Return the session."""
         if not wanted.wait_s >= 0:
-            raise UsageError(f"nobody can wait {wanted.wait_s:g} s for a board")
+            raise UsageError(f"invalid wait of {wanted.wait_s:g} s for a board")
         deadline = time.monotonic() + wanted.wait_s
         owner, purpose = wanted.owner[:_SHORT] or "somebody", wanted.purpose[:_SHORT]
 
         def opened() -> Session | None:
             return self._sessions.open(owner, purpose, wanted.ttl_s or 10.0, wanted.fence, on_end)
 
-        # Whoever takes the device does not wait for it, and is in nobody's way.
+        # A client that gets the device immediately does not use a waiting slot.
         if session := opened():
             return session
         if not self._waiting.acquire(blocking=False):
-            raise BoardBusy(f"{MAX_WAITING} others are waiting for this board already", hint="try again later")
+            raise BoardBusy(f"{MAX_WAITING} callers are already waiting for this board", hint="retry later")
         try:
             while context.is_active():
                 if session := opened():
                     return session
-                current = self._sessions.current
-                if current and time.monotonic() >= deadline:
+                late = time.monotonic() >= deadline
+                holder = self._sessions.holder()
+                if late and not holder and (session := opened()):
+                    return session
+                if late:
+                    holder = holder or Holder("an unresponsive process", "", 0.0)
                     raise BoardBusy(
-                        f"{current.owner} has the board ({current.purpose or 'no purpose given'})",
+                        f"{holder.owner} has the board ({holder.purpose or 'no purpose given'})",
                         hint="wait longer with --wait",
                     )
-                if current:
-                    yield pb.HoldReply(waiting=pb.SessionWaiting(holder=_holder(current)))
+                if holder:
+                    yield pb.HoldReply(waiting=pb.SessionWaiting(holder=_message(holder)))
                 self._sessions.wait_free(min(1.0, max(deadline - time.monotonic(), 0.01)))
         finally:
             self._waiting.release()
-        raise SessionEnded("whoever asked for the session is gone")
+        raise SessionEnded("the caller of the session disconnected")
 
     def _listen(self, requests: Iterator[Any], session: Session, replies: _Replies) -> None:
         try:
             for _ in requests:
                 session.heard_at = time.monotonic()
-                # Whoever does not read the answers gets no more of them.
+                # Do not queue more replies for a client that does not read them.
                 if replies.qsize() < _UNREAD:
                     replies.put(pb.HoldReply(alive=pb.KeepAlive()))
         except HilError as error:
             replies.put(error)
         except Exception:
-            pass  # the stream broke: the session ends as if it had been closed
-        self._sessions.end(session, "its owner left")
+            pass  # the stream broke: end the session as after a normal close
+        self._sessions.end(session, "its owner disconnected")
 
 
 class BlobService:
-    """Missing, Put, Get."""
+    """Blob service: Missing, Put, Get."""
 
     def __init__(self, store: BlobStore, sessions: Sessions) -> None:
         self._store = store
         self._sessions = sessions
 
     def Missing(self, request: pb.MissingRequest, context: CallContext) -> pb.MissingReply:
-        """Which blobs are not here."""
+        """Return the digests of missing blobs, with the number of bytes that were already uploaded."""
         self._sessions.of_call(context)
         if len(request.digests) > MAX_DIGESTS:
-            raise UsageError(f"{len(request.digests)} digests are asked for at once, and {MAX_DIGESTS} are the most")
+            raise UsageError(f"request for {len(request.digests)} digests, maximum {MAX_DIGESTS}")
+        self._store.hold(request.digests)
         absent = [wanted for wanted in dict.fromkeys(request.digests) if not self._store.has(wanted)]
         missing = [pb.MissingBlob(digest=one, have_bytes=self._store.partial_size(one)) for one in absent]
         return pb.MissingReply(missing=missing)
 
     def Put(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.PutReply]:
-        """Store blobs."""
+        """Store uploaded blobs."""
         session = self._sessions.of_call(context)
         for message in requests:
             self._sessions.require(session)
             if not isinstance(message, pb.PutRequest) or message.WhichOneof("kind") != "start":
-                raise UsageError("a blob begins with a PutStart")
+                raise UsageError("a blob must begin with a PutStart")
             start = message.start
             if self._store.has(start.digest):
                 _skip(requests, start.size - start.offset)
@@ -388,12 +409,12 @@ class BlobService:
             yield pb.PutReply(digest=start.digest)
 
     def Get(self, request: pb.GetRequest, context: CallContext) -> Iterator[pb.GetReply | memoryview]:
-        """Read a blob."""
+        """Stream a blob's content."""
         session = self._sessions.of_call(context)
         path = self._store.path(request.digest)
         size = path.stat().st_size
         yield pb.GetReply(start=pb.GetStart(size=size))
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(min(request.offset, size))
             while piece := file.read(wire.CHUNK):
                 self._sessions.require(session)
@@ -401,7 +422,7 @@ class BlobService:
 
 
 class ProgramService:
-    """Load, Invoke, Unload."""
+    """Program service: Load, Invoke, Unload."""
 
     def __init__(self, programs: Programs, sessions: Sessions) -> None:
         self._programs = programs
@@ -412,23 +433,23 @@ class ProgramService:
         return self._programs.load(self._sessions.of_call(context), request)
 
     def Invoke(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.InvokeReply | memoryview]:
-        """Run programs, one call after another."""
+        """Run programs, in the order of the calls."""
         session = self._sessions.of_call(context)
         for message in requests:
             if not isinstance(message, pb.InvokeRequest) or message.WhichOneof("kind") != "start":
-                raise UsageError("a call begins with an InvokeStart")
+                raise UsageError("a call must begin with an InvokeStart")
             with self._programs.called(session, message.start, context.is_active) as loaded:
                 incoming = self._programs.incoming(loaded, message.start)
                 while incoming.wants_data:
                     data = next(requests, None)
                     if not isinstance(data, memoryview):
-                        raise UsageError("the streamed data of the inputs is missing")
+                        raise UsageError("missing streamed input data")
                     self._sessions.heard(session)
                     incoming.add(data)
                 if incoming.streamed:
                     check = next(requests, None)
                     if not isinstance(check, pb.InvokeRequest) or check.WhichOneof("kind") != "digests":
-                        raise UsageError("the digests of the streamed inputs are missing")
+                        raise UsageError("missing digests of the streamed inputs")
                     incoming.verify(list(check.digests.digests))
                 reply, streams, ended = self._programs.invoke(loaded, incoming, message.start)
                 try:
@@ -438,16 +459,15 @@ class ProgramService:
                 hashers = [Hasher() for _ in streams]
                 for stream, hasher in zip(streams, hashers, strict=True):
                     for piece in wire.pieces(stream):
-                        # What is sent, and not the memory again: a program that still writes there would make it
-                        # look as if it had been damaged on its way.
+                        # Hash the sent bytes instead of the shared memory, which a running program may still modify.
                         data = memoryview(bytes(piece))
                         yield data
-                        hasher.update(data)  # while the caller reads it
+                        hasher.update(data)  # while the client reads the data
                 if streams:
                     yield pb.InvokeReply(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers]))
 
     def Unload(self, request: pb.UnloadRequest, context: CallContext) -> pb.UnloadReply:
-        """End a program."""
+        """Unload a program."""
         self._programs.unload(self._sessions.of_call(context), request.program_id)
         return pb.UnloadReply()
 
@@ -464,6 +484,5 @@ def _skip(requests: Iterator[Any], size: int) -> None:
         size -= data.nbytes
 
 
-def _holder(session: Session) -> pb.Holder:
-    held = time.monotonic() - session.opened_at
-    return pb.Holder(owner=session.owner, purpose=session.purpose, fence=session.fence, held_s=held)
+def _message(holder: Holder) -> pb.Holder:
+    return pb.Holder(owner=holder.owner, purpose=holder.purpose, fence=holder.fence, held_s=holder.held_s)

@@ -1,4 +1,4 @@
-"""Who has the device: one session at a time, with a fence number that only rises; and the journal of that."""
+"""Sessions and their journal. One session at a time has the device, with a fence number that only rises."""
 
 from __future__ import annotations
 
@@ -15,42 +15,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from hil.agent.board_claim import BoardClaim, Holder
+from hil.core.disk_faults import disk_unfit
+from hil.core.files import read_end
 from hil.errors import BoardBusy, BoardError, SessionEnded, UsageError
 from hil.protocol import wire
 
 MIN_TTL_S = 0.5
 MAX_TTL_S = 3600.0
-# The farm's database keeps fences below this; a board that got so far has had no farm's fences.
+# The farm's database stores fences up to this value, so a higher fence does not come from the farm.
 MOST_FENCE = (1 << 62) - 1
-# A board that was set up anew starts at 0 in a farm that has counted for years: a lease a second takes a century to
-# get so far.
+# A new board starts at fence 0, but the farm may have counted for years. At one lease per second, reaching this value
+# takes a century.
 MOST_JUMP = 1 << 32
-_RESET = "if nobody uses the board, `hil board reset-fence` lets its count begin anew"
+_RESET = "if the board is unused, restart its fence count with `hil board reset-fence`"
 _JOURNAL_BYTES = 8 << 20
-# Of Linux: it goes on while the machine sleeps, and it is the same for every process.
+# Linux only: this clock includes suspend and is the same for all processes.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Cancellable(Protocol):
-    """What a room can end."""
+    """A call or connection that can be cancelled."""
 
     def cancel(self) -> Any:
-        """End it."""
+        """Cancel it."""
 
 
 class CallContext(Cancellable, Protocol):
-    """What of a call's context services and sessions need: gRPC's has it."""
+    """Call context that services and sessions need. gRPC's context provides it."""
 
     def invocation_metadata(self) -> Any:
-        """What its caller says beside its messages."""
+        """Return the metadata that the client sent with the call."""
 
     def is_active(self) -> bool:
-        """Whether the call goes on."""
+        """Return True while the call is open."""
 
 
 @dataclass
 class Session:
-    """A session that was opened. ``on_end`` is called once, with the reason, whoever ends it."""
+    """Opened session. ``on_end`` is called exactly once, with the reason."""
 
     owner: str
     purpose: str
@@ -64,16 +67,21 @@ class Session:
 
 
 class Sessions:
-    """The sessions of one agent: none or one is open.
+    """Sessions of one agent. At most one is open.
 
     Args:
-        fence_file: where the highest fence is kept, so that an old owner stays locked out over a restart.
-        on_end: called whenever a session has ended, to kill and free what it held.
+        fence_file: file with the highest fence, so that an old owner stays locked out after a restart.
+        on_end: called after each session, to kill workers and release resources.
+        journal: journal of the agent.
+        claim: claim to take while a session is open, so that agents of other logins wait; None disables it.
     """
 
-    def __init__(self, fence_file: Path, on_end: Callable[[], None], journal: Journal) -> None:
+    def __init__(
+        self, fence_file: Path, on_end: Callable[[], None], journal: Journal, claim: BoardClaim | None = None
+    ) -> None:
         self._file = fence_file
         self._on_end = on_end
+        self._claim = claim
         self.journal = journal
         self._changed = threading.Condition()
         self._current: Session | None = None
@@ -85,47 +93,68 @@ class Sessions:
 
     @property
     def fence(self) -> int:
-        """The highest fence so far. Raises BoardError: its file is damaged: nobody can say who may have the board."""
+        """Highest fence so far.
+
+        Raises:
+            BoardError: the fence file is damaged, so it is unknown who may use the board.
+        """
         if self._damage:
             raise BoardError(f"the agent's fence file {self._file} {self._damage}", hint=_RESET)
         return self._fence
 
     @property
     def current(self) -> Session | None:
-        """The session that has the device."""
+        """Active session, or None."""
         return self._current
 
+    def holder(self) -> Holder | None:
+        """Return the current owner of the device: this agent's session, or that of a different login."""
+        if session := self._current:
+            return Holder(session.owner, session.purpose, time.monotonic() - session.opened_at, session.fence)
+        return self._claim.other() if self._claim else None
+
     def idle_s(self) -> float:
-        """For how long nobody has had the device."""
+        """Return the number of seconds since the last session ended, or 0 during a session."""
         return 0.0 if self._current else time.monotonic() - self._ended_at
 
     def open(self, owner: str, purpose: str, ttl_s: float, fence: int, on_end: Callable[[str], None]) -> Session | None:
-        """Open a session; None when another has the device which this one may not end.
+        """Open a session. Return None if the device is in use and this caller may not end that session.
 
         Args:
-            fence: 0 waits for its turn and gets the next fence. A higher one than any before ends what is open. The
-                highest again is whoever had it last: it waits while a session is open, and comes in where none is.
+            owner: name of the new owner.
+            purpose: purpose of the session.
+            ttl_s: time to live without a message, in seconds.
+            fence: 0 waits in line and gets the next fence. A fence above the highest ends the active session. The
+                highest fence belongs to the last owner, who must wait while a session is open.
+            on_end: called once with the reason when the session ends.
 
         Raises:
-            BoardBusy: the fence is below one given before.
-            UsageError: nobody gives such a fence, or the time to live is no number of seconds.
-            BoardError: the fence cannot be kept, or the one that is kept is damaged.
+            BoardBusy: the fence is stale.
+            UsageError: the fence is out of range, or the time to live is invalid.
+            BoardUnfit: storing the fence failed: the disk is full, read-only or faulty.
+            BoardError: the fence file is damaged, or the fence has reached the maximum.
         """
         if not ttl_s >= 0:
-            raise UsageError(f"a session's time to live cannot be {ttl_s:g} s")
+            raise UsageError(f"invalid time to live {ttl_s:g} s for a session")
         with self._changed:
             seen = self.fence
             if fence and fence < seen:
-                raise BoardBusy(f"fence {fence} is too old: the board has seen {seen}")
+                raise BoardBusy(f"stale fence {fence}: the board has already accepted {seen}")
             if self._current and fence in (0, seen):
                 return None
             if fence > min(seen + MOST_JUMP, MOST_FENCE):
-                raise UsageError(f"{fence} is no fence that a farm gives: the board has seen {seen}")
+                raise UsageError(f"invalid fence {fence}: too far above the board's fence {seen}")
             if not fence and seen >= MOST_FENCE:
-                raise BoardError(f"the board has seen fence {seen}, and there is none above it", hint=_RESET)
+                raise BoardError(f"the board has accepted fence {seen}, the largest possible", hint=_RESET)
+            if self._claim and not self._claim.take(owner, purpose):
+                return None
             wanted = fence or seen + 1
-            if wanted != seen:
-                self._keep(wanted)
+            try:
+                if wanted != seen:
+                    self._keep(wanted)
+            except BoardError:
+                self._release_claim()
+                raise
             if self._current:
                 self._end(self._current, f"{owner} took the device with fence {fence}")
             self._fence = wanted
@@ -136,64 +165,72 @@ class Sessions:
             return self._current
 
     def _keep(self, fence: int) -> None:
-        """Write a fence down, so that it is there after a power cut too."""
+        """Store a fence durably, so that it survives a power cut."""
         temporary = self._file.with_suffix(".new")
         try:
             _write(temporary, "w", fence)
             temporary.replace(self._file)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             try:
-                # On a full disk a few bytes in place of those that are there still fit: who fills it keeps nobody out.
+                # On a full disk, overwriting the existing few bytes still works, so filling the disk does not block
+                # sessions.
                 _write(self._file, "r+", fence)
             except OSError:
-                raise BoardError(
-                    f"the agent cannot keep the session's fence in {self._file}: {error.strerror}",
-                    hint="make room on the board's disk, or mend the rights of that folder",
-                ) from error
+                raise disk_unfit(error, self._file) from error
 
     def while_free(self, work: Callable[[], None]) -> None:
-        """Do something while nobody has the device, if so it is: whoever wants it waits meanwhile."""
+        """Call ``work`` if no session is open. New sessions wait until it returns."""
         with self._changed:
             if self._current is None:
                 work()
 
     def wait_free(self, timeout_s: float) -> None:
-        """Wait until the device may be free, at most so long."""
+        """Wait until the device may be free, or until the timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: self._current is None, timeout_s)
+            if self._current:
+                self._changed.wait_for(lambda: self._current is None, timeout_s)
+                return
+        if self._claim:
+            self._claim.wait_free(timeout_s)
 
     def check(self, token: str) -> Session:
-        """The session of a token. Raises SessionEnded: the token is not the current session's."""
+        """Return the active session. Raises SessionEnded if the token does not match."""
         session = self._current
         if session is None or not hmac.compare_digest(session.token.encode(), token.encode(errors="replace")):
-            raise SessionEnded("this call carries no token of the session that has the device", hint="open a session")
+            raise SessionEnded("the call has no token of the active session", hint="open a session")
         return session
 
     def of_call(self, context: CallContext) -> Session:
-        """The session of a call, by the token in its metadata; raises as :meth:`check`."""
+        """Return the session of a call by the token in its metadata. Raises the same errors as :meth:`check`."""
         return self.check(str(dict(context.invocation_metadata()).get(wire.SESSION_KEY, "")))
 
     def heard(self, session: Session) -> None:
-        """Note that a session's owner sent something; raises as :meth:`require`."""
+        """Record that the session's owner sent a message. Raises the same errors as :meth:`require`."""
         self.require(session)
         session.heard_at = time.monotonic()
 
     def require(self, session: Session) -> None:
-        """See to it that a session goes on, which a call may outlast. Raises SessionEnded: it does not."""
+        """Check that a session is still active. Raises SessionEnded otherwise."""
         if self._current is not session:
-            raise SessionEnded("the session that this call belongs to has ended", hint="open a session")
+            raise SessionEnded("the session of this call has ended", hint="open a session")
 
     def end(self, session: Session, reason: str) -> None:
-        """End a session, if it is still the current one."""
+        """End a session if it is still active."""
         with self._changed:
             if self._current is session:
                 self._end(session, reason)
+                self._release_claim()
+
+    def _release_claim(self) -> None:
+        if self._claim and self._current is None:
+            self._claim.release()
 
     def _end(self, session: Session, reason: str) -> None:
         self._ended_at = time.monotonic()
         self._current = None
-        # Everything the session held is gone before anybody else may come.
+        # Release all resources of the session before the next session can open.
         self._on_end()
         session.ended_at = time.monotonic()
         self.journal.note("session ended", fence=session.fence, owner=session.owner, reason=reason)
@@ -204,25 +241,25 @@ class Sessions:
     def _watch(self) -> None:
         while True:
             with self._changed:
-                # An agent that nobody uses does not wake up.
+                # An unused agent does not wake up.
                 self._changed.wait_for(lambda: self._current is not None)
                 session = self._current
             assert session is not None
             time.sleep(min(0.2, session.ttl_s / 4))
             if time.monotonic() - session.heard_at > session.ttl_s:
-                self.end(session, f"nothing was heard for {session.ttl_s:g} s")
+                self.end(session, f"no message for {session.ttl_s:g} s")
 
 
 def _stored(file: Path) -> tuple[int, str]:
-    """The fence that a file keeps, 0 where there is none yet, and what is wrong with the file."""
+    """Read the stored fence, 0 if the file is missing. Also return a description of damage, or ""."""
     try:
-        text = file.read_bytes()[:100]
+        text = read_end(file, 100).encode()
     except FileNotFoundError:
         return 0, ""
     except OSError as error:
-        return 0, f"cannot be read: {error.strerror}"
+        return 0, f"is unreadable: {error.strerror}"
     if not text.isdigit() or int(text) > MOST_FENCE:
-        return 0, f"is damaged: it holds {text[:40]!r} and no fence"
+        return 0, f"is corrupt: it contains {text[:40]!r} instead of a fence"
     return int(text), ""
 
 
@@ -234,12 +271,13 @@ def _write(file: Path, mode: str, fence: int) -> None:
 
 
 class Journal:
-    """Lines of JSON in a file, each with ``at_ns`` (since the machine's boot), ``wall_ns`` and ``what``.
+    """Journal file with one JSON object per line: ``at_ns`` (since boot), ``wall_ns``, ``what`` and further fields.
 
-    It is for those who look later: one that cannot be written is no error, and never keeps a run from running.
+    The journal serves later diagnosis. Write errors are ignored and never fail a run.
 
     Args:
-        path: the file; when it has grown large it becomes ``NAME.1``, in place of an older one.
+        path: the file; above ``most_bytes`` it is renamed to ``NAME.1``, which replaces an older file.
+        most_bytes: maximum size of the file.
     """
 
     def __init__(self, path: Path, most_bytes: int = _JOURNAL_BYTES) -> None:
@@ -250,7 +288,7 @@ class Journal:
         self._size = 0
 
     def note(self, what: str, **more: Any) -> None:
-        """Add a line."""
+        """Append a line."""
         with self._lock, contextlib.suppress(OSError):
             stamps = {"at_ns": time.clock_gettime_ns(_CLOCK), "wall_ns": time.time_ns()}
             line = json.dumps({**stamps, "what": what, **more}).encode() + b"\n"
@@ -265,7 +303,7 @@ class Journal:
 
     @contextlib.contextmanager
     def during(self, what: str, **more: Any) -> Iterator[dict[str, Any]]:
-        """Note that something begins and that it has ended; what it gives takes more to say at the end."""
+        """Record the start and the end of an operation. Fields added to the yielded dict are written with the end."""
         self.note(f"{what} begins", **more)
         found: dict[str, Any] = {}
         try:

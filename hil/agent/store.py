@@ -1,69 +1,107 @@
-"""Blobs by content, in one folder: written atomically, verified, resumable, evicted least-recently-used under a quota.
+"""Content-addressed blob store in one directory. Writes are atomic, verified and resumable, with LRU eviction.
 
-One agent at a time has the folder: it holds a lock on it. A blob's path is made of its digest only, and a digest is
-checked before it becomes a path, so nothing from the wire can name a file outside the folder.
+One agent at a time may use the directory: see :mod:`hil.agent.store_lock`. A blob's path is derived only from its
+digest, which is validated first, so a request cannot name a file outside the directory.
 
-A program that runs here may write what the agent may: a blob can be changed at any time. Before each use a blob's file
-is looked at, and where it is not as it was when its digest was checked, the digest is checked again.
+A program on this board has the agent's write permissions and may change a blob at any time. Before each use, the store
+compares the file's metadata with that of the last digest check, and verifies the digest after any change.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import math
 import os
 import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from hil.core import digest as digests
 from hil.core.digest import OrderedExecutor, StreamHasher
+from hil.core.disk_faults import FAULTS, FULL, disk_unfit
+from hil.core.files import copy_file
 from hil.core.scratch import remove_tree
-from hil.errors import BlobDamaged, LoadFailed, UsageError
+from hil.errors import BlobDamaged, BoardUnfit, LoadFailed, UsageError
+
+T = TypeVar("T")
 
 _HASH_PIECE = 1 << 20
-# A cut upload is gone on with soon, or never; and nobody has many of them.
+# Interrupted uploads are resumed soon or never, and are few. Limit their age and number.
 _PARTIAL_KEPT_S = 24 * 3600.0
 _PARTIALS_KEPT = 16
-# Folders in folders for a program's file.
+# Maximum directory depth of a program's file.
 _MOST_PARTS = 16
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# Files' times are those of a clock that ticks every few milliseconds: what is altered within a tick looks the same.
+# File timestamps have a resolution of a few milliseconds: two changes within one tick are indistinguishable.
 _TICK_NS = 100_000_000
-# How long a connection that broke may take to let go of its upload before another one goes on with it.
+# Reserved for the agent's log and journal: without space for them, an agent cannot start and cannot evict blobs.
+_RESERVED_BYTES = 4 << 20
+# Time for a broken connection to release an upload before a new connection resumes it.
 _SETTLES_S = 5.0
-# A file system without locks: there, keeping agents apart is left to whoever starts them.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Size of blobs and uploads above which the store evicts the least recently used.
+
+    A share only controls eviction: blobs in use may fill the disk. A number of bytes is a hard limit.
+    """
+
+    share: float = 0.5  # of the free disk space plus the store's current size
+    bytes: int | None = None  # replaces the share; 0 means unlimited
+
+    @classmethod
+    def parse(cls, text: str) -> Quota:
+        """Parse ``BYTES`` or ``SHARE%``. Raises ValueError otherwise."""
+        if not text.endswith("%"):
+            found = cls(bytes=int(text))
+            is_valid = int(text) >= 0
+        else:
+            found = cls(share=float(text[:-1]) / 100)
+            is_valid = 0 < found.share <= 1
+        if not is_valid:
+            raise ValueError(text)
+        return found
+
+    def limit(self, held: int, free: int) -> float:
+        """Return the size in bytes above which blobs are evicted."""
+        if self.bytes is None:
+            return self.share * (held + free)
+        return self.bytes or math.inf
 
 
 class BlobStore:
-    """The blobs of one agent.
+    """Blobs of one agent.
 
     Args:
-        root: its folder, made if needed, readable by the owner only.
-        quota_bytes: the most that blobs and uploads together may take before cut uploads, and then the oldest unused
-            blobs, are dropped; 0 is no limit.
+        root: directory of the store; created if missing, and readable only by the owner.
+        quota: size limit.
     """
 
-    def __init__(self, root: Path, quota_bytes: int = 0) -> None:
+    def __init__(self, root: Path, quota: Quota = Quota()) -> None:
         self.root = root
-        self.quota_bytes = quota_bytes
+        self.quota = quota
         self._lock = threading.Condition()
-        # Of each upload that is going on its whole size: it will be there.
+        # Digest -> full size of each upload in progress.
         self._uploading: dict[str, int] = {}
         self._pinned: dict[str, int] = {}
-        # The files whose digests this process has checked, as they were then. After a power cut a file may hold
-        # anything: each is hashed once before its first use.
+        # Blobs of the session's next program.
+        self._held: set[str] = set()
+        # Metadata of each file at the time of the last digest check. After a power cut a file may contain
+        # anything, so each file is hashed before the first use.
         self._verified: dict[str, _Look] = {}
-        # What a program of the current session can have altered unseen, just when the file's times were changed by us.
+        # Blobs that a program of this session may have altered unnoticed, at the moment the store changed the file's
+        # timestamps.
         self._doubtful: set[str] = set()
-        # How often we altered a blob's file, or its times: put it in its place, gave or took a name, evicted it.
+        # Number of changes that this process made to blob files or their timestamps (storing, linking, unlinking,
+        # evicting).
         self._own_changes = 0
         self._used: dict[str, float] = {}
         for folder in ("blobs", "partial", "programs"):
@@ -71,17 +109,24 @@ class BlobStore:
         root.chmod(0o700)
         for left in (root / "programs").iterdir():
             self._drop(left)
+        # Estimated size of all blobs: programs may alter them.
+        self._stored = sum(size for _, size, _ in _files(root / "blobs"))
         self._drop_partials()
 
+    def hold(self, wanted: Iterable[str]) -> None:
+        """Protect these blobs from eviction until the next call or the end of the session."""
+        with self._lock:
+            self._held = set(wanted)
+
     def has(self, digest: str) -> bool:
-        """Whether a blob is here and sound; a damaged one is dropped."""
+        """Return True if a blob is stored and its digest matches. A corrupt blob is deleted."""
         with contextlib.suppress(BlobDamaged):
             self.path(digest)
             return True
         return False
 
     def partial_size(self, digest: str) -> int:
-        """How many bytes of a cut upload are kept, once all that came of it is written down."""
+        """Return the size of an interrupted upload, after pending writes have finished."""
         with self._lock:
             self._lock.wait_for(lambda: digest not in self._uploading, _SETTLES_S)
         try:
@@ -90,38 +135,43 @@ class BlobStore:
             return 0
 
     def path(self, digest: str) -> Path:
-        """The file of a blob, which is sound. Raises BlobDamaged: it is not here, or was altered, and is dropped."""
+        """Return the path of a verified blob.
+
+        Raises BlobDamaged if it is missing or was altered; an altered blob is deleted.
+        """
         path = self._path(digest)
         while not self._is_known(digest, path):
-            pass  # we have altered files meanwhile: what looks another way now may be our own doing
+            pass  # this process changed files during the check, so the difference may result from that: retry
         self._used[digest] = time.time()
         return path
 
     def forget_session(self) -> None:
-        """Check the digests of what a session has used or brought once more, before another session uses it."""
+        """Forget the verified digests of blobs that the session used, so that the next session checks them."""
         with self._lock:
             for digest in self._doubtful:
                 self._verified.pop(digest, None)
             self._doubtful.clear()
+            self._held.clear()
 
     def upload(self, digest: str, size: int, offset: int) -> Upload:
-        """Begin or go on with an upload.
+        """Start or resume an upload.
 
         Raises:
-            UsageError: the offset makes no sense, or another upload of the same blob is going on.
-            BlobDamaged: the offset is not where the kept part ends: it was dropped, maybe.
-            LoadFailed: there is no room for it.
+            UsageError: the offset is out of range, or a different upload of the blob is in progress.
+            BlobDamaged: the offset is not the end of the stored part, which may have been deleted.
+            LoadFailed: the blob exceeds the quota or the disk size.
+            BoardUnfit: the disk is full or not writable.
         """
         path = self._partial(digest)
         with self._lock:
             if not self._lock.wait_for(lambda: digest not in self._uploading, _SETTLES_S):
-                raise UsageError(f"{digest} is being uploaded already")
+                raise UsageError(f"{digest} is already being uploaded")
             have = self.partial_size(digest)
             if not 0 <= offset <= size:
-                raise UsageError(f"a blob of {size} bytes cannot go on at {offset}")
+                raise UsageError(f"cannot resume a blob of {size} bytes at {offset}")
             if offset not in (0, have):
                 raise BlobDamaged(
-                    f"an upload of {digest} goes on at {have}, not at {offset}", hint="ask what is missing"
+                    f"an upload of {digest} must resume at {have}, not at {offset}", hint="query the missing blobs"
                 )
             self._make_room(digest, size, have)
             self._uploading[digest] = size
@@ -132,45 +182,48 @@ class BlobStore:
             raise
 
     def link_program(self, files: Iterable[tuple[str, str]]) -> tuple[Path, list[str]]:
-        """A folder in which blobs lie under the names a program knows them by; returns it and the pinned digests.
+        """Create a directory with blobs under the program's file names. Return it and the pinned digests.
 
         Raises:
-            UsageError: a name leads out of the folder, or is given twice.
-            BlobDamaged: a blob is not here, or was altered.
-            LoadFailed: the disk is full.
+            UsageError: a name leads outside the directory, or is a duplicate.
+            BlobDamaged: a blob is missing or was altered.
+            BoardUnfit: the disk is full or not writable.
         """
         folder = self.root / "programs" / uuid.uuid4().hex
-        with _written():
-            folder.mkdir(mode=0o700)
+        self.write(lambda: folder.mkdir(mode=0o700))
         pinned: list[str] = []
         try:
             for name, digest in files:
                 parts = Path(name).parts
                 is_plain = name and not name.startswith("/") and ".." not in parts and "\0" not in name
                 if not is_plain or len(name) > 255 or not 0 < len(parts) <= _MOST_PARTS:
-                    raise UsageError(f"a program file cannot be named {name[:100]!r}")
+                    raise UsageError(f"invalid program file name {name[:100]!r}")
                 self.pin(digests.check(digest))
                 pinned.append(digest)
                 source = self.path(digest)
                 target = folder.joinpath(*parts)
                 try:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with self._changing(digest, source):
-                        os.utime(source)
-                        os.link(source, target)
+                    self.write(partial(self._link, digest, source, target))
                 except FileExistsError as error:
-                    raise UsageError(f"two files of a program are named {name!r}") from error
+                    raise UsageError(f"duplicate program file name {name!r}") from error
                 except OSError as error:
-                    if error.errno in _FULL:
-                        raise _unwritable(error) from error
-                    if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
-                        raise UsageError(f"a program file cannot be named {name[:100]!r}: {error.strerror}") from error
-                    with _written():
-                        shutil.copyfile(source, target)
+                    raise UsageError(f"invalid program file name {name[:100]!r}: {error.strerror}") from error
         except BaseException:
             self.unlink_program(folder, pinned)
             raise
         return folder, pinned
+
+    def _link(self, digest: str, source: Path, target: Path) -> None:
+        """Hard-link a blob's file, or copy it if the file system does not support links."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._changing(digest, source):
+                os.utime(source)
+                os.link(source, target)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
+                raise
+            copy_file(source, target)
 
     def unlink_program(self, folder: Path, pinned: list[str]) -> None:
         """Undo :meth:`link_program`."""
@@ -185,21 +238,21 @@ class BlobStore:
                     del self._pinned[digest]
 
     def pin(self, digest: str) -> None:
-        """Keep a blob from being evicted until its program is unlinked."""
+        """Protect a blob from eviction until the program is unlinked."""
         with self._lock:
             self._pinned[digest] = self._pinned.get(digest, 0) + 1
 
     def _is_known(self, digest: str, path: Path) -> bool:
-        """Whether a blob's file is sound; false where that cannot be told, for we altered files while it was hashed.
+        """Return True if a blob's file is intact, or False if this process changed files during the check.
 
         Raises:
-            BlobDamaged: it is not here, or somebody else altered it, and is dropped.
+            BlobDamaged: the file is missing or was altered; it is deleted.
         """
         with self._lock:
             look, changes = _look(path), self._own_changes
             if look is not None and look == self._verified.get(digest):
                 return True
-        # Without the lock: it takes as long as the blob is large.
+        # Hash without the lock, because large blobs take long.
         is_sound = look is not None and _is_sound(path, digest)
         with self._lock:
             if look is not None and is_sound and _look(path) == look:
@@ -209,12 +262,12 @@ class BlobStore:
                 return False
             self._verified.pop(digest, None)
             self._drop(path)
-        what = "was altered on the board" if look else "is not on the board"
-        raise BlobDamaged(f"blob {digest} {what}", hint="push it again")
+        what = "was modified on the board" if look else "is not on the board"
+        raise BlobDamaged(f"blob {digest} {what}", hint="push the blob to the board")
 
     @contextlib.contextmanager
     def _changing(self, digest: str, path: Path) -> Iterator[None]:
-        """Give or take one of a file's names, or note its use: that alters the times by which it is known, not it."""
+        """Keep a file verified while this process changes the links or timestamps."""
         with self._lock:
             sound = self._verified.pop(digest, None)
             self._doubtful.add(digest)
@@ -227,20 +280,20 @@ class BlobStore:
                     self._verified[digest] = look
 
     def _drop_partials(self) -> None:
-        """Drop cut uploads that nobody went on with for a day, and then the oldest of those beyond the quota."""
-        held = sum(size for _, size, _ in _files(self.root / "blobs"))
+        """Delete interrupted uploads older than a day, then the oldest uploads above the quota."""
+        held = self._stored
+        limit = self.quota.limit(held, shutil.disk_usage(self.root).free)
         for _, size, path in reversed(self._kept_partials(_PARTIALS_KEPT)):
             held += size
-            if 0 < self.quota_bytes < held:
+            if held > limit:
                 self._drop(path)
 
     def _kept_partials(self, most: int, *busy: str) -> list[tuple[float, int, Path]]:
-        """The cut uploads that nobody goes on with just now, the oldest first.
-
-        Those beyond so many are dropped, and those that nobody went on with for a day.
+        """Delete surplus and expired interrupted uploads. Return the rest, oldest first, without uploads in progress.
 
         Args:
-            busy: digests of what is gone on with, beside the uploads that are known.
+            most: maximum number of uploads to retain.
+            busy: further digests that are about to be resumed.
         """
         ours = {self._partial(digest) for digest in (*self._uploading, *busy)}
         partials = sorted(one for one in _files(self.root / "partial") if one[2] not in ours)
@@ -251,43 +304,112 @@ class BlobStore:
         return kept
 
     def _make_room(self, digest: str, size: int, have: int) -> None:
-        """Evict what the quota asks for, and refuse what the disk cannot hold."""
+        """Evict blobs as required by the quota and the disk. Raise an error if that is not sufficient."""
+        disk = self.write(lambda: shutil.disk_usage(self.root))
         partials = self._kept_partials(_PARTIALS_KEPT - 1, digest)
-        if self.quota_bytes:
-            blobs = [
-                (max(used, self._used.get(_digest_of(path), 0.0)), length, path)
-                for used, length, path in _files(self.root / "blobs")
-            ]
-            total = size + sum(self._uploading.values()) + sum(length for _, length, _ in (*partials, *blobs))
-            for _, length, path in (*partials, *sorted(blobs)):
-                if total <= self.quota_bytes:
-                    break
-                if _digest_of(path) not in self._pinned:
-                    self._own_changes += 1
-                    self._drop(path)
-                    total -= length
-            if total > self.quota_bytes:
-                raise LoadFailed(
-                    f"the board's store may hold {self.quota_bytes} bytes and with this blob would hold {total}",
-                    hint="raise the agent's --quota",
-                )
-        free = shutil.disk_usage(self.root).free
-        # Of the uploads that are going on a part is on the disk already.
-        looks = (_look(self._partial(digest)) for digest in self._uploading)
-        needed = size - have + sum(self._uploading.values()) - sum(look.size for look in looks if look)
+        coming = size + sum(self._uploading.values())
+        # Uploads in progress already occupy a part of their size on the disk.
+        looks = (_look(self._partial(one)) for one in self._uploading)
+        needed = coming - have - sum(look.size for look in looks if look)
+        cut = sum(length for _, length, _ in partials)
+        free = disk.free - min(_RESERVED_BYTES, disk.total // 64)
+        if 2 * (self._stored + cut + coming) <= self.quota.limit(self._stored, free) and needed <= free:
+            return  # fast path without listing all blobs
+        blobs = _files(self.root / "blobs")
+        self._stored = sum(length for _, length, _ in blobs)
+        total = self._stored + cut + coming
+        limit = self.quota.limit(self._stored + cut + have, free)
+        for _, length, path in [*partials, *self._unused(blobs)]:
+            if total <= limit and needed <= free:
+                break
+            if self._evict(path):
+                total, free = total - length, free + length
+        if total > limit and self.quota.bytes is not None:
+            raise LoadFailed(
+                f"the board's store needs {total} bytes with this blob, maximum {self.quota.bytes}",
+                hint="raise the agent's --quota",
+            )
+        if size > disk.total:
+            raise LoadFailed(f"this blob has {size} bytes, but the board's disk has only {disk.total}")
         if needed > free:
-            raise LoadFailed(f"the board's disk has {free} bytes free and this blob needs {needed}")
+            raise BoardUnfit(
+                f"this blob needs {needed} bytes, but the board's disk has {max(free, 0)} bytes free in {self.root}",
+                hint="remove files on the board, or use a directory on a different disk: the agent's --store, or "
+                "[connection] folder in the board's config",
+            )
+
+    def room(self) -> int:
+        """Return the number of bytes available for blobs: free disk space, plus the blobs that could be evicted."""
+        try:
+            room = shutil.disk_usage(self.root).free + self._stored
+        except OSError:
+            return 0
+        return min(room, self.quota.bytes) if self.quota.bytes else room
+
+    def _unused(self, blobs: Iterable[tuple[float, int, Path]]) -> list[tuple[float, int, Path]]:
+        """Return the blobs that can be evicted, least recently used first."""
+        in_use = self._pinned.keys() | self._held
+        return sorted(
+            (max(used, self._used.get(_digest_of(path), 0.0)), length, path)
+            for used, length, path in blobs
+            if _digest_of(path) not in in_use
+        )
+
+    def _evict(self, path: Path) -> bool:
+        """Delete a file of the store. Return True on success."""
+        self._own_changes += 1
+        size = path.stat().st_size if path.exists() else 0
+        self._drop(path)
+        if is_gone := not path.exists():
+            self._stored -= 0 if _is_cut(path) else size
+        return is_gone
+
+    def _evict_one(self) -> bool:
+        """Evict the least recently used file. Return False if nothing can be evicted."""
+        with self._lock:
+            unused = [*self._kept_partials(_PARTIALS_KEPT), *self._unused(_files(self.root / "blobs"))]
+            return bool(unused) and self._evict(unused[0][2])
+
+    def write(self, work: Callable[[], T]) -> T:
+        """Write to the store. While the disk is full, evict unused files and retry.
+
+        Raises:
+            BoardUnfit: the disk is full, faulty or read-only.
+            OSError: any other error.
+        """
+        while True:
+            try:
+                return work()
+            except OSError as error:
+                if error.errno in FULL and self._evict_one():
+                    continue
+                if error.errno in FAULTS or error.errno == errno.EACCES:
+                    raise disk_unfit(error, self.root) from error
+                raise
 
     def _finish(self, digest: str, partial: Path) -> None:
         target = self._path(digest)
-        with self._lock, _written():
+
+        def move() -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
-            # Nobody writes to it by mistake.
+            # Prevent accidental writes.
             partial.chmod(0o400)
             self._own_changes += 1
             partial.replace(target)
+
+        with self._lock, self._writing():
+            self.write(move)
             if look := _look(target):
+                self._stored += look.size
                 self._trust(digest, look)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Report every OSError as the board's fault, because the store chose these file names."""
+        try:
+            yield
+        except OSError as error:
+            raise disk_unfit(error, self.root) from error
 
     def _trust(self, digest: str, look: _Look) -> None:
         self._verified[digest] = look
@@ -295,7 +417,7 @@ class BlobStore:
             self._doubtful.add(digest)
 
     def _drop(self, path: Path) -> None:
-        """Remove a file of ours, or whatever somebody put in its place."""
+        """Delete a file of the store, or a directory that replaced it."""
         if path.is_dir() and not path.is_symlink():
             remove_tree(path)
         else:
@@ -317,7 +439,7 @@ class BlobStore:
 
 
 class Upload:
-    """One blob on its way in. A context manager: what was written stays for a later upload to go on from."""
+    """Upload of one blob. Use as a context manager; an interrupted upload remains for resumption."""
 
     def __init__(self, store: BlobStore, digest: str, path: Path, size: int, offset: int) -> None:
         self._store = store
@@ -326,8 +448,9 @@ class Upload:
         self._size = size
         self._at = offset
         self._hasher = StreamHasher(digests.algorithm_of(digest))
-        with _written():
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        with store._writing():
+            self._fd = store.write(lambda: os.open(path, flags, 0o600))
             os.ftruncate(self._fd, offset)
         for start in range(0, offset, _HASH_PIECE):
             self._hasher.update(os.pread(self._fd, min(_HASH_PIECE, offset - start), start))
@@ -336,44 +459,49 @@ class Upload:
 
     @property
     def missing(self) -> int:
-        """Bytes that have not come yet."""
+        """Number of bytes that have not arrived yet."""
         return self._size - self._at
 
     def write(self, data: memoryview) -> None:
-        """Add bytes.
+        """Append bytes.
 
         Raises:
-            UsageError: more came than was announced.
-            LoadFailed: the disk is full.
+            UsageError: the data exceeds the announced size.
+            BoardUnfit: the disk is full or faulty.
         """
         if data.nbytes > self.missing:
-            raise UsageError(f"more than the announced {self._size} bytes came for {self.digest}")
+            raise UsageError(f"received more than the announced {self._size} bytes for {self.digest}")
         self._at += data.nbytes
         self._hasher.update(data)
         self._executor.do(self._take, data)
 
     def finish(self) -> None:
-        """Verify the blob and put it in its place. Raises BlobDamaged: not what its digest says, and dropped."""
+        """Verify the blob and move it into the store.
+
+        Raises BlobDamaged on a digest mismatch, and deletes the upload.
+        """
         self._executor.wait()
         if self._hasher.digest() != self.digest:
             self._partial.unlink(missing_ok=True)
-            raise BlobDamaged(f"what came is not {self.digest}: the upload was damaged", hint="send it again")
+            raise BlobDamaged(f"digest mismatch: the upload of {self.digest} is corrupt", hint="retry the upload")
         self._store._finish(self.digest, self._partial)
 
     def _take(self, data: memoryview) -> None:
+        written = 0
         try:
-            written = 0
-            while written < data.nbytes:
-                written += os.write(self._fd, data[written:])
-        except OSError as error:
-            self._partial.unlink(missing_ok=True)
-            raise _unwritable(error) from error
+            with self._store._writing():
+                while written < data.nbytes:
+                    written += self._store.write(partial(os.write, self._fd, data[written:]))
+        except BoardUnfit:
+            with contextlib.suppress(OSError):
+                self._partial.unlink()
+            raise
 
     def __enter__(self) -> Upload:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # After a failure too: what is on its way into the file is written before anybody asks for its size.
+        # Finish pending writes even after a failure, before the next call reads the file's size.
         with contextlib.suppress(Exception):
             self._executor.finish()
         os.close(self._fd)
@@ -381,7 +509,7 @@ class Upload:
 
 
 class _Look(NamedTuple):
-    """What a file looks like from outside. Whoever alters its content alters a time that only the clock sets."""
+    """Metadata of a file. A change of content changes ``changed_ns``, which only the kernel can set."""
 
     device: int
     inode: int
@@ -391,7 +519,7 @@ class _Look(NamedTuple):
 
 
 def _look(path: Path) -> _Look | None:
-    """How a file looks; None where there is none, or something else."""
+    """Return the metadata of a regular file, or None."""
     try:
         stat = path.lstat()
     except OSError:
@@ -402,9 +530,18 @@ def _look(path: Path) -> _Look | None:
 
 
 def _is_sound(path: Path, digest: str) -> bool:
-    """Whether a file has this digest; one that cannot be read, or is gone by now, has not."""
-    with contextlib.suppress(OSError, UsageError):
+    """Return True if a file has this digest. A missing or unreadable file does not.
+
+    Raises:
+        BoardUnfit: the disk is faulty.
+    """
+    try:
         return digests.digest_file(path, digests.algorithm_of(digest)) == digest
+    except OSError as error:
+        if error.errno in FAULTS:
+            raise disk_unfit(error, path) from error
+    except UsageError:
+        pass
     return False
 
 
@@ -412,21 +549,13 @@ def _digest_of(path: Path) -> str:
     return f"{path.parent.parent.name}:{path.name}"
 
 
-@contextlib.contextmanager
-def _written() -> Iterator[None]:
-    """A folder that cannot be written to is told as what it is."""
-    try:
-        yield
-    except OSError as error:
-        raise _unwritable(error) from error
-
-
-def _unwritable(error: OSError) -> LoadFailed:
-    return LoadFailed(f"the board's store cannot be written: {error.strerror}", hint="make room on the board's disk")
+def _is_cut(path: Path) -> bool:
+    """Return True if a file of the store is an interrupted upload."""
+    return path.parent.name == "partial"
 
 
 def _files(folder: Path) -> list[tuple[float, int, Path]]:
-    """The files below a folder: when each was last written or used, its size in bytes, and its path."""
+    """Return the time of the last write or use, the size in bytes and the path of each file below a directory."""
     found = []
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -434,36 +563,3 @@ def _files(folder: Path) -> list[tuple[float, int, Path]]:
             if S_ISREG(stat.st_mode):
                 found.append((stat.st_mtime, stat.st_size, path))
     return found
-
-
-class StoreLock:
-    """Keeps a store to one agent, from now until :meth:`release` or the agent's end, however that comes.
-
-    Raises:
-        UsageError: another agent has it, or the folder cannot be used.
-    """
-
-    def __init__(self, root: Path) -> None:
-        try:
-            root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Closed in the workers: one that outlives a killed agent must not go on holding the store.
-            self._file = os.fdopen(os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
-        except OSError as error:
-            raise UsageError(f"the store {root} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return
-            owner = os.pread(self._file.fileno(), 20, 0).decode(errors="replace")
-            self.release()
-            raise UsageError(
-                f"the store {root} is in use by another agent{owner and f' (process {owner})'}",
-                hint="stop that agent, or give this one another --store",
-            ) from error
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()).encode())
-
-    def release(self) -> None:
-        """Let another agent have the store."""
-        self._file.close()

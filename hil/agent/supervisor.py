@@ -1,4 +1,4 @@
-"""Workers seen from the agent: started, given orders with a time limit, ended, and their deaths explained."""
+"""Start, control and stop workers from the agent, and explain their crashes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hil.agent import answers, ipc
+from hil.agent import answers, ipc, machine
 from hil.agent.forks import ForkServer
 from hil.agent.ipc import Arena
 from hil.agent.runtimes import RUNTIME_GROUP, is_described_apart, lacking
 from hil.core import clock
 from hil.core.guarded import called, name_package, package_of
-from hil.core.processes import exit_text, signal_group
+from hil.core.memory_faults import out_of_memory
+from hil.core.processes import Ended, exit_text, signal_group
 from hil.core.runtimes import RUNTIMES
-from hil.errors import HilError, LoadFailed, RunCrashed, StageTimeout
+from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, StageTimeout
 
 _KEPT_LINES = 2000
 _KEPT_CHARACTERS = 4 << 20
@@ -29,24 +30,54 @@ _LONGEST_LINE = 4096
 _CUT = " [cut]"
 _DETAIL_LINES = 40
 _NEWS_S = 10.0
-# An order is read at once by a worker that is what it should be.
+# A working worker reads an order at once.
 _ORDER_S = 30.0
-# In which stage an order is carried out.
-_STAGES = {"prepare": "load", "load": "load", "invoke": "run", "profile": "profile"}
-# Exit code -> what it may mean.
+# Order -> stage.
+_STAGES = {"prepare": "load", "open": "load", "load": "load", "invoke": "run", "profile": "profile"}
+# Exit code -> possible cause.
 _DEATHS: dict[int | None, str] = {
-    -signal.SIGKILL: "nobody here sent it: the system may have run out of memory",
-    -signal.SIGILL: "the program uses instructions this CPU lacks: check the compile target",
+    -signal.SIGKILL: "hil did not send the signal: check `dmesg` on the board",
+    -signal.SIGILL: "the program uses instructions that this CPU lacks: check the compile target",
 }
 _PIPE = 1 << 16
-# After as much as a pipe holds: a program that writes without end does not keep the agent busy.
+# Pause after each full pipe buffer: a program that writes endlessly must not keep the agent busy.
 _BREATH_S = 0.005
-# Of more runtimes and devices than these in turn, each load starts its own worker.
+# Maximum number of spare workers.
 _MOST_SPARES = 2
 
 
+def explain_step(stepped: answers.ClockStepped, since_ns: tuple[int, int]) -> HilError:
+    """Return the board's fault if the clock lost as much time against the wall clock as the worker's timestamps show.
+
+    Otherwise return RunCrashed: the program forged the timestamps.
+
+    Args:
+        stepped: error with the size of the step.
+        since_ns: the board's clock and the wall clock before the step, in nanoseconds.
+    """
+    clock_ns, wall_ns = since_ns
+    behind_ns = (time.time_ns() - wall_ns) - (clock.now_ns() - clock_ns)
+    if 2 * behind_ns < stepped.ns:
+        return RunCrashed(stepped.message, hint=stepped.hint)
+    return BoardUnfit(
+        f"the board's monotonic clock stepped back by at least {stepped.ns / 1e9:.3g} s",
+        hint="times from this board are wrong: check `dmesg` on the board, and select a different clock in "
+        "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+    )
+
+
+def _open_error(error: HilError, device: str) -> BoardUnfit:
+    """Return the error for a worker that failed to open the device, before reading the program."""
+    return BoardUnfit(
+        f"the board cannot open {f'device {device!r}' if device else 'its default device'}: {error.message}",
+        stage=error.stage,
+        hint="check that the device is present and its driver loaded; reset a hung device",
+        detail=error.detail,
+    )
+
+
 class LogBook:
-    """The last lines that a session's workers wrote to stderr, for whoever wants to read along."""
+    """Recent stderr lines of a session's workers."""
 
     def __init__(self) -> None:
         self._lines: collections.deque[tuple[int, int, str, str]] = collections.deque()
@@ -55,7 +86,7 @@ class LogBook:
         self._changed = threading.Condition()
 
     def add(self, program_id: str, *texts: str) -> None:
-        """Keep lines, and let the oldest go."""
+        """Add lines and drop the oldest lines above the limits."""
         with self._changed:
             for text in texts:
                 self._count += 1
@@ -71,13 +102,16 @@ class LogBook:
         self._characters -= len(self._lines.popleft()[3])
 
     def forget(self) -> None:
-        """Let all lines go: they are nobody's but the session's that they are of."""
+        """Delete all lines, because they belong to the ended session."""
         with self._changed:
             self._lines.clear()
             self._characters = 0
 
     def after(self, number: int, wait_s: float = 0.0) -> list[tuple[int, int, str, str]]:
-        """Lines after a line's number: (number, clock_ns, program_id, text); waits for one if there is none."""
+        """Return the lines after a number as (number, clock_ns, program_id, text).
+
+        Wait up to ``wait_s`` for a new line.
+        """
         with self._changed:
             if self._count <= number and wait_s:
                 self._changed.wait(wait_s)
@@ -85,10 +119,12 @@ class LogBook:
 
 
 class Worker:
-    """One worker process, before and after its program is loaded.
+    """Worker process, before and after loading a program.
 
     Args:
-        who: names the runtime in errors where it is a package's: see :func:`hil.core.guarded.called`; "" of hil's own.
+        server: fork server of the runtime.
+        logs: receives the worker's stderr lines.
+        who: name of a plugin's runtime for error messages (see :func:`hil.core.guarded.called`); "" for hil's runtimes.
     """
 
     def __init__(self, server: ForkServer, logs: LogBook, who: str = "") -> None:
@@ -103,7 +139,10 @@ class Worker:
         self._tail: collections.deque[str] = collections.deque(maxlen=_DETAIL_LINES)
         self._logs = logs
         self._exited = threading.Event()
-        self._exit_code: int | None = None
+        self._ended: Ended | None = None
+        self._oom_kills = machine.oom_kills()
+        # The board's clock and the wall clock at the last order, in nanoseconds.
+        self._ordered_ns = (0, 0)
         self.ended_because: HilError | None = None
         try:
             self.pid = server.fork([theirs.fileno(), self.inputs.fd, self._outputs.fd, their_stderr], self._on_exit)
@@ -119,36 +158,40 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether the process is running."""
         return not self._exited.is_set()
 
     def output_view(self, size: int) -> memoryview:
-        """The first ``size`` bytes that the worker wrote as outputs."""
+        """Return the first ``size`` bytes of the output arena."""
         return self._outputs.view(size, grow=False)
 
     def order(self, message: dict[str, Any], timeout: float = _ORDER_S) -> None:
-        """Send an order without waiting for the answer (see :meth:`answer`).
+        """Send an order without waiting for the response (see :meth:`answer`).
 
         Raises:
-            StageTimeout: the worker did not take it within ``timeout`` seconds, and was killed.
+            StageTimeout: the worker did not accept the order within ``timeout`` seconds and was killed.
         """
         try:
             self._channel.send(message, timeout=timeout)
         except ipc.Late:
             raise self._late(_STAGES[message["op"]], timeout) from None
         except ipc.Closed:
-            pass  # the answer says so
+            pass  # receiving the response reports the error
 
     def answer(self, op: str, timeout: float, begun: float, iterations: int = 0) -> answers.Answer:
-        """The answer to the oldest order not yet answered.
+        """Wait for the response to the oldest pending order.
 
         Args:
-            timeout: most seconds, from ``begun`` by the monotonic clock on, until all of it is there.
+            op: the order's operation.
+            timeout: seconds from ``begun`` until the whole response must have arrived.
+            begun: start time (monotonic clock, seconds).
+            iterations: number of iterations in the order.
 
         Raises:
-            StageTimeout: it took longer than ``timeout`` seconds; the worker was killed.
-            RunCrashed: the worker died, or answered what is no answer and was killed.
-            HilError: what the worker itself reported.
+            StageTimeout: the timeout expired; the worker was killed.
+            RunCrashed: the worker died, or sent an invalid response and was killed.
+            BoardUnfit: other processes used up the board's memory, or the clock stepped back.
+            HilError: the worker reported this error.
         """
         stage = _STAGES[op]
         try:
@@ -163,6 +206,9 @@ class Worker:
             raise answers.nonsense(str(why)).located(stage=stage) from None
         try:
             return answers.read(body, op, iterations, self._known)
+        except answers.ClockStepped as stepped:
+            self.kill()
+            raise explain_step(stepped, self._ordered_ns).located(stage=stage) from None
         except RunCrashed as error:
             self.kill()
             raise error.located(stage=stage) from None
@@ -172,27 +218,41 @@ class Worker:
             raise
 
     def load(self, order: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> answers.Signature:
-        """Order a load and wait for its answer; raises as :meth:`answer`.
+        """Load a program and wait for the response. Raises the errors of :meth:`answer`.
 
         Args:
-            timeout: most seconds for the runtime's getting ready and the load together.
-            meanwhile: called when the runtime is ready and the load has begun.
+            order: fields of the load order.
+            timeout: seconds for preparing the runtime and loading together.
+            meanwhile: called when the runtime is ready and the load has started.
+
+        Raises:
+            BoardUnfit: preparing the runtime or opening the device failed.
         """
         begun = time.monotonic()
+        self._note_clocks()
+        self.order({"op": "open", "device": order["device"]}, timeout)
         self.order({"op": "load", **order}, timeout)
-        self.answer("prepare", timeout, begun)
+        try:
+            self.answer("prepare", timeout, begun)
+            self.answer("open", timeout, begun)
+        except (LoadFailed, RunCrashed) as error:
+            # No code of the program has run yet.
+            raise _open_error(error, order["device"]) from error
         meanwhile()
         found = self.answer("load", timeout, begun)
         assert isinstance(found, answers.Signature)
         return found
 
     def run(self, order: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> answers.Ran:
-        """Order a run or a profiling pass and wait for its answer; raises as :meth:`answer`.
+        """Run or profile a program and wait for the response. Raises the errors of :meth:`answer`.
 
         Args:
-            meanwhile: called once the order is given, or could not be.
+            order: the complete order.
+            timeout: seconds until the whole response must have arrived.
+            meanwhile: called after the order was sent, or failed to be sent.
         """
         begun = time.monotonic()
+        self._note_clocks()
         try:
             self.order(order, timeout)
         finally:
@@ -202,17 +262,17 @@ class Worker:
         return found
 
     def kill(self, because: HilError | None = None) -> None:
-        """End the worker and everything it started, now."""
+        """Kill the worker and all its descendants."""
         self.ended_because = self.ended_because or because
         if self._exited.is_set():
-            return  # its number may be another process's by now
-        # By its own number too: one that was forked just now has no group of its own yet.
+            return  # the process id may have been reused
+        # Also kill the process id: a worker that was just forked does not have a group yet.
         signal_group(self.pid)
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the worker and give back what it held."""
+        """Kill the worker and release the resources."""
         self.kill()
         self._exited.wait(2.0)
         self._reader.join(2.0)
@@ -223,9 +283,12 @@ class Worker:
         self.inputs.close()
         self._outputs.close()
 
-    def _on_exit(self, exit_code: int) -> None:
-        self._exit_code = exit_code
+    def _on_exit(self, ended: Ended) -> None:
+        self._ended = ended
         self._exited.set()
+
+    def _note_clocks(self) -> None:
+        self._ordered_ns = clock.now_ns(), time.time_ns()
 
     def _late(self, stage: str, timeout: float) -> StageTimeout:
         self.kill()
@@ -233,22 +296,29 @@ class Worker:
             f"{stage} took longer than its limit of {timeout:g} s and was ended",
             stage=stage,
             detail=self._last_lines(),
-            hint="raise the limit with --timeout, or see whether the program hangs",
+            hint="raise the limit with --timeout, or check whether the program hangs",
         )
 
     def _exit_error(self, stage: str) -> HilError:
-        """Why the worker is gone."""
-        # The news of its death comes by way of the fork server, which a busy machine may keep waiting.
+        """Return the error for a dead worker."""
+        if self.ended_because:
+            # The session has ended, and the next session waits for this call to finish.
+            return self.ended_because
+        # The fork server reports the death, which may be delayed on a busy machine.
         self._exited.wait(_NEWS_S)
         self._reader.join(1.0)
-        if self.ended_because:
-            return self.ended_because
-        code = self._exit_code
+        code = self._ended.code if self._ended is not None else None
         if code is None:
             self.kill()
-        how = "hung up without ending" if code is None else exit_text(code)
+        if self._ended is not None and code == -signal.SIGKILL and machine.oom_kills() > self._oom_kills:
+            error = out_of_memory(self._ended.peak_bytes, machine.memory_limit())
+            error.detail = self._last_lines()
+            return error.located(stage=stage)
+        how = "closed its connection without exiting" if code is None else exit_text(code)
         hint = _DEATHS.get(code, "")
-        error = RunCrashed(f"the worker {how} during {stage}", stage=stage, hint=hint, detail=self._last_lines())
+        cause = ErrorCode.ILLEGAL_INSTRUCTION if code == -signal.SIGILL else ErrorCode.NONE
+        message = f"the worker {how} during {stage}"
+        error = RunCrashed(message, stage=stage, hint=hint, detail=self._last_lines(), code=cause)
         name_package(error, self._who)
         return error
 
@@ -256,11 +326,11 @@ class Worker:
         return "\n".join(self._tail)
 
     def _read_stderr(self) -> None:
-        """Keep what it writes: as many lines as there is room for, and of each its beginning."""
+        """Store the worker's output within the line limits. Long lines are truncated."""
         rest = b""
         try:
             while piece := os.read(self._stderr, _PIPE):
-                # More lines than are kept are not even looked at.
+                # Skip lines above the limit without decoding them.
                 *lines, rest = (rest + piece).rsplit(b"\n", _KEPT_LINES)
                 self._keep(lines[-_KEPT_LINES:])
                 if len(rest) > _LONGEST_LINE:
@@ -283,18 +353,20 @@ class Worker:
 
 @dataclass(eq=False)
 class _Spare:
-    """A worker kept ready; None while it is being made."""
+    """Spare worker; None while it is starting."""
 
     worker: Worker | None = None
 
 
 class Supervisor:
-    """Workers by runtime, with one kept ready for each runtime and device that a session used last.
+    """Source of workers, with a spare worker for each runtime and device that the session used last.
 
-    Between sessions one stands by that has opened no device.
+    Between sessions, one spare worker without an open device is ready.
 
     Args:
-        memory_limit: most bytes that a program may take; 0 is the machine's memory.
+        runtimes: runtime name -> ``module:Class``.
+        options: passed to each runtime.
+        memory_limit: maximum memory of a program in bytes; 0 means the machine's memory.
     """
 
     def __init__(self, runtimes: dict[str, str], options: dict[str, Any], memory_limit: int = 0) -> None:
@@ -304,20 +376,21 @@ class Supervisor:
         }
         self._references = runtimes
         self._options = options
-        # By runtime and device, None for one that has opened none; the one that was asked for last is the last.
+        # (runtime, device) -> spare worker, in the order of the last request. Device None: the worker has not opened a
+        # device.
         self._spares: dict[tuple[str, str | None], _Spare] = {}
         self._lock = threading.Lock()
         self._retired = False
         self.logs = LogBook()
 
     def fork_ahead(self) -> None:
-        """Fork what describing the runtimes would start, from this process, which must have one thread."""
+        """Fork the fork servers that describing the runtimes needs. This process must be single-threaded."""
         for name, server in self._servers.items():
             if is_described_apart(name):
                 server.fork_ahead()
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """The version and devices of each runtime that is installed, or its error; starts what has not been started."""
+        """Return the version and devices, or the error, of each installed runtime. Starts missing fork servers."""
         servers = {name: server for name, server in self._servers.items() if not lacking(name)}
         threads = [threading.Thread(target=server.describe) for server in servers.values() if not server.is_known]
         for thread in threads:
@@ -327,18 +400,19 @@ class Supervisor:
         return {name: server.described for name, server in servers.items()}
 
     def take(self, runtime: str, device: str) -> Worker:
-        """A worker with this runtime prepared: one that :meth:`refill` or :meth:`stand_by` made, if they did.
+        """Return a worker with this runtime: a spare worker if available, else a new worker.
 
         Raises:
-            LoadFailed: there is no such runtime, or it does not work here.
+            LoadFailed: the runtime is unknown or not installed.
+            BoardUnfit: the runtime does not work on this board.
         """
         if runtime not in self._servers:
             raise LoadFailed(f"this board has no runtime {runtime!r}", hint=f"it has {', '.join(self._installed())}")
         if package := lacking(runtime):
             raise LoadFailed(
                 f"the runtime {runtime!r} is not installed on this board: it needs the Python package {package}",
-                hint=f"it has {', '.join(self._installed())}; `hil board deploy --runtime {runtime}` brings it to one "
-                "over SSH, a simulated one has what is installed beside hil",
+                hint=f"installed: {', '.join(self._installed())}; install it over SSH with "
+                f"`hil board deploy --runtime {runtime}`; a simulated board uses the packages of hil's environment",
             )
         with self._lock:
             for key in ((runtime, device), (runtime, None)):
@@ -351,17 +425,29 @@ class Supervisor:
         return self._start(runtime, device)
 
     def has(self, runtime: str, device: str) -> bool:
-        """Whether a runtime lists a device; its default one it always has."""
+        """Return True if a runtime lists a device. The default device is always available."""
         return not device or device in self._servers[runtime].described.get("devices", ())
 
+    def missing_device(self, runtime: str, device: str) -> BoardUnfit | None:
+        """Return the error for a missing device, or None if the runtime may have it."""
+        devices = self._servers[runtime].describe().get("devices")
+        # A driver lists only the driver name, but opens DRIVER://DEVICE.
+        if not device or not devices or {device, device.split("://")[0]} & set(devices):
+            return None
+        return BoardUnfit(
+            f"the runtime {runtime!r} cannot find device {device!r} on this board",
+            hint=f"found: {', '.join(devices)}; check that the device's driver is loaded, "
+            "or use a different device in the board's config",
+        )
+
     def stand_by(self, runtime: str) -> None:
-        """Make a worker ready in the background for whoever has the board next. The devices stay free until then."""
+        """Prepare a worker in the background for the next session. The device stays closed until then."""
         self.refill(runtime, None)
 
     def refill(self, runtime: str, device: str | None) -> None:
-        """Make another worker ready in the background, unless there is one.
+        """Prepare a spare worker in the background, unless one exists.
 
-        Only for a device that there is (or for none): anybody may ask for any other.
+        Call this only for a device that exists, or None: clients may request arbitrary device names.
         """
         with self._lock:
             if self._retired:
@@ -375,29 +461,29 @@ class Supervisor:
         surplus += [known] if known is not None else []
         try:
             threading.Thread(target=self._refill, args=(runtime, device, spare, surplus), daemon=True).start()
-        except RuntimeError:  # no room for another thread
+        except RuntimeError:  # the system cannot start a thread
             with self._lock:
                 self._spares.pop((runtime, device), None)
 
     def end_spares(self) -> None:
-        """End what is kept ready: the session that it was for is over."""
+        """Stop all spare workers at the end of their session."""
         with self._lock:
             spares, self._spares = self._spares, {}
         _close(spares.values())
 
     def rest(self) -> None:
-        """Give back the memory of what is kept ready; it is made again when it is needed."""
+        """Stop spare workers and fork servers to free memory. They are started on demand."""
         self.end_spares()
         for server in self._servers.values():
             server.rest()
 
     def retire(self) -> None:
-        """Make no worker ready any more."""
+        """Stop preparing spare workers."""
         with self._lock:
             self._retired = True
 
     def close(self) -> None:
-        """End every worker and fork server, for good."""
+        """Stop all workers and fork servers permanently."""
         self.retire()
         self.end_spares()
         for server in self._servers.values():
@@ -410,7 +496,7 @@ class Supervisor:
         who = called("runtime", RUNTIME_GROUP, runtime) if package_of(RUNTIME_GROUP, runtime) else ""
         try:
             worker = Worker(self._servers[runtime], self.logs, who)
-        except LoadFailed as error:
+        except BoardUnfit as error:
             name_package(error, who)
             raise
         worker.order(
@@ -421,7 +507,7 @@ class Supervisor:
     def _refill(self, runtime: str, device: str | None, spare: _Spare, surplus: list[_Spare]) -> None:
         _close(surplus)
         made = None
-        # It may be given up at any time: its session has ended, or others were asked for.
+        # The spare may have been discarded: the session has ended, or other devices were requested.
         if self._spares.get((runtime, device)) is spare:
             with contextlib.suppress(HilError, OSError, RuntimeError):
                 made = self._start(runtime, device)

@@ -1,6 +1,6 @@
-"""`python -m hil.agent verify BUNDLE`: a board checks itself against a bundle, with no controller and no server.
+"""`python -m hil.agent verify BUNDLE`: verify a bundle on the board, without a controller or a server.
 
-The program runs in a worker of the agent's own, so whatever it does costs one case and not the check.
+Programs run in workers of the agent, so a crash fails one case and not the whole verification.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hil.compare.criteria import parse_accept
 from hil.compare.stats import summary
 from hil.compare.verdict import Verdict, compare, judge
 from hil.core import tensors
+from hil.core.crash import report_crash
 from hil.core.results import Artifact, Outcome, Placement, Relation, RequestedDevice, RunResult, exit_code_of
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
@@ -36,17 +37,17 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What a case came to."""
+    """Result of a case."""
 
     method: str
     case: str
     outcome: Outcome
     reason: str
-    device_ns: int | None = None  # how long it ran, by the board's clock; None where it did not come to its end
-    verdict: Verdict | None = None  # beside what was expected; None where there was nothing to compare
-    error: HilError | None = None  # what ended it instead
-    placement: Placement | None = None  # where it ran; None where the runtime does not tell
-    elsewhere: str = ""  # a note on what ran on another device than it was told to; "" where nothing did
+    device_ns: int | None = None  # run time by the board's clock; None if the run failed
+    verdict: Verdict | None = None  # comparison with the expected outputs; None if the run failed
+    error: HilError | None = None  # error that ended the case
+    placement: Placement | None = None  # devices that ran the nodes; None if the runtime does not report them
+    elsewhere: str = ""  # note about nodes that did not run on the requested device; "" if none
 
 
 def verify_bundle(
@@ -58,16 +59,19 @@ def verify_bundle(
     no_fallback: bool = False,
     watch: Callable[[CaseResult], None],
 ) -> list[CaseResult]:
-    """Run every case of these methods here and compare what comes out with what is expected.
+    """Run all cases of these methods on this machine and compare the outputs with the expected outputs.
 
     Args:
-        device: the runtime's; "" is its default.
+        bundle: bundle with the program.
+        methods: methods with the cases to run.
+        device: device of the runtime; "" is the default.
         timeout: seconds for loading, and for each case.
-        no_fallback: whether a node that runs on another device than it was told to is an error.
+        no_fallback: treat nodes that did not run on the requested device as an error.
+        watch: callback for every result.
 
     Raises:
-        UsageError: this machine has no such runtime.
-        StorageError: the program's files cannot be written below the folder for temporary files.
+        UsageError: this machine does not have the bundle's runtime.
+        StorageError: the program's files cannot be written to the temporary directory.
     """
     name = bundle.program.runtime
     known = runtimes.known()
@@ -89,7 +93,7 @@ def verify_bundle(
 
 
 class _MethodRun:
-    """A method's worker: made when it is needed, and anew after a case that cost it its life."""
+    """Worker of a method: started on demand, and replaced after a case that killed it."""
 
     def __init__(
         self, supervisor: Supervisor, folder: Path, program: Artifact, method: Method, device: str, timeout: float
@@ -105,7 +109,7 @@ class _MethodRun:
         self._gives: Sequence[TensorSpec] = ()
 
     def results(self, *, no_fallback: bool) -> Iterator[CaseResult]:
-        """Each case, run and compared. Where the program cannot be loaded, that is how each ends."""
+        """Yield the result of each case. If loading fails, all cases have that error."""
         unloadable: HilError | None = None
         try:
             for case in self._method.cases:
@@ -144,7 +148,7 @@ class _MethodRun:
         if len(outputs) == len(names) == len(self._gives):
             triples = zip(outputs, case.expected_outputs.values(), self._gives, strict=True)
             outputs = [tensors.read_as(one, tensors.dtype_name(other.dtype), spec) for one, other, spec in triples]
-        # The program may know no names: they are the bundle's, in order.
+        # The program may lack output names: use the bundle's names by position.
         named = dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else dict(enumerate(outputs))
         actual = RunResult("this board", {str(name): array for name, array in named.items()})
         source = case.source or "the bundle"
@@ -171,7 +175,7 @@ class _MethodRun:
         if ran.placement is not None:
             self._placement = ran.placement
         view = worker.output_view(ran.size)
-        # Views of memory that the next case's outputs are written into: they are compared before that.
+        # These are views of memory that the next case overwrites. They are compared before that.
         outputs = [tensors.from_bytes(view[one.at : one.end], one.dtype, one.shape) for one in ran.outputs]
         return outputs, ran.end_ns[0] - ran.start_ns[0]
 
@@ -182,7 +186,7 @@ class _MethodRun:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line says; returns the exit code."""
+    """Run the command line. Return the exit code."""
     options = _parser().parse_args(arguments)
     try:
         return _verify(options)
@@ -191,6 +195,9 @@ def main(arguments: Sequence[str]) -> int:
         code, kind = EXIT_INTERRUPTED, "Interrupted"
     except HilError as failed:
         error, code, kind = failed, failed.exit_code, type(failed).__name__
+    except Exception as failed:
+        error = report_crash(failed)
+        code, kind = error.exit_code, type(error).__name__
     if options.as_json:
         found = {"kind": kind, "message": error.message, "hint": error.hint}
         print(json.dumps({"schema": _SCHEMA, "error": found, "exit_code": code}))
@@ -201,21 +208,21 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="python -m hil.agent verify",
-        description="Run every case of a bundle on this machine and compare what comes out with what is expected.",
-        epilog="Exit codes: 0 all passed, 1 an answer differs, 2 bad bundle or usage, 3 a case failed to run, "
-        "5 there was no case to run.",
+        description="Run every case of a bundle on this machine and compare the outputs with the expected values.",
+        epilog="Exit codes: 0 all passed, 1 an output differs, 2 bad bundle or usage, 3 a case failed to run, "
+        "5 no cases to run, 70 internal error in hil.",
     )
     options.add_argument("bundle", type=Path, metavar="BUNDLE", help="a .hilb file")
     options.add_argument("--method", action="append", default=[], metavar="M", help="only this entry point; repeats")
     options.add_argument(
         "--case", action="append", default=[], metavar="C", help="only this case: name or number; repeats"
     )
-    options.add_argument("--trusted-keys", type=Path, metavar="FILE", help="refuse what none of these keys has signed")
-    options.add_argument("--device", default="", help="the runtime's device (default: its first)")
-    options.add_argument("--timeout", type=float, default=60.0, metavar="S", help="limit of loading and of each case")
     options.add_argument(
-        "--no-fallback", action="store_true", help="fail where any node runs on another device than it was told to"
+        "--trusted-keys", type=Path, metavar="FILE", help="reject bundles not signed with any of these keys"
     )
+    options.add_argument("--device", default="", help="device of the runtime (default: its first)")
+    options.add_argument("--timeout", type=float, default=60.0, metavar="S", help="limit for loading and for each case")
+    options.add_argument("--no-fallback", action="store_true", help="fail if any node runs on a different device")
     options.add_argument("--json", action="store_true", dest="as_json", help="one JSON document on stdout")
     return options
 

@@ -1,6 +1,6 @@
-"""ExecuTorch: ``.pte`` and ``.bpte`` files by the Python package, with its portable kernels and XNNPACK.
+"""Run ``.pte`` and ``.bpte`` files with the ExecuTorch Python package, its portable kernels and XNNPACK.
 
-The package's library needs PyTorch's, whose import takes seconds: neither is imported before a program is to be loaded.
+The package needs PyTorch, which takes seconds to import. Both are imported only when a program is loaded.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 
 from hil.agent.runtimes import Check, Runtime
 from hil.core.clock import CLOCK_FILE, now_ns
+from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of
-from hil.errors import HilError, LoadFailed, PartMissing, RunFailed
+from hil.errors import ErrorCode, HilError, LoadFailed, PartMissing, RunFailed
 from hil.formats.etdump import EXECUTE, FILE, read_etdump
 from hil.formats.executorch_file import (
     Damaged,
@@ -36,7 +37,7 @@ from hil.formats.executorch_file import (
 from hil.formats.torch_values import from_torch, to_torch
 
 DEVICE = "cpu"
-# The codes of ExecuTorch's error.h that a program can end in.
+# Error codes from ExecuTorch's error.h.
 _ERRORS = {
     0x01: "Internal",
     0x02: "InvalidState",
@@ -55,29 +56,29 @@ _ERRORS = {
     0x31: "DelegateMemoryAllocationFailed",
     0x32: "DelegateInvalidHandle",
 }
-# The variable by which ExecuTorch's backend finds OpenVINO's library.
+# ExecuTorch's backend reads the path of the OpenVINO library from this environment variable.
 _OPENVINO = "OPENVINO_LIB_PATH"
 _CODE = re.compile(r"(?:0x:?)([0-9a-f]+)\b", re.IGNORECASE)
 
 
 class ExecuTorchRuntime(Runtime):
-    """Loads programs with ExecuTorch's Python package; what a program delegates, it was compiled for."""
+    """Runtime for ExecuTorch programs. The compiler decides which nodes a program delegates."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         pass
 
     @staticmethod
     def describe() -> dict[str, Any]:
-        """The package's version; there is one device, the CPU."""
+        """Return the package's version. The CPU is the only device."""
         return {"version": version("executorch"), "devices": [DEVICE]}
 
     @staticmethod
     def preload() -> None:
-        """Import the library, PyTorch with it: seconds, which a worker forked afterwards does not need."""
+        """Import the library and PyTorch, which takes seconds, so that forked workers do not have to."""
         _library()
 
     def load(self, folder: Path, main: str, device: str, function: str) -> ExecuTorchProgram:
-        """Load a method of a program, ``function``; "" is the only one, or ``forward``."""
+        """Load method ``function`` of a program. "" selects the only method, or ``forward``."""
         if device not in ("", DEVICE):
             raise LoadFailed(f"ExecuTorch has no device {device!r}", hint=f"it has {DEVICE}")
         library = _library()
@@ -89,6 +90,7 @@ class ExecuTorchRuntime(Runtime):
                 raise LoadFailed(
                     f"{main} has no method {function!r}" if function else f"{main} has {len(methods)} methods",
                     hint=f"--function with one of {', '.join(methods) or 'none'}",
+                    option="--function",
                 )
             _check_needs(library, main, method)
             checked: dict[str, Any] = {"program_verification": library.Verification.InternalConsistency}
@@ -109,12 +111,14 @@ class ExecuTorchRuntime(Runtime):
 
 
 class ExecuTorchProgram:
-    """A method, loaded.
+    """Loaded method.
 
     Args:
-        held: the program and, where it was not a file, its bytes, which it points into: they must outlive the method.
-        file: what it was loaded from.
-        tensors: what the program keeps outside; None where that is nothing.
+        held: the program's bytes (empty if loaded from a file) and the program, which points into them. Both must
+            outlive the method.
+        method: description of the method.
+        file: file of the program.
+        tensors: file with external tensors, or None.
     """
 
     def __init__(self, held: tuple[bytes, Any], method: Method, file: Path, tensors: Path | None) -> None:
@@ -131,20 +135,23 @@ class ExecuTorchProgram:
         self._placed = _placement(method)
 
     def bind(self, inputs: list[Array]) -> None:
-        """Make tensors of the inputs that lie in memory as the program wants them.
+        """Create tensors with the memory layout that the program expects.
 
-        The library believes that they do: it would read others wrongly, and say nothing.
+        The library does not check the layout and would silently read other layouts wrongly.
         """
         for place, spec, array in zip(self._taken, self.inputs, inputs, strict=True):
             self._arguments[place] = _tensor(spec.name, array, self._method.inputs[place])
 
     def renew(self) -> None:
-        """Load a method that writes into its own buffers anew: there is no other way back to their first values."""
+        """Reload a method that writes to its buffers, because ExecuTorch cannot reset them."""
         if self._has_run and self._method.writers:
             self._loaded = self._held[1].load_method(self._method.name)
 
     def run(self) -> None:
-        """One execution. It takes the inputs again: their memory may be used for other tensors once they were read."""
+        """Run the method.
+
+        Set the inputs every time: their memory may be reused for other tensors after they were read.
+        """
         self._has_run = True
         try:
             self._loaded.set_inputs(self._arguments)
@@ -153,18 +160,18 @@ class ExecuTorchProgram:
             raise RunFailed(f"ExecuTorch failed to run {self.function}: {_error_text(error)}") from error
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
-        """Run a method of its own that traces its events: this one stays as quick as it was."""
+        """Profile a separate instance of the method, so that event tracing does not slow down normal runs."""
         program = bytes(program_in(mapped(self._file)))
-        weights = [self._tensors.read_bytes()] if self._tensors else []
+        weights = [read_file(self._tensors, MAX_MODEL_BYTES)] if self._tensors else []
         written = folder / FILE
         try:
             module = _library()._load_for_executorch_from_buffer(program, *weights, enable_etdump=True)
             if not module.has_etdump():
-                raise RunFailed("this build of ExecuTorch's runtime writes no ETDump")
+                raise RunFailed("this build of ExecuTorch's runtime cannot write an ETDump")
             before = now_ns()
             for _ in range(warmup + iterations):
                 outputs = module.run_method(self.function, self._arguments, clone_outputs=False)
-                if not self._method.writers:  # here its state goes on from run to run
+                if not self._method.writers:  # this instance retains the state between runs
                     check(self._arrays_of(outputs))
             after = now_ns()
             module.write_etdump_result_to_file(str(written))
@@ -172,18 +179,18 @@ class ExecuTorchProgram:
         except RuntimeError as error:
             raise RunFailed(f"ExecuTorch failed to profile {self.function}: {_error_text(error)}") from error
         except Damaged as error:
-            raise RunFailed(f"ExecuTorch wrote no profile: {error}") from error
-        # Its clock cannot be read from outside: it is known by when the runs began and ended.
+            raise RunFailed(f"ExecuTorch wrote an invalid profile: {error}") from error
+        # The profiler's clock is not readable, so pair it with the start and end times of the runs.
         clock = folder / CLOCK_FILE
         clock.write_text(json.dumps({"pairs": [(runs[0].start, before), (runs[-1].end, after)] if runs else []}))
         return [written, clock]
 
     def placement(self) -> Placement:
-        """Which backend was called how often, and which of ExecuTorch's own kernels; nodes are calls."""
+        """Return the number of calls for each backend and for ExecuTorch's kernels. Nodes are calls."""
         return self._placed
 
     def fetch(self) -> list[Array]:
-        """The outputs of the last run, copied: the next one writes into the same memory."""
+        """Return copies of the last outputs: the next run writes to the same memory."""
         return self._arrays_of(self._loaded.get_outputs(clone_outputs=True))
 
     def _arrays_of(self, found: Any) -> list[Array]:
@@ -196,7 +203,7 @@ class ExecuTorchProgram:
 
 
 def _placement(method: Method) -> Placement:
-    """A part for each backend, and one for ExecuTorch's kernels: elsewhere, where a backend does the rest."""
+    """Return a part for each backend, and a part for ExecuTorch's kernels (``elsewhere`` if a backend exists)."""
     calls = Counter(backend for backend, _ in method.calls if backend)
     parts = [Part(name, count) for name, count in calls.items()]
     if own := [operator for backend, operator in method.calls if not backend]:
@@ -209,9 +216,9 @@ def _places(specs: list[tuple[int, TensorSpec]]) -> tuple[list[int], tuple[Tenso
 
 
 def _library() -> Any:
-    """The package's library.
+    """Import the package's library.
 
-    ``executorch.extension.pybindings.portable_lib``, which hands it out, would import the exporter as well.
+    ``executorch.extension.pybindings.portable_lib`` exports it but would also import the exporter.
     """
     _find_openvino()
     try:
@@ -219,13 +226,13 @@ def _library() -> Any:
         from executorch.extension.pybindings import _C
     except (ImportError, OSError, RuntimeError) as error:
         raise LoadFailed(
-            f"ExecuTorch's library cannot be imported on this board: {error}", hint="pip install torch executorch"
+            f"cannot import ExecuTorch on this board: {error}", hint="pip install torch executorch"
         ) from error
     return _C
 
 
 def _find_openvino() -> None:
-    """Tell ExecuTorch's backend for OpenVINO where that is, if it is installed, as ``portable_lib`` does."""
+    """Set the path of the OpenVINO library for ExecuTorch's backend, if installed, as ``portable_lib`` does."""
     spec = None if os.environ.get(_OPENVINO) else importlib.util.find_spec("openvino")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for library in sorted(Path(folder, "libs").glob("libopenvino_c.so*")):
@@ -233,25 +240,26 @@ def _find_openvino() -> None:
 
 
 def _check_needs(library: Any, main: str, method: Method) -> None:
-    """Say what a program needs that is not here, by name; the library itself says a number."""
+    """Raise PartMissing with the names of missing backends and operators; the library only reports a number."""
     if lacking := [name for name in method.backends if not library._is_available(name)]:
         there = [name for name in library._get_registered_backend_names() if library._is_available(name)]
         raise PartMissing(
-            f"{main} delegates to {' and '.join(lacking)}, which this board's ExecuTorch does not have",
-            hint=f"it has {', '.join(there) or 'none'}: compile the model for that, or with --backend=portable",
+            f"{main} delegates to {' and '.join(lacking)}, missing from this board's ExecuTorch",
+            code=ErrorCode.BACKEND_MISSING,
+            hint=f"available: {', '.join(there) or 'none'}; compile the model for them, or with --backend=portable",
         )
     known = set(library._get_operator_names())
     if lacking := [name for name in method.operators if name not in known]:
         raise PartMissing(
-            f"{main} calls {', '.join(lacking)}: this board's ExecuTorch has no such operator",
-            hint="its kernels are those of PyTorch's core operators: export the model with those",
+            f"{main} calls {', '.join(lacking)}, missing from this board's ExecuTorch",
+            hint="export the model with PyTorch's core operators only",
         )
 
 
 def _tensor(name: str, array: Array, value: Value) -> Any:
     if value.dynamic and any(size > most for size, most in zip(array.shape, value.sizes, strict=True)):
         most = "x".join(map(str, value.sizes))
-        raise RunFailed(f"{name} is {'x'.join(map(str, array.shape))}: the program was exported for {most} at most")
+        raise RunFailed(f"{name} is {'x'.join(map(str, array.shape))}, but the program was exported for at most {most}")
     try:
         return to_torch(array, value.order)
     except HilError as error:
@@ -259,7 +267,7 @@ def _tensor(name: str, array: Array, value: Value) -> Any:
 
 
 def _error_text(error: RuntimeError) -> str:
-    """The library's own text, with the name of the error that it gives as a number."""
+    """Return the library's message, followed by the name of the error code."""
     code = _CODE.search(str(error))
     name = _ERRORS.get(int(code[1], 16), "") if code else ""
     return f"{error} {name}".rstrip()

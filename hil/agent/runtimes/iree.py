@@ -1,9 +1,8 @@
-"""The IREE runtime: .vmfb programs, on the CPU (local-task, local-sync) or any driver that has a device here."""
+"""Run .vmfb programs with IREE, on the CPU (local-task, local-sync) or any driver with a device on this machine."""
 
 from __future__ import annotations
 
 import mmap
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import iree.runtime as rt
 import numpy as np
 
 from hil.agent.runtimes import Check, ClockPairs, run_command
+from hil.core.files import copy_file, open_file
 from hil.core.installed import version
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, dtype_of, settled, to_bytes
@@ -29,6 +29,7 @@ from hil.formats.iree_command import (
     own_tool,
     profile_command,
 )
+from hil.formats.iree_errors import load_error
 from hil.formats.iree_state import keeps_state
 from hil.formats.iree_values import choose_function, functions_of
 
@@ -36,7 +37,7 @@ DEFAULT_DEVICE = "local-task"
 
 
 class IreeRuntime:
-    """Loads .vmfb files with iree-base-runtime; parameters lie beside the program as .irpa files."""
+    """Runtime for .vmfb files with iree-base-runtime. Parameters are .irpa files in the program's directory."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._instance = rt.VmInstance()
@@ -44,7 +45,7 @@ class IreeRuntime:
 
     @staticmethod
     def describe() -> dict[str, Any]:
-        """Version, and the drivers that have a device here."""
+        """Return the version and the drivers that have a device here."""
         drivers = [name for name in rt.query_available_drivers() if _has_device(name)]
         ordered = sorted(drivers, key=lambda name: (name != DEFAULT_DEVICE, name))
         lacking = "" if own_tool(PROFILE_TOOL) else PROFILE_TOOL
@@ -57,7 +58,7 @@ class IreeRuntime:
             self._devices[name] = rt.get_device(name, cache=False)
 
     def load(self, folder: Path, main: str, device: str, function: str) -> IreeProgram:
-        """Load a module and look its function up."""
+        """Load a module and look up the function."""
         name = device or DEFAULT_DEVICE
         try:
             self.prepare(name)
@@ -68,14 +69,14 @@ class IreeRuntime:
         hal_device = self._devices[name]
         path = folder / main
         if path.stat().st_size < 64:
-            raise LoadFailed(f"{main} is no .vmfb: it has only {path.stat().st_size} bytes")
+            raise LoadFailed(f"{main} is not a .vmfb file: it has only {path.stat().st_size} bytes")
         try:
-            # VmModule.mmap opens the file to be written, which a sandbox does not allow.
-            with path.open("rb") as file:
+            # VmModule.mmap opens the file for writing, which fails in a sandbox.
+            with open_file(path) as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             module = rt.VmModule.wrap_buffer(self._instance, content)
             modules = [rt.create_hal_module(self._instance, hal_device)]
-            # In a process that was just forked, `glob` takes 0.4 ms: each page of memory that it looks at is copied.
+            # In a process that was just forked, `glob` takes 0.4 ms because the kernel copies each touched page.
             parameters = sorted(path for path in folder.iterdir() if path.suffix == ".irpa")
             if parameters:
                 index = rt.ParameterIndex()
@@ -90,16 +91,15 @@ class IreeRuntime:
 
             context = open_context()
         except Exception as error:
-            raise LoadFailed(
-                f"IREE refused {main}: {_first_line(error)}", detail=str(error), hint=_hint(error)
-            ) from error
+            message = f"IREE refused {main}: {_first_line(error)}"
+            raise load_error(message, str(error), detail=str(error)) from error
         reopen = open_context if keeps_state(memoryview(content)) else None
         return IreeProgram(hal_device, context, reopen, module, function, _Files(name, path, parameters))
 
 
 @dataclass(frozen=True)
 class _Files:
-    """What a program is made of, as a command would load it."""
+    """Device, module and parameter files of a program, for the profiling command."""
 
     device: str
     module: Path
@@ -107,10 +107,15 @@ class _Files:
 
 
 class IreeProgram:
-    """One function of a loaded module.
+    """Function of a loaded module.
 
     Args:
-        reopen: makes a context with the state as it was after loading; None of a module that keeps none.
+        device: opened HAL device.
+        context: VM context with the module.
+        reopen: creates a context with the initial state; None for a module without state.
+        module: the VM module.
+        function: name of the function.
+        files: files of the program.
     """
 
     profile_has_outputs = False
@@ -139,16 +144,16 @@ class IreeProgram:
         self._results: Any = None
         self._given: list[Array] = []
         self._is_all_shared = False
-        # The inputs whose copies on the device were changed by a run; None before the first run with them.
+        # Indices of inputs with device copies that a run changed; None before the first run with them.
         self._changed: list[int] | None = None
         self._has_run = self._has_run_bound = False
 
     def bind(self, inputs: list[Array]) -> None:
-        """Make device buffers of the inputs, without a copy where they are large and aligned."""
+        """Create device buffers for the inputs, without a copy if they are large and aligned."""
         self._changed, self._has_run_bound = None, False
         if self._is_all_shared and inputs is self._given:
-            return  # whatever the memory holds by now, the device sees it
-        is_all_shared = self._files.device.startswith("local-")  # on a CPU: another device may have kept what was there
+            return  # the device reads the shared memory, including new content
+        is_all_shared = self._files.device.startswith("local-")  # only CPU devices: others may cache the content
         arguments: list[Any] = []
         self._copied: list[int] = []
         for place, (spec, array) in enumerate(zip(self.inputs, inputs, strict=True)):
@@ -165,9 +170,9 @@ class IreeProgram:
         self._arguments, self._given, self._is_all_shared = arguments, inputs, is_all_shared
 
     def renew(self) -> None:
-        """Load the state again of a module that keeps any, and copy inputs again that the program changes.
+        """Reset the module's state, and copy inputs that the program changes.
 
-        IREE may compute a result in the memory of an input. Which inputs that concerns shows after the first run.
+        IREE may compute a result in the memory of an input. The affected inputs are detected after the first run.
         """
         if self._has_run and self._reopen is not None:
             self._context = self._reopen()
@@ -185,7 +190,7 @@ class IreeProgram:
         return bytearray(to_bytes(array)) == to_bytes(self._given[place])
 
     def run(self) -> None:
-        """Invoke the function and wait until the results are there, which IREE's synchronous ABI does by itself."""
+        """Invoke the function and wait for the results. IREE's synchronous ABI waits implicitly."""
         self._has_run = self._has_run_bound = True
         results = rt.VmVariantList(len(self.outputs))
         arguments, done = self._list, None
@@ -203,23 +208,23 @@ class IreeProgram:
         self._results = results
 
     def placement(self) -> Placement:
-        """All of it on the device that was opened, by the name that the device has itself."""
+        """Return the opened device, by its IREE name, as the only part."""
         return (self._placed,)
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
-        """Run IREE's own tool on the inputs, in a process of its own: the Python bindings cannot profile.
+        """Profile with IREE's command-line tool in a separate process, because the Python bindings cannot profile.
 
-        The tool gives no outputs out, so there is nothing to check.
+        The tool does not return outputs, so they are not checked.
         """
         found = own_tool(PROFILE_TOOL)
-        if tool is not None:  # out of the store, where it may not be executable
-            found = Path(shutil.copyfile(tool, folder / PROFILE_TOOL))
+        if tool is not None:  # a blob from the store may not be executable
+            found = copy_file(tool, folder / PROFILE_TOOL)
             found.chmod(0o700)
         if found is None:
-            raise RunFailed(f"IREE profiles by the command {PROFILE_TOOL}, which this board does not have")
+            raise RunFailed(f"IREE needs the command {PROFILE_TOOL} for profiling, which this board lacks")
         for spec in self.inputs:
             if is_number(spec) and spec.dtype not in NUMBERS:
-                raise RunFailed(f"{spec}: a command takes no {spec.dtype} numbers, and IREE profiles by a command")
+                raise RunFailed(f"{spec}: IREE's profiling command does not support {spec.dtype} numbers")
         argv = profile_command(
             str(found),
             str(self._files.module),
@@ -240,7 +245,7 @@ class IreeProgram:
         return [folder / PROFILE_FILE, clocks.write(folder)]
 
     def fetch(self) -> list[Array]:
-        """The results as arrays that view the device's buffers where the host can see them."""
+        """Return the results as arrays. They are views of the device's buffers if those are host-visible."""
         arrays: list[Array] = []
         for position, spec in enumerate(self.outputs):
             if is_number(spec):
@@ -249,19 +254,21 @@ class IreeProgram:
             try:
                 view = self._results.get_as_object(position, rt.HalBufferView)
             except Exception as error:
-                raise RunFailed(f"output {spec.name!r} of {self.function} is no tensor", detail=str(error)) from error
+                raise RunFailed(
+                    f"output {spec.name!r} of {self.function} is not a tensor", detail=str(error)
+                ) from error
             arrays.append(array_of(self._device, view, spec.dtype))
         return arrays
 
 
 def _part(device: Any, asked: str) -> Part:
-    """Where a device computes. One of IREE's own drivers calls itself by the driver's name, a vendor's as it likes."""
+    """Return the part for a device. IREE's drivers report the driver's name; vendor drivers may report any name."""
     own = str(device)
     return Part(own, elsewhere=True) if own != asked and own in rt.query_available_drivers() else Part(asked)
 
 
 def _pushed(specs: Sequence[TensorSpec], arguments: Sequence[Any]) -> Any:
-    """Buffer views and numbers as a list for a call."""
+    """Build the argument list for a call from buffer views and numbers."""
     pushed = rt.VmVariantList(len(specs) + 2)
     for spec, argument in zip(specs, arguments, strict=True):
         if not is_number(spec):
@@ -283,9 +290,3 @@ def _has_device(driver: str) -> bool:
 def _first_line(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip()[:400] if lines else type(error).__name__
-
-
-def _hint(error: Exception) -> str:
-    if "INCOMPATIBLE" in str(error) or "no executable" in str(error):
-        return "the program was compiled for another CPU or device: check the board's compile flags"
-    return ""

@@ -1,4 +1,4 @@
-"""ONNX Runtime: the program is the ONNX file itself, with its external data beside it."""
+"""Run ONNX files with ONNX Runtime. External data is in the same directory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any
 import onnxruntime as ort
 
 from hil.agent.runtimes import Check, ClockPairs, Runtime
+from hil.core.files import read_file
 from hil.core.results import Part, Placement
 from hil.core.scratch import temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed
 from hil.formats.ort_values import from_ort, spec_of_node, to_ort
 
-# What a profiling pass writes.
+# Output file of a profiling pass.
 PROFILE_FILE = "onnxruntime.json"
 DEFAULT_DEVICE = "CPUExecutionProvider"
-# Has a session remember which provider took which node; read since ONNX Runtime 1.24.
+# Session option that records the provider of each node; supported since ONNX Runtime 1.24.
 _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _KERNEL = "_kernel_time"
-_ERRORS = 3  # the severity from which on ONNX Runtime logs
-# The least model that there is: float32[1] -> Identity.
+_ERRORS = 3  # minimum severity of ONNX Runtime's log messages
+# Minimal model: float32[1] -> Identity.
 _IDENTITY = bytes.fromhex(
     "080312003a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02"
     "080142040a001007"
@@ -32,30 +33,33 @@ _IDENTITY = bytes.fromhex(
 
 
 class OnnxRuntime(Runtime):
-    """Loads .onnx files with onnxruntime; a device is an execution provider."""
+    """Runtime for .onnx files. A device is an execution provider."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         ort.set_default_logger_severity(_ERRORS)
 
     @staticmethod
     def describe() -> dict[str, Any]:
-        """Version and execution providers, the CPU's first."""
+        """Return the version and the execution providers, the CPU first."""
         providers = [name for name in ort.get_available_providers() if name != "AzureExecutionProvider"]
         ordered = sorted(providers, key=lambda name: name != DEFAULT_DEVICE)
         return {"version": ort.__version__, "devices": ordered}
 
     @staticmethod
     def preload() -> None:
-        """Make a first session: the library then knows its operators, which takes each worker longer than its own."""
+        """Create a first session, which registers the operators.
+
+        In a worker, this would take longer than creating the program's session.
+        """
         ort.set_default_logger_severity(_ERRORS)
         options = ort.SessionOptions()
-        # Threads do not outlive a fork.
+        # Threads do not survive a fork.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = _ERRORS
         ort.InferenceSession(_IDENTITY, options, providers=[DEFAULT_DEVICE])
 
     def load(self, folder: Path, main: str, device: str, function: str) -> OnnxProgram:
-        """Make a session of the model."""
+        """Create a session for the model."""
         provider = device or DEFAULT_DEVICE
         if provider not in ort.get_available_providers():
             raise LoadFailed(
@@ -66,7 +70,7 @@ class OnnxRuntime(Runtime):
             options.log_severity_level = _ERRORS
             if provider != DEFAULT_DEVICE:
                 options.add_session_config_entry(_ASSIGNMENT, "1")
-            # Where a provider cannot be opened, a session would be made on the CPU instead, without an error.
+            # With fallback, a provider that fails to open would be silently replaced by the CPU.
             return ort.InferenceSession(str(folder / main), options, providers=[provider], enable_fallback=0)
 
         try:
@@ -79,7 +83,7 @@ class OnnxRuntime(Runtime):
 
 
 class OnnxProgram:
-    """A session; its one function is the graph."""
+    """ONNX Runtime session. Its graph is the only function."""
 
     def __init__(
         self,
@@ -101,19 +105,19 @@ class OnnxProgram:
         self._values: Any = None
 
     def bind(self, inputs: list[Array]) -> None:
-        """Wrap the inputs as OrtValues; they share the arrays' memory."""
+        """Wrap the inputs as OrtValues, which share the arrays' memory."""
         self._arrays = inputs
         try:
             self._feeds = {spec.name: to_ort(array) for spec, array in zip(self.inputs, inputs, strict=True)}
         except Exception as error:
-            raise RunFailed(f"ONNX Runtime's Python API cannot take an input: {error}") from error
+            raise RunFailed(f"ONNX Runtime's Python API does not support an input: {error}") from error
 
     def run(self) -> None:
-        """One session run."""
+        """Run the session."""
         self._values = self._run(self._session)
 
     def placement(self) -> Placement:
-        """Which provider runs which node: as the session tells, or else as a profile of one more run does."""
+        """Return the provider of each node, from the session if it supports that, else from a profiled run."""
         if self._placed is None:
             self._placed = self._place()
         return self._placed
@@ -130,17 +134,17 @@ class OnnxProgram:
         return _parts(nodes, self._provider)
 
     def _profiled_nodes(self) -> list[tuple[str, str, str]]:
-        """(provider, name, operator) of each node that a run of a session of its own came to."""
+        """Return (provider, name, operator) of each node that a run of a separate session executed."""
         with temporary_folder("hil-placement-") as folder:
             session = self._profiling_session(Path(folder))
             self._run(session)
-            events = json.loads(Path(session.end_profiling()).read_text())
+            events = json.loads(read_file(Path(session.end_profiling())))
         nodes = (
             (event["args"]["provider"], event["name"].removesuffix(_KERNEL), event["args"]["op_name"])
             for event in events
             if event.get("cat") == "Node" and event["name"].endswith(_KERNEL)
         )
-        return list(dict.fromkeys(nodes))  # a loop comes to a node again and again
+        return list(dict.fromkeys(nodes))  # loops execute a node repeatedly
 
     def _profiling_session(self, folder: Path) -> ort.InferenceSession:
         options = ort.SessionOptions()
@@ -149,10 +153,10 @@ class OnnxProgram:
         return self._make(options)
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
-        """Run a session of its own that writes down what it does: this one stays as quick as it was."""
+        """Profile a separate session, so that tracing does not slow down normal runs."""
         try:
             session = self._profiling_session(folder)
-            # What it counts its microseconds from.
+            # Origin of the profile's timestamps.
             start_ns = session.get_profiling_start_time_ns()
             clocks = ClockPairs(lambda: time.time_ns() - start_ns)
             clocks.look()
@@ -178,22 +182,22 @@ class OnnxProgram:
             raise RunFailed(f"ONNX Runtime failed to run the model: {str(error)[:400]}", detail=str(error)) from error
 
     def fetch(self) -> list[Array]:
-        """The outputs of the last run."""
+        """Return the outputs of the last run."""
         return self._arrays_of(self._values)
 
     def _arrays_of(self, values: Any) -> list[Array]:
         arrays = []
         for number, spec in enumerate(self.outputs):
-            # By number: an iterator over ONNX Runtime's vector takes 40 us to make.
+            # Use indices: creating an iterator over ONNX Runtime's vector takes 40 us.
             wrapped = ort.OrtValue(values[number])
             if not wrapped.is_tensor():
-                raise RunFailed(f"output {spec.name} is no tensor")
+                raise RunFailed(f"output {spec.name} is not a tensor")
             arrays.append(from_ort(wrapped, spec.dtype))
         return arrays
 
 
 def _parts(nodes: Iterable[tuple[str, str, str]], asked: str) -> Placement:
-    """The parts that (provider, name, operator) of all nodes make, that of the wanted provider first."""
+    """Group nodes, given as (provider, name, operator), into one part per provider. The requested provider is first."""
     found: dict[str, list[str]] = {}
     for provider, name, operator in nodes:
         found.setdefault(provider, []).append(f"{name} ({operator})" if name else operator)

@@ -1,4 +1,4 @@
-"""TFLite: the program is the .tflite file itself, run by LiteRT's interpreter; a device is a choice of kernels."""
+"""Run .tflite files with LiteRT's interpreter. A device is a set of kernels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DEFAULT_DEVICE = "xnnpack"
 
 
 class TfLiteRuntime(Runtime):
-    """Loads .tflite files."""
+    """Runtime for .tflite files."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         pass
 
     @staticmethod
     def describe() -> dict[str, Any]:
-        """Version and kernels: ``xnnpack`` where it has them, LiteRT's own (``builtin``), or plain loops."""
+        """Return the version and the kernel sets: ``xnnpack``, LiteRT's kernels (``builtin``), and plain loops."""
         try:
             return {"version": version(PACKAGE), "devices": list(KERNELS)}
         except ModuleNotFoundError as error:
@@ -43,7 +43,7 @@ class TfLiteRuntime(Runtime):
 
 
 class TfLiteProgram:
-    """A signature."""
+    """Loaded signature."""
 
     def __init__(self, opened: Callable[[], Signature]) -> None:
         self._open = opened
@@ -55,14 +55,14 @@ class TfLiteProgram:
         self._has_run = False
 
     def bind(self, inputs: list[Array]) -> None:
-        """Copy the inputs into the interpreter; a new shape plans its memory anew."""
+        """Copy the inputs into the interpreter. New shapes reallocate the interpreter's memory."""
         self._given = inputs
         self._signature.set_inputs(inputs)
 
     def renew(self) -> None:
-        """Set the inputs again, which kernels may overwrite, and open a model that keeps state anew.
+        """Set the inputs, which kernels may overwrite, and reopen a model that has state.
 
-        LiteRT puts variables back to zeros, not to their first values.
+        LiteRT resets variables to zero instead of their initial values.
         """
         if self._has_run:
             if self._signature.keeping:
@@ -70,14 +70,14 @@ class TfLiteProgram:
             self._signature.set_inputs(self._given)
 
     def run(self) -> None:
-        """One invocation."""
+        """Invoke the signature."""
         self._has_run = True
         self._signature.invoke()
 
     def placement(self) -> Placement | None:
-        """Which nodes the delegate took, for the shapes of the last run."""
+        """Return the nodes that the delegate ran, for the shapes of the last run."""
         return self._signature.placement()
 
     def fetch(self) -> list[Array]:
-        """The outputs of the last run."""
+        """Return the outputs of the last run."""
         return self._signature.outputs_now()

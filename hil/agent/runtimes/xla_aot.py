@@ -1,4 +1,4 @@
-"""Programs that XLA compiled ahead of time (tfcompile): shared libraries; the board needs no TensorFlow."""
+"""Run shared libraries that XLA compiled ahead of time (tfcompile). The board needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from hil.agent.runtimes import Runtime
+from hil.core.files import MAX_MODEL_BYTES, open_file, read_file
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, from_bytes
 from hil.errors import LoadFailed, RunFailed
 from hil.formats.xla_program import ABI, Signature, read_signature, shape_of, size_of, values_beside
 
 DEFAULT_DEVICE = "cpu"
-# What XLA's code expects of its arguments.
+# Alignment that XLA's code requires for arguments, in bytes.
 _ALIGNMENT = 64
-# The machine in an ELF header, as `uname -m` calls it.
+# Machine number in an ELF header -> name of the machine in `uname -m`.
 _MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0xF3: "riscv64", 0x28: "arm", 0x03: "i386"}
 _PLACED = (Part(DEFAULT_DEVICE),)
 _CALLS: dict[str, tuple[list[Any], Any]] = {
@@ -33,18 +34,18 @@ _CALLS: dict[str, tuple[list[Any], Any]] = {
 
 
 class XlaAotRuntime(Runtime):
-    """Loads shared libraries of this machine; they run on one thread of its CPU."""
+    """Runtime for shared libraries compiled for this machine. They use one CPU thread."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         pass
 
     @staticmethod
     def describe() -> dict[str, Any]:
-        """The version of the interface between the runtime and its programs: all else comes with each program."""
+        """Return the ABI version. Programs are otherwise self-contained."""
         return {"version": str(ABI), "devices": [DEFAULT_DEVICE]}
 
     def load(self, folder: Path, main: str, device: str, function: str) -> XlaAotProgram:
-        """Load the library, and its variables' values where they lie beside it."""
+        """Load the library, and the file with its variables' values if present."""
         if device not in ("", DEFAULT_DEVICE):
             raise LoadFailed(f"xla-aot has no device {device!r}", hint=f"it has {DEFAULT_DEVICE}")
         path = folder / main
@@ -56,21 +57,21 @@ class XlaAotRuntime(Runtime):
                 call.argtypes, call.restype = arguments, result
         except (OSError, AttributeError) as error:
             text = str(error).replace(f"{folder.absolute()}/", "")
-            raise LoadFailed(f"the library {main} cannot be loaded: {text}") from error
+            raise LoadFailed(f"cannot load the library {main}: {text}") from error
         try:
             signature = read_signature(library.hil_xla_signature().decode())
         except ValueError as error:
-            raise LoadFailed(f"{main}: {error}", hint="compile it again with this version of hil") from error
+            raise LoadFailed(f"{main}: {error}", hint="recompile it with this version of hil") from error
         if function and function != signature.function:
             raise LoadFailed(f"{main} has no function {function!r}", hint=f"it has {signature.function!r}")
         return XlaAotProgram(library, signature, values_beside(path))
 
 
 class XlaAotProgram:
-    """The one function of a library.
+    """The only function of a library.
 
-    Variables are assigned in place. Every run starts from the same values of them all the same: those that lie beside
-    the library, or those that it was given as inputs.
+    The function assigns variables in place. Even so, every run starts from the same values: those in the file next to
+    the library, or those passed as inputs.
     """
 
     def __init__(self, library: Any, signature: Signature, values: Path | None) -> None:
@@ -82,12 +83,12 @@ class XlaAotProgram:
         self.outputs = signature.results()
         self._handle = library.hil_xla_new()
         self._check_sizes()
-        # What each argument is set to, in XLA's memory or the caller's.
+        # Memory of the arguments, allocated here or by the caller.
         self._arguments: list[Array] = []
-        # Buffers that running changes, and what is in them before each run.
+        # Buffers that a run changes, with their content before each run.
         self._restored: list[tuple[Array, Array]] = []
         try:
-            self._values = list(signature.values(values.read_bytes()).values()) if values else []
+            self._values = list(signature.values(read_file(values, MAX_MODEL_BYTES)).values()) if values else []
         except ValueError as error:
             raise LoadFailed(str(error)) from error
 
@@ -100,10 +101,10 @@ class XlaAotProgram:
             for number, spec in enumerate(specs):
                 size, expected = told_size(self._handle, number), size_of(spec)
                 if size != expected:
-                    raise LoadFailed(f"{kind} {spec} of the program takes {size} bytes, expected were {expected}")
+                    raise LoadFailed(f"{kind} {spec} of the program has {size} bytes, expected {expected}")
 
     def bind(self, inputs: list[Array]) -> None:
-        """Set the arguments: without a copy where the array is aligned and nothing writes to it."""
+        """Set the arguments, without a copy if the array is aligned and read-only for the function."""
         given = [*inputs, *self._values]
         self._arguments, self._restored = [], []
         for number, (argument, array) in enumerate(zip(self._signature.arguments, given, strict=True)):
@@ -117,21 +118,21 @@ class XlaAotProgram:
             self._library.hil_xla_set(self._handle, number, raw.ctypes.data)
 
     def renew(self) -> None:
-        """Put the variables back to their first values."""
+        """Reset the variables to their initial values."""
         for buffer, source in self._restored:
             buffer[:] = source
 
     def run(self) -> None:
         """Call the function."""
         if not self._library.hil_xla_run(self._handle):
-            raise RunFailed(f"{self.function} reported an error", hint="XLA does not say which")
+            raise RunFailed(f"{self.function} reported an error", hint="XLA does not report the cause")
 
     def placement(self) -> Placement:
-        """All of it on the CPU: it is machine code of its own."""
+        """Return the CPU as the only part."""
         return _PLACED
 
     def fetch(self) -> list[Array]:
-        """The results, in XLA's memory: good until the next run."""
+        """Return the results as views of XLA's memory, valid until the next run."""
         arrays = []
         for number, spec in enumerate(self.outputs):
             size = size_of(spec)
@@ -142,15 +143,15 @@ class XlaAotProgram:
 
 
 def _check_machine(path: Path) -> None:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(20)
     if head[:4] != b"\x7fELF" or len(head) < 20:
-        raise LoadFailed(f"{path.name} is no shared library of Linux")
+        raise LoadFailed(f"{path.name} is not a Linux shared library")
     number = int.from_bytes(head[18:20], "little")
     machine, here = _MACHINES.get(number, f"machine {number}"), platform.machine()
     if machine != here:
         raise LoadFailed(
-            f"the program was compiled for {machine}, and this board is {here}",
+            f"the program was compiled for {machine}, but this board is {here}",
             hint=f"--compile-flag=--target-triple={here}-unknown-linux-gnu",
         )
 
