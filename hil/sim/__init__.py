@@ -1,1 +1,1 @@
-"""The simulator: the agent's own server with described devices and faults that can be switched on."""
+"""Simulator: the real agent server with simulated devices and configurable faults."""

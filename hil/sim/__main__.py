@@ -1,7 +1,7 @@
 """`python -m hil.sim --listen unix:PATH|HOST:PORT --store DIR [--config FILE] [--fault FAULT ...]`: a simulated board.
 
-The agent's own server and protocol. The device is described by a board config with a [simulator] table; faults come
-from there and from --fault. Prints one JSON line on stdout once it serves: {"address": ..., "pid": ...}.
+It runs the real agent server and protocol. A board config with a [simulator] table describes the device. Faults are set
+in that table and with --fault. Prints one JSON line on stdout when it is ready: {"address": ..., "pid": ...}.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hil.agent.__main__ import config_of, parser, serve
 from hil.agent.confinement import SANDBOX_VARIABLE, why_no_sandbox
 from hil.agent.runtimes import is_described_apart
 from hil.agent.server import Agent, AgentConfig
-from hil.agent.store import BlobStore, Upload
+from hil.agent.store import BlobStore, Quota, Upload
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
 from hil.core.processes import ForkedChild, wait_or_kill
@@ -33,24 +33,24 @@ from hil.sim import faults
 from hil.sim.faults import SimClock
 from hil.sim.link import FaultyLink
 
-# Whether programs run in a sandbox: where there can be one, always, never.
+# Sandbox modes: if the kernel supports it, always, never.
 SANDBOX = AUTO, REQUIRED, OFF = "auto", "required", "off"
-# So long a runtime's library may take to be imported.
+# Timeout for importing a runtime's library.
 _PRELOAD_S = 120.0
 _RUNTIMES = {name: f"hil.sim.runtime:{name}" for name in RUNTIMES}
 
 
 class DroppingStore(BlobStore):
-    """A store whose link is cut when a share of an upload has come."""
+    """Store that cuts the link after a share of an upload has arrived."""
 
-    def __init__(self, root: Path, quota_bytes: int, fault: faults.Fault, charges: faults.Charges) -> None:
-        super().__init__(root, quota_bytes)
+    def __init__(self, root: Path, quota: Quota, fault: faults.Fault, charges: faults.Charges) -> None:
+        super().__init__(root, quota)
         self._fault = fault
         self._charges = charges
         self.link: FaultyLink | None = None
 
     def upload(self, digest: str, size: int, offset: int) -> Upload:
-        """As the real store's, until the share has come."""
+        """Start an upload that cuts the link after the share has arrived."""
         upload = super().upload(digest, size, offset)
         write = upload.write
         mark = upload.missing - int(upload.missing * self._fault.keys["at"])
@@ -68,17 +68,19 @@ class DroppingStore(BlobStore):
 
 
 def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], sandbox: str = OFF) -> tuple[Agent, str]:
-    """A simulated board's agent and the address it is reached at.
+    """Start a simulated board's agent. Return the agent and the address.
 
     Args:
-        fault_texts: faults besides those of the config.
-        sandbox: whether programs run in one: a word of :data:`SANDBOX`.
+        options: fields of :class:`AgentConfig`.
+        board: board config with a [simulator] table.
+        fault_texts: faults in addition to the config's.
+        sandbox: sandbox mode for programs, from :data:`SANDBOX`.
 
     Raises:
-        UsageError: a fault is written wrongly, the address cannot be used, or there is no sandbox and must be one.
+        UsageError: a fault is invalid, listening failed, or a required sandbox is not available.
     """
     if board.simulator is None:
-        raise UsageError(f"{board.path} describes no simulator", hint="it needs a [simulator] table")
+        raise UsageError(f"{board.path} does not configure a simulator", hint="add a [simulator] table")
     found = [faults.parse(text) for text in [*board.simulator.faults, *fault_texts]]
     charges = faults.Charges(options["store"] / "faults")
     by_name = {fault.name: fault for fault in found}
@@ -89,8 +91,8 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
         options = {**options, "listen": f"unix:{options['store']}/inner.sock"}
     stores: list[DroppingStore] = []
 
-    def make_store(root: Path, quota: int) -> BlobStore:
-        charges.arm(found)  # now that the store is ours
+    def make_store(root: Path, quota: Quota) -> BlobStore:
+        charges.arm(found)  # only after locking the store
         if "kill-agent" in by_name:
             faults.watch_for_end(root)
         if "clock" in by_name:
@@ -138,31 +140,31 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
 
 
 def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tuple[dict[str, Any], list[str]]:
-    """The workers' option for a sandbox, and what there is to tell where they have none."""
+    """Return the workers' sandbox option, and a note for Describe if the sandbox is missing."""
     if sandbox == OFF:
         return {}, []
     store.joinpath("faults").mkdir(parents=True, exist_ok=True)
-    # Faults with a number of times and loads are counted there.
-    counted = any(fault.keys.get("times") or fault.keys.get("when") == "reload" for fault in found)
+    # These faults count their occurrences, loads or runs in files.
+    counted = any(
+        fault.keys.get("times") or fault.keys.get("when") == "reload" or fault.name == "wedge" for fault in found
+    )
     writable = [store.absolute() / "faults"] if counted else []
-    # What these faults do reaches out of the worker: to a clock that is shared, and to the agent.
+    # These faults reach outside the worker: they change the shared clock or kill the agent.
     reaching = [fault.name for fault in found if fault.name in ("clock", "kill-agent")]
-    why = f"the fault {reaching[0]} is simulated" if reaching else why_no_sandbox(writable)
+    why = f"fault {reaching[0]} is simulated" if reaching else why_no_sandbox(writable)
     if not why:
         return {"sandbox": [str(path) for path in writable]}, []
     if sandbox == REQUIRED:
-        raise UsageError(
-            f"there is no sandbox here: {why}", hint="--no-sandbox runs programs with all rights that you have"
-        )
+        raise UsageError(f"sandbox unavailable: {why}", hint="--no-sandbox runs programs with your permissions")
     note = f"not sandboxed: {why}"
     print(note, file=sys.stderr, flush=True)
     return {}, [note]
 
 
 def preload_runtimes() -> None:
-    """Import what a simulated board's fork servers would, for boards that are forked from this process.
+    """Import the modules that fork servers need, for boards that are forked from this process.
 
-    A library may end the process that imports it, or hang in it: a child tries each before.
+    A library may crash or hang the importing process, so a child process tries the import first.
     """
     for name, reference in _RUNTIMES.items():
         if is_described_apart(name):
@@ -172,7 +174,7 @@ def preload_runtimes() -> None:
 
 
 def _locks(folder: Path) -> Callable[[], bool]:
-    """What takes the lock on a folder where nobody has it, for good, and says whether."""
+    """Return a function that tries to lock a directory permanently. It returns True on success."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def take() -> bool:
@@ -194,17 +196,17 @@ def main() -> None:
         "--sandbox",
         choices=SANDBOX,
         default=os.environ.get(SANDBOX_VARIABLE, AUTO),
-        help="whether programs run without network and files to write (default auto: where the kernel allows it)",
+        help="run programs without network or writable files (default auto: if the kernel supports it)",
     )
     options.add_argument(
         "--fork-ahead",
         action="store_true",
-        help="who starts us has the runtimes imported, and no thread: their processes are forked from this one",
+        help="fork runtime processes from the starter, which has imported the runtimes and runs no threads",
     )
     options.add_argument(
         "--kept",
         action="store_true",
-        help="who uses us holds a lock on the folder that the store is in; --idle-exit waits for that, and removes it",
+        help="lock on the store's directory, held by the user; --idle-exit waits for it, then removes the directory",
     )
     arguments = options.parse_args()
     try:

@@ -1,29 +1,31 @@
-"""Faults that a simulated board can be told to have.
+"""Faults that a simulated board can have.
 
-Written ``NAME`` or ``NAME:KEY=VALUE,...``:
+Write a fault as ``NAME`` or ``NAME:KEY=VALUE,...``:
 
 =============  =========================================================================================  ==========
-name           what happens                                                                               times
+name           effect                                                                                     times
 =============  =========================================================================================  ==========
 ``crash``      the worker dies of ``signal`` (SIGSEGV) ``at`` run or load                                 always
-``hang``       the worker never comes back ``at`` run or load                                             always
-``corrupt``    ``elements`` (1) of output ``output`` (0, or a name) come back with flipped bits: in every  always
+``hang``       the worker hangs ``at`` run or load                                                        always
+``corrupt``    flips bits in ``elements`` (1) of output ``output`` (0, or a name): in every               always
                run, in a ``share`` (1) of the runs, chosen by ``seed`` (0), or only in run ``iteration``
                since the program was loaded, from 0; and ``when``: always, on reload (every load of a
                program but its first) or in a profile pass
-``drop``       every connection is cut when ``at`` (0.6) of what an upload has to bring has come          once
-``slow``       the link carries ``rate`` (1 MB/s) bytes a second, ``delay`` (0) seconds late each way     always
-``kill-agent`` the agent is killed with SIGKILL ``at`` run or load                                        always
-``clock``      the board's clock is ``offset`` (0) seconds ahead, ``ppm`` (0) too fast, and is put         always
+``drop``       cuts every connection when ``at`` (0.6) of an upload has arrived                           once
+``slow``       limits the link to ``rate`` (1 MB/s) bytes per second, with ``delay`` (0) seconds latency  always
+``kill-agent`` kills the agent with SIGKILL ``at`` run or load                                            always
+``clock``      the board's clock is ``offset`` (0) seconds ahead, runs ``ppm`` (0) too fast, and jumps    always
                forward by ``jump`` (0) seconds in the first run
-``profile``    the profiling tool is ``how``: missing, or it crashes, writes half (truncate), never ends   always
-``fallback``   a ``share`` (1: all) of the program's nodes is said to run on another device               always
+``profile``    ``how`` the profiling tool fails: missing, crash, truncate (half of the output) or hang    always
+``fallback``   reports a ``share`` (1: all) of the program's nodes on a different device                  always
 ``slowdown``   every run takes ``factor`` (1.1) times as long                                             always
-``pace``       every run takes at least ``seconds`` (0.1), which the device sleeps                        always
+``pace``       every run takes at least ``seconds`` (0.1); the device sleeps for the rest                 always
+``wedge``      from run ``after`` (0) since the simulator's start, every run does ``how``: fail or        always
+               hang, until the file ``reset`` exists
 =============  =========================================================================================  ==========
 
-``times=N`` makes a fault happen N times and then no more; ``times=0`` is always. ``corrupt`` refuses a program that has
-no such output; ``others=spare`` leaves it alone.
+``times=N`` limits a fault to N occurrences; ``times=0`` is unlimited. ``corrupt`` rejects a program without that
+output; ``others=spare`` ignores such programs.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from typing import Any
 from hil.core import clock
 from hil.errors import UsageError
 
-# name -> key -> default; the default's type is the value's type.
+# name -> key -> default. A value has the type of the default.
 _KEYS: dict[str, dict[str, Any]] = {
     "crash": {"signal": "SIGSEGV", "at": "run", "times": 0},
     "hang": {"at": "run", "times": 0},
@@ -66,35 +68,40 @@ _KEYS: dict[str, dict[str, Any]] = {
     "fallback": {"share": 1.0, "times": 0},
     "slowdown": {"factor": 1.1},
     "pace": {"seconds": 0.1},
+    "wedge": {"after": 0, "how": "fail", "reset": ""},
 }
 PROFILES = ("missing", "crash", "truncate", "hang")
+WEDGES = ("fail", "hang")
 WHEN = ("always", "reload", "profile")
-# A century: what nanoseconds in 64 bits hold thrice.
+# A century, a third of the range of 64-bit nanoseconds.
 _FAR_S = 3.2e9
 _DAY_S = 86400.0
 _END = "kill-agent"
-# A simulated board's clock: the agent and its workers map one small file that holds what changes.
+# State of a simulated board's clock. The agent and the workers map this file.
 _CLOCK_FILE = "clock"
-# When the clock started, and by how much it was put forward since, in nanoseconds.
+# Start of the clock, and the total forward jump since then, in nanoseconds.
 _STATE = struct.Struct("=qq")
 _STARTED, _AHEAD = range(2)
-# What a key's value must be: a test, and in words.
+# Key -> check of the value, and description for messages.
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "at": (lambda at: at in ("run", "load"), "run or load"),
-    "drop.at": (lambda at: 0 <= at <= 1, "a share of the upload, 0 to 1"),
+    "drop.at": (lambda at: 0 <= at <= 1, "a fraction of the upload, 0 to 1"),
     "signal": (lambda name: name in signal.Signals.__members__, "a signal's name"),
     "elements": (lambda count: count >= 1, "1 or more"),
-    "output": (lambda which: which != "" if isinstance(which, str) else which >= 0, "an output's number or name"),
+    "output": (lambda which: which != "" if isinstance(which, str) else which >= 0, "an output number or name"),
     "others": (lambda word: word in ("refuse", "spare"), "refuse or spare"),
-    "iteration": (lambda number: number >= -1, "a run's number from 0, or -1 for any"),
+    "iteration": (lambda number: number >= -1, "a run number from 0, or -1 for any"),
     "seed": (lambda seed: True, "a whole number"),
     "when": (lambda when: when in WHEN, f"one of {', '.join(WHEN)}"),
-    "rate": (lambda rate: rate > 0, "above 0 bytes a second"),
+    "rate": (lambda rate: rate > 0, "above 0 bytes per second"),
     "delay": (lambda delay: 0 <= delay < math.inf, "0 seconds or more"),
     "offset": (lambda offset: abs(offset) <= _FAR_S, "seconds, at most a century"),
     "ppm": (lambda ppm: abs(ppm) <= 1000, "-1000 to 1000"),
     "jump": (lambda jump: abs(jump) <= _FAR_S, "seconds, at most a century"),
     "how": (lambda how: how in PROFILES, f"one of {', '.join(PROFILES)}"),
+    "wedge.how": (lambda how: how in WEDGES, f"one of {', '.join(WEDGES)}"),
+    "after": (lambda number: number >= 0, "a run number from 0"),
+    "reset": (lambda path: not path or Path(path).is_absolute(), "an absolute path"),
     "share": (lambda share: 0 < share <= 1, "above 0, at most 1"),
     "factor": (lambda factor: 1 <= factor < math.inf, "1 or more"),
     "seconds": (lambda seconds: 0 < seconds <= _DAY_S, "above 0, at most a day"),
@@ -109,13 +116,13 @@ def _number_or_name(text: str) -> int | str:
         return text
 
 
-# A key whose value is not simply of its default's type.
+# Keys with a value parser other than the type of the default.
 _READ: dict[str, Callable[[str], Any]] = {"output": _number_or_name}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault with all its keys filled in."""
+    """Fault with all keys set."""
 
     name: str
     keys: dict[str, Any] = field(default_factory=dict)
@@ -125,7 +132,7 @@ class Fault:
 
 
 def parse(text: str) -> Fault:
-    """A fault from its text. Raises UsageError: the name, a key or a value is unknown."""
+    """Parse a fault. Raises UsageError for an unknown name or key, or an invalid value."""
     name, _, rest = text.partition(":")
     if name not in _KEYS:
         raise UsageError(f"unknown fault {name!r}", hint=f"one of {', '.join(_KEYS)}")
@@ -136,7 +143,7 @@ def parse(text: str) -> Fault:
         if not equals:
             raise UsageError(f"fault {name}: {part!r} is not KEY=VALUE", hint=example)
         if key not in keys:
-            raise UsageError(f"fault {name} has no {key!r}", hint=example)
+            raise UsageError(f"fault {name}: unknown key {key!r}", hint=example)
         allowed, wanted = _LIMITS.get(f"{name}.{key}") or _LIMITS[key]
         try:
             keys[key] = _READ.get(key, type(keys[key]))(value)
@@ -144,18 +151,18 @@ def parse(text: str) -> Fault:
         except ValueError:
             fits = False
         if not fits:
-            raise UsageError(f"fault {name}: {key} must be {wanted}, not {value!r}", hint=example)
+            raise UsageError(f"fault {name}: {key} must be {wanted}, got {value!r}", hint=example)
     return Fault(name, keys)
 
 
 class Charges:
-    """How often each fault may still happen: a file a charge, so that it counts over all of a board's processes."""
+    """Remaining occurrences of faults. A file per occurrence shares the count among all processes of a board."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def arm(self, faults: Sequence[Fault]) -> None:
-        """Lay out the charges of faults that happen a limited number of times."""
+        """Create the files for faults with a limited number of occurrences."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for left in self._folder.iterdir():
             left.unlink()
@@ -164,7 +171,7 @@ class Charges:
                 (self._folder / f"{fault.name}.{number}").touch()
 
     def should_fire(self, fault: Fault) -> bool:
-        """Whether the fault happens now; uses up a charge."""
+        """Return True if the fault occurs now. Uses up an occurrence."""
         times = fault.keys.get("times", 0)
         if not times:
             return True
@@ -174,8 +181,15 @@ class Charges:
                 return True
         return False
 
+    def is_wedged(self, fault: Fault) -> bool:
+        """Count a run, and return True if the ``wedge`` fault makes the device stuck for it."""
+        with (self._folder / "wedge.runs").open("ab") as file:
+            runs = file.tell()
+            file.write(b".")
+        return runs >= fault.keys["after"] and not (fault.keys["reset"] and Path(fault.keys["reset"]).exists())
+
     def is_first(self, what: str) -> bool:
-        """Whether this is asked for the first time since the faults were armed."""
+        """Return True for the first call with this name after :meth:`arm`."""
         try:
             (self._folder / f"first.{what}").touch(exist_ok=False)
         except FileExistsError:
@@ -184,7 +198,7 @@ class Charges:
 
 
 def watch_for_end(store: Path) -> None:
-    """Have this process killed when :func:`end_agent` is called for the same store: a worker may send it no signal."""
+    """Kill this process when :func:`end_agent` is called for the store: workers cannot send signals to the agent."""
     (store / _END).unlink(missing_ok=True)
     os.mkfifo(store / _END)
 
@@ -196,38 +210,38 @@ def watch_for_end(store: Path) -> None:
 
 
 def end_agent(store: Path) -> None:
-    """Have the agent killed that watches for it; comes back never."""
+    """Kill the agent that watches the store. Never returns."""
     (store / _END).write_bytes(b"")
     time.sleep(3600)
 
 
 class SimClock:
-    """The clock of a board with the fault ``clock``; :meth:`start` makes its file in the simulator's folder."""
+    """Clock of a board with the ``clock`` fault. :meth:`start` creates the file in the simulator's directory."""
 
     def __init__(self, fault: Fault, folder: Path) -> None:
         self._offset_ns: int = round(fault.keys["offset"] * 1e9)
         self._rate: float = fault.keys["ppm"] * 1e-6
         self._jump_ns: int = round(fault.keys["jump"] * 1e9)
         with (folder / _CLOCK_FILE).open("r+b") as file:
-            # As whole numbers, each written at once: others read them meanwhile.
+            # Use aligned integers, so that concurrent readers never see a partial write.
             self._shared = memoryview(mmap.mmap(file.fileno(), _STATE.size)).cast("q")
         self._started_ns: int = self._shared[_STARTED]
 
     @staticmethod
     def start(folder: Path) -> None:
-        """Start the clock, before anybody reads it."""
+        """Start the clock. Call this before any process reads it."""
         (folder / _CLOCK_FILE).write_bytes(_STATE.pack(time.monotonic_ns(), 0))
 
     def install(self) -> None:
-        """Have this process stamp with it."""
+        """Use this clock for all timestamps of the process."""
         clock.replace_clock(self.now_ns)
 
     def now_ns(self) -> int:
-        """What it shows."""
+        """Return the clock's time in nanoseconds."""
         now = time.monotonic_ns()
         gained = int((now - self._started_ns) * self._rate)
         return now + self._offset_ns + self._shared[_AHEAD] + gained
 
     def jump(self) -> None:
-        """Put it forward, once and for all that read it."""
+        """Jump forward, at most once, in all processes."""
         self._shared[_AHEAD] = self._jump_ns

@@ -1,4 +1,4 @@
-"""A link that can be cut and slowed: it passes bytes between the simulator's address and the agent behind it."""
+"""Proxy that can cut or slow down connections between the simulator's address and the agent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _PIECE = 1 << 16
 
 
 class FaultyLink:
-    """Listens at ``listen`` and passes everything to ``behind`` (``unix:PATH`` or ``HOST:PORT``) and back.
+    """Proxy from ``listen`` to ``behind`` (``unix:PATH`` or ``HOST:PORT``).
 
-    Each way it carries ``rate`` bytes a second (0: no limit), ``delay_s`` late. Raises OSError: it cannot listen there.
+    Both directions transfer ``rate`` bytes per second (0: unlimited) with a latency of ``delay_s``. Raises OSError if
+    listening failed.
     """
 
     def __init__(self, listen: str, behind: str, rate: float = 0.0, delay_s: float = 0.0) -> None:
@@ -50,7 +51,7 @@ class FaultyLink:
         self.address = listening.result(10)
 
     def cut(self) -> None:
-        """Cut every connection, in the middle of whatever it carries. New ones may come."""
+        """Abort all connections at once. New connections are accepted."""
 
         def abort() -> None:
             for writer in list(self._writers):
@@ -74,7 +75,7 @@ class FaultyLink:
                 self._writers.discard(end)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass one way: bytes wait in line for their turn at the rate, then arrive ``delay_s`` later."""
+        """Copy one direction: throttle to the rate, then deliver after ``delay_s``."""
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=8)
 
         async def take() -> None:
@@ -98,7 +99,7 @@ class FaultyLink:
         halves = [asyncio.ensure_future(take()), asyncio.ensure_future(arrive())]
         try:
             await asyncio.gather(*halves)
-        except OSError:  # either end left; the other learns it by the abort below
+        except OSError:  # one end disconnected; the abort below disconnects the other
             pass
         finally:
             for half in halves:

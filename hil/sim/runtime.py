@@ -1,4 +1,4 @@
-"""A runtime as a simulated device has it: the real one, with the device's arithmetic and its faults around it."""
+"""Simulated runtimes: a real runtime with the device's arithmetic and faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -24,17 +24,17 @@ from hil.core.named import resolve
 from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, TensorSpec
-from hil.errors import LoadFailed, UsageError, one_of
+from hil.errors import LoadFailed, RunFailed, UsageError, one_of
 from hil.formats.iree_values import SCALAR_PREFIX
 from hil.sim.faults import Charges, Fault, SimClock, end_agent, parse
 
-# The first opset in which Cast takes bfloat16.
+# Cast supports bfloat16 since this opset.
 _BFLOAT16_OPSET = 13
 _ELSEWHERE = "another-device"
-# Of a runtime that does not tell nodes apart, so that a share of them can run elsewhere.
+# Number of nodes to assume if a runtime does not report nodes, so that a share of them can be moved.
 _LEAST_NODES = 10
-# Profiling tools that do not work.
-# A sandboxed worker's children can signal nobody, not even themselves: this one reads address 0.
+# Faulty profiling tools. Children of a sandboxed worker cannot send signals, even to themselves. This tool crashes by
+# reading address 0.
 _CRASHES = f"""#!/bin/sh
 echo simulated crash >&2
 exec {shlex.quote(sys.executable)} -I -S -c 'import ctypes; ctypes.string_at(0)'
@@ -43,9 +43,9 @@ _HANGS = "#!/bin/sh\nexec sleep 86400\n"
 
 
 def __getattr__(name: str) -> type[SimRuntime]:
-    """The simulated runtime of a name, as references such as ``hil.sim.runtime:iree`` have it."""
+    """Return the simulated runtime for references such as ``hil.sim.runtime:iree``."""
     if name not in RUNTIMES:
-        raise AttributeError(f"no runtime {name!r} is simulated")
+        raise AttributeError(f"runtime {name!r} is not simulated")
     return _simulated(name)
 
 
@@ -56,10 +56,9 @@ def _simulated(name: str) -> type[SimRuntime]:
 
 
 class SimRuntime:
-    """Options: ``faults`` (texts), ``store`` (the simulator's), ``arithmetic`` ("" is float32)."""
+    """Simulated runtime. Options: ``faults`` (texts), ``store`` (the simulator's), ``arithmetic`` ("" is float32)."""
 
-    # the runtime's own class. It is imported before workers are forked: importing a runtime would take each of them a
-    # hundred times as long as the fork.
+    # Class of the real runtime, imported before workers are forked: the import takes a hundred times as long as a fork.
     real: Any
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -78,21 +77,21 @@ class SimRuntime:
 
     @classmethod
     def describe(cls) -> dict[str, Any]:
-        """As the real runtime."""
+        """Return the real runtime's description."""
         described: dict[str, Any] = cls.real.describe()
         return described
 
     @classmethod
     def preload(cls) -> None:
-        """As the real runtime."""
+        """Preload the real runtime."""
         getattr(cls.real, "preload", lambda: None)()
 
     def prepare(self, device: str) -> None:
-        """As the real runtime."""
+        """Prepare the real runtime."""
         self._inner.prepare(device)
 
     def load(self, folder: Path, main: str, device: str, function: str) -> SimProgram:
-        """Load with the real runtime, unless a fault happens."""
+        """Load with the real runtime, and trigger the faults of the load."""
         self.trigger_at("load")
         if self._arithmetic != FLOAT32:
             main = self.in_arithmetic(folder, main, self._arithmetic)
@@ -104,13 +103,13 @@ class SimRuntime:
             if fault.name == "corrupt":
                 _check_output(fault, program.outputs)
                 if fault.keys["when"] == "profile" and not getattr(program, "profile_has_outputs", True):
-                    raise UsageError("fault corrupt: when=profile needs a runtime whose profiler gives out outputs")
+                    raise UsageError("fault corrupt: when=profile needs a runtime with a profiler that returns outputs")
         return SimProgram(self, program, reloaded=reloaded)
 
     def in_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
-        """Make the program compute in an arithmetic; returns its main file, as seen from the folder.
+        """Convert the program to an arithmetic. Return the main file, relative to the directory.
 
-        Where the runtime's programs are compiled, the board's compile flags ask for it.
+        The default does nothing: for compiled programs, the board's compile flags select the arithmetic.
         """
         return main
 
@@ -120,16 +119,20 @@ class SimRuntime:
             here = fault.name in ("crash", "hang", "kill-agent") and fault.keys["at"] == at
             if here and self._charges.should_fire(fault):
                 self._trigger(fault)
+            if at == "run" and fault.name == "wedge" and self._charges.is_wedged(fault):
+                if fault.keys["how"] == "hang":
+                    _hang()
+                raise RunFailed("simulated: the device is stuck", hint="reset the board: `hil board recover BOARD`")
         if at == "run" and self._clock is not None:
             self._clock.jump()
 
     def profile_fault(self) -> str:
-        """What is wrong with the profiling tool; "" where nothing is."""
+        """Return the fault of the profiling tool, or ""."""
         faults = [fault for fault in self._faults if fault.name == "profile"]
         return next((str(fault.keys["how"]) for fault in faults if self._charges.should_fire(fault)), "")
 
     def displaced(self, placement: Placement | None) -> Placement | None:
-        """Have a share of a program run on another device, if that fault is on."""
+        """Report a share of the program's nodes on a different device, if the ``fallback`` fault is set."""
         for fault in self._faults:
             if fault.name == "fallback" and self._charges.should_fire(fault):
                 return _displaced(placement or (), fault.keys["share"])
@@ -138,12 +141,14 @@ class SimRuntime:
     def corrupt(
         self, arrays: Sequence[Array], outputs: Sequence[TensorSpec], number: int, *, reloaded: bool, profiled: bool
     ) -> list[Array]:
-        """Flip bits in outputs if that fault is on.
+        """Flip bits in the outputs if the ``corrupt`` fault is set.
 
         Args:
-            number: of the run, from 0 since the program was loaded.
-            reloaded: whether the program had been loaded before.
-            profiled: whether it is a run of a profile pass.
+            arrays: outputs of the run.
+            outputs: specs of the outputs.
+            number: number of the run since the program was loaded, from 0.
+            reloaded: whether the program was loaded before.
+            profiled: whether the run is part of a profiling pass.
         """
         damaged = list(arrays)
         for fault in self._faults:
@@ -159,24 +164,28 @@ class SimRuntime:
         if fault.name == "kill-agent":
             end_agent(self._store)
         if fault.name == "hang":
-            print("simulated hang", file=sys.stderr, flush=True)
-            while True:
-                time.sleep(3600)
+            _hang()
         print(f"simulated {fault.keys['signal']}", file=sys.stderr, flush=True)
         if fault.keys["signal"] == "SIGSEGV":
             ctypes.string_at(0)
         os.kill(os.getpid(), signal.Signals[fault.keys["signal"]])
-        # The system may hand the signal to another thread: this one must not run on until it has struck.
+        # The kernel may deliver the signal to a different thread, so this thread must not continue.
+        time.sleep(3600)
+
+
+def _hang() -> NoReturn:
+    print("simulated hang", file=sys.stderr, flush=True)
+    while True:
         time.sleep(3600)
 
 
 class SimOnnxRuntime(SimRuntime):
-    """ONNX Runtime on a simulated device, whose arithmetic is written into the model when it is loaded."""
+    """ONNX Runtime on a simulated device. The device's arithmetic is written into the model when it is loaded."""
 
     def in_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
-        """Rewrite the model.
+        """Rewrite the model for the arithmetic.
 
-        The new one is in memory, as long as this process lives: a sandboxed worker cannot write beside the old one.
+        The new model is in memory until this process ends: a sandboxed worker cannot write to the program's directory.
         """
         import onnx
 
@@ -186,7 +195,7 @@ class SimOnnxRuntime(SimRuntime):
         model = onnx.load(folder / main)
         opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
         if arithmetic == "bfloat16" and opset < _BFLOAT16_OPSET:
-            raise LoadFailed(f"the simulator cannot compute opset {opset} in bfloat16: Cast knows it from opset 13 on")
+            raise LoadFailed(f"the simulator cannot compute opset {opset} in bfloat16: Cast supports it from opset 13")
         rewritten = rewrite(inline_functions(model) if model.functions else model, arithmetic)
         fd = os.memfd_create(f"{arithmetic}-{main}"[:200], os.MFD_CLOEXEC)
         with os.fdopen(fd, "wb", closefd=False) as file:
@@ -195,23 +204,23 @@ class SimOnnxRuntime(SimRuntime):
 
 
 class SimProgram:
-    """The real program, with faults."""
+    """Real program with faults."""
 
     def __init__(self, runtime: SimRuntime, inner: Any, *, reloaded: bool = False) -> None:
         self._runtime = runtime
         self._inner = inner
         self._reloaded = reloaded
-        self._runs = 0  # since it was loaded
-        if hasattr(inner, "profile"):  # one that cannot be profiled lacks the method: see hil.agent.runtimes.Program
+        self._runs = 0  # since the program was loaded
+        if hasattr(inner, "profile"):  # profiling is optional: see hil.agent.runtimes.Program
             self.profile = self._profile
         self._real: Placement | None = None
         self._placed: Placement | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # what it takes and gives, bind, and renew where it has that
+        return getattr(self._inner, name)  # inputs, outputs, bind, and renew if the program has it
 
     def run(self) -> None:
-        """As the real program, unless a fault happens."""
+        """Run the real program, and trigger the faults of the run."""
         self._runtime.trigger_at("run")
         self._runs += 1
         start = time.perf_counter_ns()
@@ -224,7 +233,7 @@ class SimProgram:
             time.sleep(max(start / 1e9 + self._runtime.pace_s - time.perf_counter_ns() / 1e9, 0.0))
 
     def _profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
-        """As the real program, unless its tool has a fault."""
+        """Profile the real program, unless the profiling tool has a fault."""
         how = self._runtime.profile_fault()
         if how in ("missing", "crash", "hang"):
             script = folder / "simulated-profiler"
@@ -245,14 +254,14 @@ class SimProgram:
         return files
 
     def placement(self) -> Placement | None:
-        """As the real program, or as a fault has it."""
+        """Return the real program's placement, changed by the ``fallback`` fault."""
         real = self._inner.placement() if hasattr(self._inner, "placement") else None
         if self._placed is None or real != self._real:
             self._real, self._placed = real, self._runtime.displaced(real)
         return self._placed
 
     def fetch(self) -> list[Array]:
-        """As the real program, perhaps corrupted."""
+        """Return the real program's outputs, changed by the ``corrupt`` fault."""
         return self._corrupted(self._inner.fetch(), profiled=False)
 
     def _corrupted(self, arrays: Sequence[Array], *, profiled: bool) -> list[Array]:
@@ -260,7 +269,7 @@ class SimProgram:
 
 
 def _strikes(fault: Fault, number: int) -> bool:
-    """Whether a fault of some runs is one of this run."""
+    """Return True if the fault applies to this run."""
     if fault.keys["iteration"] not in (-1, number):
         return False
     share = fault.keys["share"]
@@ -275,7 +284,7 @@ def _displaced(real: Placement, share: float) -> Placement:
 
 
 def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
-    """Refuse a fault that could never meet this program: a run that passes must have met the faults it asked for."""
+    """Reject a fault that can never affect this program, so that a run cannot pass without the configured faults."""
     names, which = _names(outputs), fault.keys["output"]
     position = _position(fault, outputs)
     if position is None:
@@ -284,16 +293,16 @@ def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
         there = one_of((f"{number} ({name})" for number, name in enumerate(names)), "output=N with one of: ")
         raise UsageError(
             f"fault corrupt: the program has no output {which}",
-            hint=f"{there}{there and '; or '}others=spare, which leaves programs without it alone",
+            hint=f"{there}{there and '; or '}others=spare, which ignores programs without this output",
         )
     if outputs[position].dtype == "string":
         raise UsageError(
-            f"fault corrupt: output {position} ({names[position]}) holds strings, which have no bits to flip"
+            f"fault corrupt: output {position} ({names[position]}) has strings, which cannot have a flipped bit"
         )
 
 
 def _position(fault: Fault, outputs: Sequence[TensorSpec]) -> int | None:
-    """Which of a program's outputs the fault alters; None where it has no such output."""
+    """Return the index of the output that the fault changes, or None if the program does not have it."""
     names, which = _names(outputs), fault.keys["output"]
     if isinstance(which, str):
         return names.index(which) if which in names else None
@@ -305,7 +314,7 @@ def _names(outputs: Sequence[TensorSpec]) -> list[str]:
 
 
 def _flipped(array: Array, elements: int) -> Array:
-    """The array with the top bits of some evenly spread elements flipped."""
+    """Return a copy with the top bits of evenly spread elements flipped."""
     damaged = np.array(array)
     if not damaged.size:
         return damaged
