@@ -1,1 +1,1 @@
-"""SSH: shells on boards (``connect.open_shell``), verified host keys, tunnels to a board's sockets (``tunnel``)."""
+"""SSH: shells on boards (``connect.open_shell``), verified host keys, and tunnels to a board's sockets (``tunnel``)."""

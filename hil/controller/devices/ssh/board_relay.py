@@ -1,9 +1,9 @@
-"""What runs on a board whose sshd forwards no Unix sockets: carries connections to the agent's socket.
+"""Relay to the agent's socket, for boards with an sshd that does not forward Unix sockets.
 
-Its text comes over stdin, and after it one JSON line, the order; only the standard library is there. Without a
-``token`` it carries one connection, which goes on over stdin and, after a line that says ``ready``, stdout. With one it
-listens on a loopback port, which is its first line, until stdin ends: a connection there must begin with the token,
-which no command line ever shows.
+The board runs this source from stdin with the standard library only. One JSON line with the order follows the source.
+Without a ``token``, it relays one connection over stdin and stdout, after a ``ready`` line on stdout. With a token, it
+listens on a loopback port until stdin ends and prints the port as the first line. Each connection there must begin
+with the token, which must not appear on a command line.
 """
 
 from __future__ import annotations
@@ -20,32 +20,34 @@ from collections.abc import Callable
 from typing import Any
 
 PIECE = 1 << 18
+# Exit code if no process listens on the agent's socket.
+NO_AGENT = 69
 TOKEN_S = 10.0
 AGAIN_S = 0.05
 
 
 def connected(path: str) -> socket.socket:
-    """A connection to the agent."""
+    """Connect to the agent."""
     far = socket.socket(socket.AF_UNIX)
     far.connect(path)
     return far
 
 
 def copy(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> None:
-    """Copy until the end, or until one side is gone."""
+    """Copy until the end of the data, or until one side disconnects."""
     with contextlib.suppress(OSError):
         while data := read(PIECE):
             write(data)
 
 
 def half_close(sock: socket.socket) -> None:
-    """Tell the other side that nothing more comes."""
+    """Close the sending side of a socket."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)
 
 
 def by_stdio(stdin: Any, far: socket.socket) -> None:
-    """Carry stdin and stdout."""
+    """Relay stdin and stdout."""
 
     def forth() -> None:
         copy(stdin.read1, far.sendall)
@@ -62,7 +64,7 @@ def by_stdio(stdin: Any, far: socket.socket) -> None:
 
 
 def by_port(stdin: Any, path: str, token: bytes) -> None:
-    """Carry whoever shows the token, until stdin ends."""
+    """Relay connections that present the token, until stdin ends."""
     listener = socket.create_server(("127.0.0.1", 0))
     os.write(1, b"%d\n" % listener.getsockname()[1])
 
@@ -94,7 +96,7 @@ def by_port(stdin: Any, path: str, token: bytes) -> None:
             try:
                 near, _ = listener.accept()
             except OSError:
-                # There is no descriptor left, say: who connects waits until there is.
+                # For instance, all file descriptors are in use. Retry.
                 time.sleep(AGAIN_S)
                 continue
             threading.Thread(target=serve, args=(near,), daemon=True).start()
@@ -105,18 +107,19 @@ def by_port(stdin: Any, path: str, token: bytes) -> None:
 
 
 def main(stdin: Any) -> None:
-    """Do what the order says."""
+    """Execute the order from stdin."""
     order = json.loads(stdin.readline())
     try:
         far = connected(order["socket"])
     except OSError as error:
-        sys.exit(f"the agent's socket: {error.strerror}")
+        print(f"the agent's socket: {error.strerror}", file=sys.stderr)
+        sys.exit(NO_AGENT)
     if order["token"]:
         far.close()
         by_port(stdin, order["socket"], order["token"].encode())
     else:
         by_stdio(stdin, far)
-    os._exit(0)  # threads that wait for the other side wait in vain
+    os._exit(0)  # do not wait for blocked threads
 
 
 if __name__ == "__main__":

@@ -1,108 +1,354 @@
-"""OpenSSH's own client, sent to exactly the machines that a shell of ours is logged in to.
+"""Login with the user's ``ssh``: one connection per board, shared by sessions and forwards.
 
-It reads an ssh config of ours and nothing else: the same hosts, ports and jumps, the key that let us in, and as known
-hosts only the keys that these machines have shown us.
+The ssh process reads the user's configuration as usual. hil adds defaults for options that the user does not set. It
+overrides only options that a connection without a terminal needs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import pwd
+import re
+import selectors
 import shutil
-from collections.abc import Iterator, Sequence
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hil.controller.devices.ssh.transport import ASK_EVERY_S, AgentKey, FileKey, Hop
+from hil.controller.devices.ssh import mux
+from hil.controller.devices.ssh.address import SSH_PORT, Address
+from hil.controller.devices.ssh.openssh_log import KNOWN_HOSTS_HINT, Log, LogReader, config_error
+from hil.controller.devices.ssh.questions import PASSWORD_VARIABLE, Questions
+from hil.controller.devices.ssh.transport import (
+    ALIVE_COUNT,
+    ALIVE_INTERVAL_S,
+    FAST_CIPHERS,
+    FAST_KEX,
+    Forward,
+    Place,
+    Session,
+)
+from hil.core.board_config import Connection
+from hil.core.processes import wait_or_kill
 from hil.core.scratch import new_folder
+from hil.errors import StorageError, UsageError
 
-#: What the config calls the board.
-BOARD = "board"
-# A Unix socket's path has room for 104 bytes on macOS.
-_LONGEST_FOLDER = 60
-_FORBIDDEN = set('"\n\\')
-_COMMON = {
-    "BatchMode": "yes",
-    "StrictHostKeyChecking": "yes",
-    "GlobalKnownHostsFile": "/dev/null",
-    "UpdateHostKeys": "no",
-    "IdentitiesOnly": "yes",
-    "PreferredAuthentications": "publickey",
-    # The ciphers that machines do in hardware; no key exchange that takes a small board's processor 250 ms.
-    "Ciphers": "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr",
-    "KexAlgorithms": "-sntrup761x25519-sha512*",
-    "Compression": "no",
-    "ConnectTimeout": "10",
-    "ServerAliveInterval": f"{ASK_EVERY_S:g}",
-    "ServerAliveCountMax": "3",
-    "ControlPath": "none",
-    "ExitOnForwardFailure": "yes",
-    "StreamLocalBindUnlink": "yes",
-    # It tells of sockets that are not there.
-    "LogLevel": "INFO",
+_CLOSE_S = 5.0
+_POLL_S = 0.05
+_PIECE = 1 << 16
+# Timeout for a silent ssh, and timeout for an ssh agent that lists no keys.
+_SILENCE_S = 120.0
+_AGENT_S = 10.0
+_FORCED = {
+    "ControlMaster": "yes",
+    "ControlPersist": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "ClearAllForwardings": "yes",
+    "PermitLocalCommand": "no",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "Tunnel": "no",
+    "VisualHostKey": "no",
+    # hil reads the user, host and host key from log lines of this level.
+    "LogLevel": "DEBUG1",
 }
+_DEFAULTS = {
+    "ServerAliveInterval": str(ALIVE_INTERVAL_S),
+    "Ciphers": "^" + ",".join(FAST_CIPHERS),
+    "KexAlgorithms": "^" + ",".join(FAST_KEX),
+}
+_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
+_UNQUOTABLE = set('"\n\\')
+# Run an ssh while stdin is open, so that ssh ends even if hil is killed. The first line of stdout is the ssh's PID.
+_WHILE_HIL_LIVES = """
+exec 3<&0 </dev/null
+"$@" 3<&- >/dev/null & ssh=$!
+echo "$ssh"
+{ read -r line <&3; kill "$ssh"; } >/dev/null 2>&1 & watch=$!
+wait "$ssh"
+kill "$watch"
+"""
 
 
-def can_log_in(hops: Sequence[Hop]) -> bool:
-    """Whether there is an ssh, and it can use what let us in: a key without a passphrase that others cannot read."""
-    return shutil.which("ssh") is not None and all(map(_is_usable, hops))
-
-
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder for sockets and for what an ssh reads, for nobody else to see; gone at the end."""
-    folder = new_folder("hil-ssh-", for_sockets=True)
+def is_usable() -> bool:
+    """Return whether ``ssh`` is installed and this user is in the user database, which ssh requires."""
     try:
-        yield folder
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    return shutil.which("ssh") is not None
+
+
+class OpenSsh:
+    """Login with ``ssh``; see :class:`hil.controller.devices.ssh.transport.Transport`.
+
+    Args:
+        settings: Connection settings with absolute paths.
+        timeout: Default of ConnectTimeout in seconds.
+        alive_count: Default of ServerAliveCountMax.
+
+    Raises:
+        UsageError: The address, a file or the ssh config is invalid.
+        BoardError: The board is not reached or refuses the login.
+    """
+
+    def __init__(
+        self, address: Address, settings: Connection, board: str, timeout: float, alive_count: int = ALIVE_COUNT
+    ) -> None:
+        self._folder = new_folder("hil-ssh-", for_sockets=True)
+        self._questions = Questions(self._folder)
+        self._log = Log(address, settings, board)
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            asked = self._questions
+            defaults = {"ConnectTimeout": str(max(1, round(timeout))), "ServerAliveCountMax": str(alive_count)}
+            config = _write_config(
+                self._folder, settings, defaults, is_interactive=asked.is_interactive, can_answer=asked.can_answer
+            )
+            self._destination = _destination(address)
+            self._socket = self._folder / "ctl"
+            self._log_in(["-F", str(config), *_options(self._socket, settings), *self._destination])
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._questions.close()
+        self.user, self.port, self.fingerprint = self._log.user, self._log.port, self._log.fingerprint
+
+    def start(self, command: str, timeout: float) -> Session:
+        """Run a command line in the login shell."""
+        return mux.open_session(self._socket, command, timeout)
+
+    def refusal(self, remote: str | int) -> str:
+        """Return the server's reason for refusing a connection to a board's socket, or "" if it accepts."""
+        local = self._folder / "try"
+        forward = self.forward(local, remote)
+        try:
+            with socket.socket(socket.AF_UNIX) as near:
+                near.connect(str(local))
+                # The server responds in order: after it has run a command, the response to the connection has arrived.
+                session = self.start("true", _SILENCE_S)
+                with contextlib.suppress(EOFError):
+                    session.wait(_SILENCE_S)
+                session.close()
+                near.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    if not near.recv(1):
+                        return self._log.refusal() or "no reason given"
+        except ConnectionError:
+            return self._log.refusal() or "no reason given"
+        finally:
+            forward.close()
+        return ""
+
+    def forward(self, local: Path, remote: str | int) -> Forward:
+        """Forward a local Unix socket to a socket on the board."""
+        return _Forward(self, mux.open_forward(self._socket, local, remote), self._log)
+
+    def interactive(self, command: str) -> int:
+        """Run a command line on the terminal and return the exit code. The ssh process shows connection errors."""
+        # The open connection already has the config's settings. Reading the config would repeat the Match commands.
+        terminal = "-t" if sys.stdin.isatty() else "-T"
+        shown = ["ssh", "-F", "none", "-S", str(self._socket), "-o", "ControlMaster=no", terminal, *self._destination]
+        return subprocess.call([*shown, *filter(None, [command])])
+
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """Return whether the ssh process has exited or exits within ``within_s`` seconds."""
+        assert self._process is not None
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the ssh process."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            wait_or_kill(self._process, _CLOSE_S, group=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _log_in(self, arguments: list[str]) -> None:
+        """Start the ssh process and answer prompts until the login succeeds."""
+        fifo = self._folder / "log"
+        os.mkfifo(fifo, 0o600)
+        own_words = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        environment = {**os.environ, **self._questions.environment}
+        environment.pop(PASSWORD_VARIABLE, None)
+        # A separate process session: ssh has no terminal for prompts, and the controller handles Ctrl-C.
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _WHILE_HIL_LIVES, "sh", "ssh", "-E", str(fifo), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None and self._process.stderr is not None
+        with self._process.stdout as first_line:
+            ssh = int(first_line.readline() or 0)
+        reader = LogReader(self._log, own_words, self._process.stderr)
+        reader.start()
+        with selectors.DefaultSelector() as waiting, reader.changed:
+            waiting.register(self._questions.listener, selectors.EVENT_READ)
+            waiting.register(reader.changed, selectors.EVENT_READ)
+            self._wait(waiting, reader, ssh)
+        self._questions.remember()
+
+    def _wait(self, waiting: selectors.BaseSelector, reader: LogReader, ssh: int) -> None:
+        while True:
+            found = [key.fileobj for key, _ in waiting.select(_POLL_S)]
+            if reader.changed in found:
+                reader.changed.recv(_PIECE)
+            if self._questions.listener in found:
+                self._questions.answer_one(ssh)
+                reader.last = time.monotonic()
+            # The socket may exist before the log line is read.
+            if self._log.is_logged_in and self._socket.exists():
+                with contextlib.suppress(OSError, EOFError):
+                    mux.check(self._socket)
+                    return self._log.check_host_key()
+            if self.has_ended():
+                reader.join(_CLOSE_S)
+                raise self._log.error()
+            silent = time.monotonic() - reader.last
+            if self._questions.declined:
+                raise self._log.declined(self._questions.declined)
+            if self._log.is_agent_asked and silent > _AGENT_S:
+                raise self._log.agent_is_silent(_AGENT_S)
+            if silent > _SILENCE_S:
+                raise self._log.is_silent(_SILENCE_S)
+
+
+class _Forward:
+    """Forward through the ssh process."""
+
+    def __init__(self, transport: OpenSsh, close: Callable[[], None], log: Log) -> None:
+        self._transport = transport
+        self.close = close
+        self.log = log.text
+
+    def alive(self) -> bool:
+        return not self._transport.has_ended()
+
+
+def look_up(address: Address) -> Place:
+    """Resolve an address with the ssh config. Raises UsageError if the config is invalid."""
+    folder = new_folder("hil-ssh-")
+    try:
+        config = _write_config(folder, Connection(), {}, is_interactive=False, can_answer=False)
+        command = ["ssh", "-F", str(config), "-G", *_destination(address)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if done.returncode:
+        raise config_error(done.stderr)
+    found = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    proxies = [value for key in ("proxyjump", "proxycommand") if (value := found.get(key, "none")) != "none"]
+    return Place(found.get("hostname", address.host), int(found.get("port", SSH_PORT)), *proxies[:1])
 
 
-def command(hops: Sequence[Hop], folder: Path) -> list[str]:
-    """The beginning of an ssh command line; options and :data:`BOARD` follow. Its files are written to the folder."""
-    lines: list[str] = []
-    known: list[str] = []
-    names = [*(f"jump{number}" for number in range(1, len(hops))), BOARD]
-    for number, (name, hop) in enumerate(zip(names, hops, strict=True)):
-        key = hop.host_key
-        known.append(f"{name} {key.get_name()} {key.get_base64()}\n")
-        settings = {
-            "HostName": _plain(hop.connection.host),
-            "Port": str(hop.connection.port),
-            "User": hop.connection.user,
-            "HostKeyAlias": name,
-            **_identity(hop, folder / f"{name}.pub"),
-        }
-        if number:
-            settings["ProxyJump"] = names[number - 1]
-        elif hop.proxy_command:
-            settings["ProxyCommand"] = _plain(hop.proxy_command)
-        lines += [f"Host {name}", *(f"  {keyword} {value}" for keyword, value in settings.items())]
-    lines += ["Host *", *(f"  {keyword} {value}" for keyword, value in _COMMON.items())]
-    lines.append(f'  UserKnownHostsFile "{folder}/known_hosts"')
-    (folder / "known_hosts").write_text("".join(known))
-    (folder / "config").write_text("\n".join(lines) + "\n")
-    return ["ssh", "-F", str(folder / "config")]
+def _destination(address: Address) -> list[str]:
+    """Return the ssh arguments for an address."""
+    port = ["-p", str(address.port)] if address.port else []
+    user = ["-l", address.user] if address.user else []
+    return [*port, *user, address.host]
 
 
-def _is_usable(hop: Hop) -> bool:
-    if _FORBIDDEN & set(f"{hop.connection.host}{hop.connection.user}"):
-        return False
-    source = hop.source
-    return isinstance(source, AgentKey) or (
-        isinstance(source, FileKey) and source.plain and not _FORBIDDEN & set(str(source.path))
-    )
+def _options(socket_path: Path, settings: Connection) -> list[str]:
+    """Return the options for the connection to the board only. Options in the config file also apply to jump hosts."""
+    options = {**_FORCED, "ControlPath": _plain(socket_path)}
+    if settings.identity:
+        # Use only the requested key, from a file or from an agent that has the private part.
+        options |= {"IdentityFile": _quoted(settings.identity), "IdentitiesOnly": "yes"}
+    if settings.known_hosts:
+        options["UserKnownHostsFile"] = _quoted(settings.known_hosts)
+    if _version() >= (8, 7):
+        options["ForkAfterAuthentication"] = "no"
+    return ["-N", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
 
 
-def _identity(hop: Hop, public: Path) -> dict[str, str]:
-    """The key that let us in: its file, or for one of the agent its public part, by which ssh finds it there."""
-    if isinstance(hop.source, FileKey):
-        return {"IdentityFile": f'"{_plain(str(Path(hop.source.path).absolute()))}"', "IdentityAgent": "none"}
-    assert isinstance(hop.source, AgentKey)
-    key = hop.source.pkey
-    public.write_text(f"{key.get_name()} {key.get_base64()}\n")
-    return {"IdentityFile": f'"{_plain(str(public))}"', "IdentityAgent": f'"{_plain(os.environ["SSH_AUTH_SOCK"])}"'}
+@functools.cache
+def _version() -> tuple[int, int]:
+    """Return the version of ssh, or (0, 0) if unknown."""
+    said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stderr
+    found = re.match(r"OpenSSH_(?:for_\w+_)?(\d+)\.(\d+)", said)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def _plain(text: str) -> str:
-    """A text in which ssh expands nothing."""
-    return text.replace("%", "%%")
+def _write_config(
+    folder: Path, settings: Connection, defaults: Mapping[str, str], *, is_interactive: bool, can_answer: bool
+) -> Path:
+    """Write the ssh config file, which also applies to jump hosts.
+
+    The file has the overrides, includes of the user's and the system's config, and the defaults, in this order.
+
+    Args:
+        defaults: Defaults for this login in addition to the common defaults.
+    """
+    forced: dict[str, str] = {}
+    defaults = {**_DEFAULTS, **defaults}
+    if settings.known_hosts:
+        # Jump hosts use this file in addition to their UserKnownHostsFile.
+        places = " ".join(f"/etc/ssh/ssh_known_hosts{number}" for number in ("", "2"))
+        forced["GlobalKnownHostsFile"] = f"{_quoted(settings.known_hosts)} {places}"
+    if settings.accept_new_host_key:
+        forced["StrictHostKeyChecking"] = "accept-new"
+        if settings.known_hosts:
+            _make_folder(Path(settings.known_hosts).parent)
+    if not is_interactive:
+        # Refuse an unknown host key; the error contains the host name.
+        defaults["StrictHostKeyChecking"] = "yes"
+        forced |= {"NumberOfPasswordPrompts": "1"} if can_answer else {"BatchMode": "yes"}
+    includes = ["~/.ssh/config"]
+    own: list[str] = []
+    at_home = pwd.getpwuid(os.getuid()).pw_dir
+    home = Path(os.environ.get("HOME") or at_home)
+    if home != Path(at_home) and (home / ".ssh").is_dir():
+        # ssh ignores HOME.
+        includes = [_quoted(home / ".ssh" / "config")]
+        known = " ".join(_quoted(home / ".ssh" / name) for name in ("known_hosts", "known_hosts2"))
+        own = [f"UserKnownHostsFile {known}"]
+        own += [f"IdentityFile {_quoted(home / '.ssh' / key)}" for key in _KEYS if (home / ".ssh" / key).exists()]
+    system = next((place for place in _system_configs() if place.exists()), None)
+    includes += [_quoted(system)] if system else []
+    lines = [*(f"{key} {value}" for key, value in forced.items()), *(f"Include {place}" for place in includes)]
+    lines += ["Host *", *(f"  {key} {value}" for key, value in defaults.items()), *(f"  {line}" for line in own)]
+    config = folder / "config"
+    config.write_text("\n".join(lines) + "\n")
+    return config
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot pin a host key in {folder}: {error.strerror}", hint=KNOWN_HOSTS_HINT) from error
+
+
+def _system_configs() -> list[Path]:
+    """Return candidate paths of the system's ssh_config, for system and other installations of ssh."""
+    prefix = Path(shutil.which("ssh") or "/usr/bin/ssh").parent.parent
+    apart = [] if prefix in (Path("/usr"), Path("/")) else [prefix / "etc/ssh/ssh_config", prefix / "etc/ssh_config"]
+    return [*apart, Path("/etc/ssh/ssh_config"), Path("/usr/etc/ssh/ssh_config")]
+
+
+def _plain(path: str | Path) -> str:
+    """Escape a path against ssh's token expansion."""
+    return str(path).replace("%", "%%")
+
+
+def _quoted(path: str | Path) -> str:
+    """Quote a path for the ssh config. Raises UsageError if the path cannot be quoted."""
+    if _UNQUOTABLE & set(str(path)):
+        raise UsageError(
+            f"ssh cannot read the path {str(path)!r}", hint="rename the path: quotes and backslashes are unsupported"
+        )
+    return f'"{_plain(path)}"'
