@@ -1,1 +1,1 @@
-"""Boards: found, connected to, given an agent, used and looked after."""
+"""Find boards, connect to them, deploy the agent, run programs, and recover boards."""

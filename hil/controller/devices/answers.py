@@ -1,7 +1,7 @@
-"""What an agent answers, checked before anything else sees it: it may be damaged, of another version, or hostile.
+"""Validate agent responses before other modules use them.
 
-Each function takes a message as it came and raises :class:`hil.errors.ProtocolBroken` where no sane agent would send
-it, so that nothing behind this module needs to ask.
+Responses may be corrupt, from another version, or hostile. Each function takes a raw message and raises
+:class:`hil.errors.ProtocolBroken` if the message is invalid. Other modules need no further checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
 
 KIB, MIB = 1 << 10, 1 << 20
-# The largest answer of each method. What is larger never comes into memory: gRPC ends the call.
+# Maximum response size per method. gRPC ends the call before a larger response is read into memory.
 MESSAGE_LIMITS = {
     ("Board", "Describe"): 256 * KIB,
     ("Board", "Clock"): KIB,
@@ -38,30 +38,31 @@ MESSAGE_LIMITS = {
     ("Programs", "Invoke"): 16 * MIB,
     ("Programs", "Unload"): KIB,
 }
-# A log is read to this many characters and lines, then the rest is left out.
+# Maximum characters and lines to read of a log; the rest is dropped.
 LOG_CHARACTERS, LOG_LINES = 16 * MIB, 100_000
 READINGS_MOST = 1000
-_RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST = 100, 1000, 10_000
+_RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST, _NODES_MOST = 100, 1000, 10_000, 200_000
 _RANK_MOST = 32
 _ANSWERS_MOST = 1000
-# Different answers whose outputs an agent keeps to be fetched: as `hil.agent.iterations.MAX_KEPT`.
+# Maximum distinct answers with outputs that an agent retains for fetching. Same value as
+# `hil.agent.iterations.MAX_KEPT`.
 _KEPT_MOST = 4
 _ELEMENTS_MOST = 1 << 48
 _NAME_MOST = 4096
 _TTL_MOST_S = 3600.0
-# gRPC takes nothing else in metadata.
+# gRPC metadata values allow only these characters.
 _TOKEN = re.compile(r"[\x21-\x7e]{1,1024}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
-# Of an output: its name, dtype, shape and size; None where there is no data.
+# Name, dtype, shape and data size of an output; the size is None if the output has no data.
 _Head: TypeAlias = "tuple[str, str, tuple[int, ...], int | None]"
-# Of a call with more outputs than these it is not kept that they are right.
+# Cache successful output checks only for calls with at most this many outputs.
 _KEPT_OUTPUTS = 64
-# Outputs of a program that says their shapes may be so much larger than it says: some runtimes only warn of that.
+# Outputs may exceed the size that the program declares by this much: some runtimes only warn about larger outputs.
 _SLACK_BYTES = 64 * MIB
 
 
 def service_config() -> str:
-    """:data:`MESSAGE_LIMITS` as gRPC reads it."""
+    """Return :data:`MESSAGE_LIMITS` as a gRPC service config."""
     methods = [
         {"name": [{"service": f"{wire.PACKAGE}.{service}", "method": method}], "maxResponseMessageBytes": most}
         for (service, method), most in MESSAGE_LIMITS.items()
@@ -71,12 +72,12 @@ def service_config() -> str:
 
 @functools.cache
 def most_bytes() -> int:
-    """The most that one call's outputs, or one blob, may take here: half of this machine's memory."""
+    """Return the size limit for one call's outputs or one blob: half of this machine's memory."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 2
 
 
 def expected_bytes(specs: Sequence[TensorSpec] | None) -> int:
-    """The most that outputs with these specs may take; where a size is not known, :func:`most_bytes`."""
+    """Return the size limit for outputs with these specs. It is :func:`most_bytes` if any size is unknown."""
     if specs is None or not all(spec.dtype and spec.dtype != "string" and spec.is_static for spec in specs):
         return most_bytes()
     known = sum(tensors.nbytes_of(spec.dtype, [int(dim or 0) for dim in spec.shape]) for spec in specs)
@@ -84,59 +85,59 @@ def expected_bytes(specs: Sequence[TensorSpec] | None) -> int:
 
 
 def broken(what: str) -> ProtocolBroken:
-    """The error of an answer."""
+    """Return the error for an invalid response."""
     return ProtocolBroken(
-        f"the agent's answer makes no sense: {what}",
-        hint="is the agent of the same version of hil, and the link to it sound? `hil board check` tells",
+        f"invalid agent response: {what}",
+        hint="check the agent's version and the connection with `hil board check`",
     )
 
 
 def _expect(sane: bool, otherwise: str) -> None:
-    """See that an answer makes sense, or say why it does not."""
     if not sane:
         raise broken(otherwise)
 
 
 def given(reply: Any) -> Any:
-    """An answer, where there is one: a call may end well without."""
-    _expect(reply is not None, "there is none")
+    """Return a response, which must exist: a call can end successfully without any."""
+    _expect(reply is not None, "the response is missing")
     return reply
 
 
 def check_description(reply: pb.DescribeReply) -> None:
-    """Check what an agent says of its board."""
-    _expect(reply.HasField("machine"), "it says nothing of the machine")
+    """Check the response of Describe."""
+    _expect(reply.HasField("machine"), "the machine description is missing")
     _few(reply.runtimes, _RUNTIMES_MOST, "runtimes")
     _names([one.name for one in reply.runtimes], "runtimes")
     _readings(reply.readings)
-    _finite(reply.holder.held_s, "how long the board is held")
+    _finite(reply.holder.held_s, "time the board is in use")
 
 
 def check_opened(reply: pb.SessionOpened, fence: int) -> None:
-    """Check the answer to opening a session with a fence; 0 is none."""
-    _expect(bool(_TOKEN.fullmatch(reply.token)), "a session's token is a short text without spaces")
-    _expect(0 < reply.ttl_s <= _TTL_MOST_S, f"a session does not last {reply.ttl_s:g} s")
-    _expect(fence in (0, reply.fence), f"the session has the fence {reply.fence}, not {fence}")
+    """Check the response to opening a session with a fence; 0 means any fence."""
+    _expect(bool(_TOKEN.fullmatch(reply.token)), "the session token must be a short text without spaces")
+    _expect(0 < reply.ttl_s <= _TTL_MOST_S, f"invalid session TTL: {reply.ttl_s:g} s")
+    _expect(fence in (0, reply.fence), f"the session has fence {reply.fence}, expected {fence}")
 
 
 def waiting_text(reply: pb.SessionWaiting) -> str:
-    """Who has the board, for people."""
+    """Describe the current holder of the board for messages."""
     holder = reply.holder
-    _finite(holder.held_s, "how long the board is held")
+    _finite(holder.held_s, "time the board is in use")
     return f"{holder.owner} has the board ({holder.purpose}) for {holder.held_s:.0f} s"
 
 
 def missing_blobs(reply: pb.MissingReply, asked: Collection[str]) -> dict[str, int]:
-    """The blobs that a board lacks, each with how many of its bytes are there."""
+    """Return the digests of the missing blobs, each with the number of bytes that the board already has."""
+    _few(reply.missing, len(asked), "missing blobs")
     missing = {blob.digest: int(blob.have_bytes) for blob in reply.missing}
     sane = len(missing) == len(reply.missing) and missing.keys() <= set(asked)
-    _expect(sane, "it lacks blobs that it was not asked for")
+    _expect(sane, "it lists missing blobs that hil did not ask for")
     return missing
 
 
 def check_offset(offset: int, size: int) -> None:
-    """Check how much of a blob of that size a board says it has."""
-    _expect(offset <= size, f"it has {offset} bytes of a blob of {size}")
+    """Check the number of bytes that a board reports for a blob of ``size`` bytes."""
+    _expect(offset <= size, f"it reports {offset} bytes of a blob of {size} bytes")
 
 
 def check_stored(replies: Iterable[pb.PutReply], sent: Sequence[str]) -> None:
@@ -144,35 +145,38 @@ def check_stored(replies: Iterable[pb.PutReply], sent: Sequence[str]) -> None:
     stored = []
     for reply in replies:
         stored.append(reply.digest)
-        _expect(stored == list(sent[: len(stored)]), "it stored a blob that was not sent")
-    _expect(len(stored) == len(sent), "it does not say that it stored what was sent")
+        _expect(stored == list(sent[: len(stored)]), "it reports a blob that was not sent as stored")
+    _expect(len(stored) == len(sent), "it does not confirm all sent blobs as stored")
 
 
 def blob_size(reply: Any) -> int:
-    """The size of a blob that is going to come."""
+    """Return the size of a blob from the first message of Get."""
     is_start = isinstance(reply, pb.GetReply) and reply.WhichOneof("kind") == "start"
-    _expect(is_start, "a blob's data comes before its size")
+    _expect(is_start, "blob data precedes the blob size")
     return _fitting(int(reply.start.size), most_bytes(), "a blob")
 
 
 def room_for(size: int) -> Array:
-    """Memory for bytes that are announced, where this machine has as much; it is taken only as they come."""
+    """Allocate a buffer for announced data. The kernel provides pages only as data arrives.
+
+    Raises ProtocolBroken if this machine cannot allocate ``size`` bytes.
+    """
     try:
         return np.empty(size, np.uint8)
     except (MemoryError, ValueError) as error:
-        raise broken(f"data of {size >> 20} MiB is more than this machine can hold") from error
+        raise broken(f"data of {size >> 20} MiB exceeds this machine's memory") from error
 
 
 def data_of(message: Any, room: int) -> memoryview:
-    """The bytes of a data message, which have to fit."""
+    """Return the bytes of a data message, which must fit into ``room`` bytes."""
     if not isinstance(message, memoryview):
-        raise broken("it sent something else in place of data that it announced")
-    _expect(0 < message.nbytes <= room, "it sent other data than it announced")
+        raise broken("expected announced data, got another message")
+    _expect(0 < message.nbytes <= room, "data does not match the announced size")
     return message
 
 
 def specs_of(messages: Sequence[pb.TensorSpec], what: str) -> tuple[TensorSpec, ...]:
-    """Inputs or outputs of a program."""
+    """Parse and check the specs of a program's inputs or outputs."""
     _few(messages, _TENSORS_MOST, what)
     specs = tuple(map(wire.spec_from_message, messages))
     _names([spec.name for spec in specs], what, empty=True)
@@ -183,7 +187,7 @@ def specs_of(messages: Sequence[pb.TensorSpec], what: str) -> tuple[TensorSpec, 
         _shape(known)
         _expect(bool(spec.dtype) or not spec.shape, f"{spec.name[:100]!r} has a shape but no dtype")
         symbols = [dim for dim in spec.shape if isinstance(dim, str)]
-        _expect(max(map(len, symbols), default=0) <= _NAME_MOST, "a dimension's name is too long")
+        _expect(max(map(len, symbols), default=0) <= _NAME_MOST, "a dimension name is too long")
         if spec.dtype not in ("", "string"):
             size += tensors.nbytes_of(spec.dtype, known)
     _fitting(size, most_bytes(), what)
@@ -191,49 +195,50 @@ def specs_of(messages: Sequence[pb.TensorSpec], what: str) -> tuple[TensorSpec, 
 
 
 def check_loaded(reply: pb.LoadReply) -> None:
-    """Check what a program is called, now that it is loaded; its tensors are for :func:`specs_of`."""
+    """Check the response of Load, except tensor specs (see :func:`specs_of`)."""
     is_named = 0 < len(reply.program_id) <= _NAME_MOST and len(reply.function) <= _NAME_MOST
-    _expect(is_named, "a loaded program has no name")
-    _expect(min(reply.load_ns, reply.worker_pid) >= 0, "a program was not loaded in negative time")
+    _expect(is_named, "a loaded program has an invalid name")
+    _expect(min(reply.load_ns, reply.worker_pid) >= 0, "load time or worker PID is negative")
 
 
 def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: int) -> pb.InvokeDone:
-    """The head of a call's answer; its outputs may take ``most`` bytes together."""
-    _expect(_is(message, "done"), "data comes before the answer that it belongs to")
+    """Check and return the head of an Invoke response. All outputs together may take at most ``most`` bytes."""
+    _expect(_is(message, "done"), "output data precedes its result")
     done: pb.InvokeDone = message.done
+    _few(done.outputs, _TENSORS_MOST, "outputs")
     starts, ends = len(done.start_ns), len(done.end_ns)
     if not starts == ends == iterations:
-        raise broken(f"it tells {starts} starts and {ends} ends of {iterations} iterations")
+        raise broken(f"expected {iterations} iterations, got {starts} start and {ends} end times")
     heads = tuple([_head(tensor) for tensor in done.outputs])
-    # Calls of a program follow each other, and have mostly the same outputs.
+    # Consecutive calls of a program mostly have outputs of the same shapes, so their checks are cached.
     check = _check_outputs if len(heads) <= _KEPT_OUTPUTS else _check_outputs.__wrapped__
     check(heads, None if names is None else tuple(names), most)
     if done.HasField("placement"):
         _few(done.placement.parts, _PARTS_MOST, "parts of a program")
-        for part in done.placement.parts:
-            _few(part.names, _TENSORS_MOST, "nodes")
+        _expect(sum(len(part.names) for part in done.placement.parts) <= _NODES_MOST, "too many node names")
     if done.HasField("state"):
         _readings(done.state.readings)
     return done
 
 
 def repetition_of(done: pb.InvokeDone, start: pb.InvokeStart, outputs: Mapping[str, Array]) -> Repetition | None:
-    """Return what a call says of its runs; None where it says nothing of several."""
+    """Return the comparison of the call's runs, or None if the response has none."""
     is_profile = start.HasField("profile")
     if not done.HasField("repetition"):
         return None
     told = done.repetition
     _few(told.answers, _ANSWERS_MOST, "different answers")
+    _few(told.differing, _TENSORS_MOST, "differing outputs")
     if not told.answers and is_profile:
-        return None  # its profiler gives out no outputs
+        return None  # the profiler returns no outputs
     firsts = [answer.first for answer in told.answers]
     counted = sum(answer.runs for answer in told.answers) + told.others
     is_whole = counted == start.warmup + start.iterations and firsts[:1] == [0] and told.answers[0].kept
     is_bounded = sum(answer.kept for answer in told.answers) <= _KEPT_MOST and all(one.runs for one in told.answers)
     is_sane = is_whole and is_bounded and firsts == sorted(set(firsts))
-    _expect(is_sane, "its answers are not those of the runs")
+    _expect(is_sane, "invalid list of distinct results")
     names = list(outputs)
-    _expect(is_profile or max(told.differing, default=-1) < len(names), "an output differs that there is not")
+    _expect(is_profile or max(told.differing, default=-1) < len(names), "it reports a mismatch in an unknown output")
     return Repetition(
         tuple(
             Answer(answer.runs, answer.first, None if number or is_profile else outputs, answer.kept)
@@ -246,7 +251,7 @@ def repetition_of(done: pb.InvokeDone, start: pb.InvokeStart, outputs: Mapping[s
 
 
 def output_of(message: pb.Tensor, streamed: Any = None) -> Array:
-    """The tensor of an output whose data has come; ``streamed`` is the buffer that it came into."""
+    """Return the tensor of a received output. ``streamed`` is the buffer of streamed data."""
     try:
         return wire.tensor_from_message(message, streamed)
     except (HilError, ValueError, MemoryError, OverflowError) as error:
@@ -254,25 +259,24 @@ def output_of(message: pb.Tensor, streamed: Any = None) -> Array:
 
 
 def check_files(names: Iterable[str]) -> None:
-    """Check the names of a profile's files: files of these names are going to be written here."""
+    """Check the names of a profile's files: files with these names are written on this machine."""
     for name in names:
-        _expect(bool(_FILE.fullmatch(name)), f"a profile's file cannot be called {name[:100]!r}")
+        _expect(bool(_FILE.fullmatch(name)), f"invalid profile file name {name[:100]!r}")
 
 
 def check_digests(message: Any, computed: Sequence[str]) -> None:
-    """Check that what came of a call's outputs is what was sent."""
-    _expect(_is(message, "digests"), "it sent more data than it announced")
+    """Check the digests of the received outputs. Raises BoardLost on a mismatch."""
+    _expect(_is(message, "digests"), "more data than announced")
     if list(message.digests.digests) != list(computed):
-        raise BoardLost("the outputs were damaged on their way from the board")
+        raise BoardLost("the outputs were corrupted during download")
 
 
 def check_sample(sample: pb.CounterSample) -> None:
-    """Check one look at a board's counters."""
+    """Check one sample of a board's counters."""
     _readings(sample.readings)
 
 
 def _is(message: Any, kind: str) -> bool:
-    """Whether it is a message of that kind, and no data."""
     return not isinstance(message, memoryview) and message.WhichOneof("kind") == kind
 
 
@@ -286,10 +290,10 @@ def _head(tensor: pb.Tensor) -> _Head:
 
 @functools.lru_cache(maxsize=16)
 def _check_outputs(heads: tuple[_Head, ...], names: tuple[str, ...] | None, most: int) -> None:
-    """Check outputs by what their heads say; where that is right, it need not be checked again."""
+    """Check the heads of outputs. Only successful checks are cached."""
     found = [name for name, *_ in heads]
     if names is not None and found != list(names):
-        raise broken(f"it gives the outputs {_listed(found)}, and the program has {_listed(names)}")
+        raise broken(f"outputs do not match the program: got {_listed(found)}, expected {_listed(names)}")
     _names(found, "outputs", empty=True)
     total = 0
     for name, dtype, shape, size in heads:
@@ -302,18 +306,18 @@ def _check_outputs(heads: tuple[_Head, ...], names: tuple[str, ...] | None, most
             _expect(size >= 4 * math.prod(shape), f"{what} is shorter than its shape")
         else:
             needed = tensors.nbytes_of(dtype, shape)
-            _expect(size == needed, f"{what} has {size} bytes, and its shape takes {needed}")
+            _expect(size == needed, f"{what} has {size} bytes, expected {needed} for its shape")
         total += size
     _fitting(total, most, "the outputs")
 
 
 def _dtype(name: str, *, known: bool) -> None:
-    _expect(name in tensors.DTYPES or not (known or name), f"there is no dtype {name[:100]!r}")
+    _expect(name in tensors.DTYPES or not (known or name), f"unknown dtype {name[:100]!r}")
 
 
 def _shape(dims: Sequence[int]) -> None:
     _expect(len(dims) <= _RANK_MOST, f"a tensor has {len(dims)} dimensions")
-    _expect(math.prod(max(dim, 1) for dim in dims) <= _ELEMENTS_MOST, "a tensor is larger than any machine")
+    _expect(math.prod(max(dim, 1) for dim in dims) <= _ELEMENTS_MOST, "tensor size exceeds the limit")
 
 
 def _readings(readings: Sequence[pb.Reading]) -> None:
@@ -328,17 +332,17 @@ def _finite(value: float, what: str) -> None:
 
 
 def _few(items: Sequence[Any], most: int, what: str) -> None:
-    _expect(len(items) <= most, f"it tells of {len(items)} {what}")
+    _expect(len(items) <= most, f"too many {what}: {len(items)}")
 
 
 def _names(names: Sequence[str], what: str, *, empty: bool = False) -> None:
-    _expect(len(set(names)) == len(names), f"two of the {what} have one name")
+    _expect(len(set(names)) == len(names), f"duplicate name among the {what}")
     named = all(len(name) <= _NAME_MOST and (name or empty) for name in names)
-    _expect(named, f"one of the {what} has no name, or one too long")
+    _expect(named, f"missing or overlong name among the {what}")
 
 
 def _fitting(size: int, most: int, what: str) -> int:
-    _expect(size <= most, f"{what} of {size >> 20} MiB, where at most {most >> 20} can be")
+    _expect(size <= most, f"{what} of {size >> 20} MiB exceeds the limit of {most >> 20} MiB")
     return size
 
 

@@ -1,4 +1,4 @@
-"""A board as the controller holds it: connected, then in a session; and a program that is loaded on it."""
+"""A connected board with a session and loaded programs."""
 
 from __future__ import annotations
 
@@ -38,18 +38,20 @@ _PINGS_LAST_NS = 1_000_000_000
 
 
 class Board:
-    """A connected board, which takes over the link. A context manager. It is ours alone from :meth:`take` on.
+    """Connected board. It takes over the link. From :meth:`take` on, the device is reserved for this process.
+
+    Use it as a context manager.
 
     Attributes:
-        config: its config; the target to compile for is filled in from what the board shows, where it named none.
-        target: what to compile for, in words, where the board shows it; "" where the config names it.
-        info: what Describe said; of a board without an agent what its shell shows, with the same keys.
-        client: the board's calls; another client after the link was made anew.
+        config: The board's config. If it names no compile target, the target is filled in from the board's description.
+        target: Description of the compile target, if detected from the board; "" if the config names the target.
+        info: Result of Describe. Without an agent, the shell provides the same keys.
+        client: Client for the board's calls. Reconnecting replaces it.
 
     Raises:
-        UsageError: the address or the config is wrong, or the runtime needs an agent.
-        BoardUnreachable: nobody answers.
-        BoardError: the board refuses us, or cannot be used.
+        UsageError: The address or the config is invalid, or the runtime needs an agent.
+        BoardUnreachable: The board does not respond.
+        BoardError: The board refuses the connection or cannot be used.
     """
 
     def __init__(self, choice: BoardChoice, link: Link) -> None:
@@ -70,11 +72,11 @@ class Board:
             self.info: dict[str, Any] = self._describe()
             try:
                 self.config, self.target = with_target(self.config, choice.runtime, self.info["machine"])
-            except errors.UsageError as error:  # what the board shows of itself is not the user's doing
+            except errors.UsageError as error:  # the board's description is wrong, not the user's input
                 raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except errors.BoardUnreachable as error:
             if self.shell is not None:
-                error.hint = "its process is there but says nothing: `hil board clean --force` ends it"
+                error.hint = "its process runs but does not respond: `hil board clean --force` stops it"
                 error.detail = error.detail or self._link.log()
             self.close()
             raise
@@ -85,7 +87,7 @@ class Board:
             command = posixpath.basename(self.info["runtimes"][0]["command"])
             *first, last = lacking
             self._say(
-                f"no agent on {self.name}: programs are run by the command {command}; "
+                f"no agent on {self.name}: using the command {command} to run programs; "
                 f"{', '.join(first)} and {last} are not measured"
             )
 
@@ -99,29 +101,29 @@ class Board:
         return {**found, "lease": lease} if lease else found
 
     def runtime_version(self, runtime: str) -> str:
-        """The version of one of the board's runtimes; "" where it is not known."""
+        """Return the version of one of the board's runtimes, or "" if unknown."""
         versions = {one["name"]: one.get("version", "") for one in self.info.get("runtimes", ())}
         return str(versions.get(runtime, ""))
 
     def note(self, seen: Invocation) -> list[str]:
-        """Keep in :attr:`info` what a run's answer says of the board; what :func:`changed` since the last time."""
+        """Update :attr:`info` with the board state of a run. Return the changes, as from :func:`changed`."""
         before, self.info = self.info, {**self.info, **seen.state}
         return changed(before, self.info)
 
     @property
     def shell(self) -> Shell | None:
-        """Commands on the board, where it is reached over SSH."""
+        """Shell on the board, or None if the board is not reached over SSH."""
         return self._link.shell
 
     def take(self) -> None:
-        """Take the device, if it is not ours already: wait until nobody else has it.
+        """Reserve the device unless this process has it already. Wait while another session holds it.
 
-        Between connecting and this the agent may have left, for idleness, or for one of another version: then the
-        link is made anew, and our own agent with it. Nothing has run yet.
+        After connecting, the agent may exit because it is idle or because an agent of a different version replaces it.
+        In that case, renew the link and the agent once. Programs have not run at this point.
 
         Raises:
-            BoardBusy: it was not free in time.
-            BoardLost: it answers no more.
+            BoardBusy: The device was not free in time.
+            BoardLost: The board stopped responding.
         """
         if self._ours:
             return
@@ -132,7 +134,7 @@ class Board:
                 if not self._link.build or self.client.info().get("build") == self._link.build:
                     break
                 gone: errors.BoardError = errors.BoardBusy(
-                    "an agent of another version has taken the place of ours", board=self.name
+                    "an agent of another version replaced this agent", board=self.name
                 )
             except (errors.BoardLost, errors.BoardUnreachable, errors.SessionEnded) as error:
                 gone = error
@@ -143,7 +145,7 @@ class Board:
         self.ping(8)
 
     def _connect_anew(self) -> None:
-        """A new link and client; what the old one had of the board is given up."""
+        """Create a new link and client, and drop the session and cached state of the old ones."""
         sent = self.client.payload_bytes_sent
         self._there.clear()
         self.client.close()
@@ -151,37 +153,37 @@ class Board:
             self._link.renew()
         self.client = self._connected()
         self.client.payload_bytes_sent = sent
-        # What happened until now happened to no run.
+        # Start from fresh board state: earlier changes did not affect any run.
         self.info = self._describe()
         self._ours = False
         self._clock = BoardClock()
 
     @property
     def payload_bytes_sent(self) -> int:
-        """Blob bytes sent so far, on whatever connection."""
+        """Blob bytes sent so far, over all connections."""
         return self.client.payload_bytes_sent
 
     def push(self, artifact: Artifact, progress: Callable[[int, int], None] = lambda sent, total: None) -> int:
-        """Send the files that the board lacks, and the tools that run them; returns the bytes sent. Takes the board.
+        """Send missing program files and tools to the board. Return the bytes sent. Reserves the device.
 
         Raises:
-            LoadFailed: the board has no room, or there is no tool for it.
-            BoardLost: the link broke in each of several tries.
+            LoadFailed: The board is out of space, or the required tool does not exist for it.
+            BoardLost: The link broke in each of several attempts.
         """
         files = {artifact.digests[name]: path for name, path in artifact.files.items()}
         return self._send({**files, **self.client.tools()}, progress)
 
     def push_profiler(self, runtime: str) -> str:
-        """Send the tool that the board's runtime needs for profiling and lacks; its digest, "" where it lacks none.
+        """Send the profiling tool if the board's runtime needs it. Return the digest, or "" if the tool is not needed.
 
-        A link that is mended on the way costs the session, and with it what is loaded.
+        If the link breaks and is renewed, the session and all loaded programs are lost.
 
         Raises:
-            LoadFailed, BoardError: there is no such tool for the board, or it could not be sent.
+            LoadFailed, BoardError: The tool does not exist for the board, or sending it failed.
         """
         shown: dict[str, Any] = next((one for one in self.info.get("runtimes", ()) if one["name"] == runtime), {})
         if shown.get("profile_tool") != PROFILE_TOOL:
-            return ""  # another's is not ours to bring: the pass itself says what it lacks
+            return ""  # hil does not provide other tools; the profile pass reports them as missing
         if self._profiler is None:
             from hil.controller.devices.deploy.wheels import iree_tool
 
@@ -194,10 +196,10 @@ class Board:
         return digest
 
     def _send(self, paths: Mapping[str, Path], progress: Callable[[int, int], None]) -> int:
-        """Send blobs, digest -> file; returns the bytes sent. A broken link is mended, and the upload goes on.
+        """Send blobs (digest -> file) and return the bytes sent. After a broken link, reconnect and resume the upload.
 
-        What the board was seen to have is not asked for again until something is sent: the board is ours alone, and
-        only an upload makes it evict anything.
+        Blobs known to be on the board are not queried until the next upload. Only uploads make the board evict blobs,
+        and the device is reserved.
         """
         self.take()
         before = self.payload_bytes_sent
@@ -221,8 +223,8 @@ class Board:
                 for name, path in paths.items():
                     if digest_file(path, algorithm_of(name)) != name:
                         raise errors.UsageError(
-                            f"{path} was altered after it was read",
-                            hint="run it again, and leave the file alone meanwhile",
+                            f"{path} changed after hil read it",
+                            hint="rerun, and do not change the file during the run",
                         ) from error
                 self.look_again(error)
                 once()
@@ -231,7 +233,7 @@ class Board:
         try:
             once_or_again()
         except broken as error:
-            import tenacity  # 3 ms, and links break seldom
+            import tenacity  # importing takes 3 ms, and links rarely break
 
             self._reconnect(error)
             time.sleep(_PUSH_PAUSE_S)
@@ -246,23 +248,26 @@ class Board:
         return self.payload_bytes_sent - before
 
     def _reconnect(self, error: Any) -> None:
-        """After a broken upload: a new connection and session. Nothing that ran is lost: nothing has run yet."""
-        self._say(f"the link broke during the upload ({error.message}); connecting again")
+        """Open a new connection and session after a broken upload.
+
+        Programs have not run yet, so results are not lost.
+        """
+        self._say(f"connection lost during the upload ({error.message}); reconnecting")
         try:
             self._connect_anew()
             self.take()
         except errors.BoardUnreachable as gone:
             raise errors.BoardLost(
-                "the board stopped answering during the upload", stage="push", board=self.name, detail=self._link.log()
+                "the board stopped responding during the upload", stage="push", board=self.name, detail=self._link.log()
             ) from gone
 
     def load(self, artifact: Artifact, *, timeout: float = 60.0, no_fallback: bool = False) -> LoadedProgram:
-        """Load a pushed program in a worker of its own. A file that was altered on the board is sent again, once.
+        """Load a pushed program in a separate worker. If a file was altered on the board, send it once more.
 
         Raises:
-            LoadFailed, RunCrashed, StageTimeout: as the board says.
-            NotRun: the board lacks what the program was compiled for.
-            BlobDamaged: what was sent again was altered, too.
+            LoadFailed, RunCrashed, StageTimeout: Loading failed.
+            NotRun: The board lacks a part that the program was compiled for.
+            BlobDamaged: A file was altered on the board twice.
         """
         device = self.config.devices.get(artifact.runtime, "")
 
@@ -270,11 +275,11 @@ class Board:
             try:
                 return self.client.load_program(artifact, device=device, timeout=timeout)
             except errors.PartMissing as error:
-                if any(need in error.message for need in artifact.notes.get("needs", ())):
+                if error.code is errors.ErrorCode.BACKEND_MISSING and artifact.notes.get("needs"):
                     raise errors.NotRun(
-                        f"it was compiled, and not run: {error.message}",
+                        f"compiled, but not run: {error.message}",
                         stage=error.stage,
-                        hint="--board with one that has it",
+                        hint="select a board with this backend: --board",
                     ) from error
                 raise
 
@@ -288,19 +293,19 @@ class Board:
         return LoadedProgram(self, self.client, artifact, loaded, no_fallback=no_fallback)
 
     def show_log(self, program_id: str) -> None:
-        """Show what a program's worker writes to stderr as it comes, if anybody wants to see it."""
+        """Show the stderr of a program's worker live, if live output is enabled."""
         if not live.is_shown():
             return
         if self._log is None or self._log.client is not self.client:
             self._end_log()
-            # It is beside the run: what it cannot have, the program's own calls tell, or its end.
+            # The live log is optional: the program's calls report the same failures.
             with contextlib.suppress(errors.BoardError):
                 self._log = WorkerLog(self.name, self.client)
         if self._log is not None:
             self._log.add(program_id)
 
     def finish_log(self, program_id: str) -> None:
-        """Show what is left of that."""
+        """Show the remaining stderr lines of a program."""
         if self._log is not None:
             self._log.finish(program_id)
 
@@ -310,26 +315,26 @@ class Board:
             self._log = None
 
     def look_again(self, error: errors.BlobDamaged) -> None:
-        """What was sent is not what it was: before the next use, ask what the board has."""
-        self._say(f"{error.message}; sending it again")
+        """Forget the known blobs after damage, so that the next upload queries the board."""
+        self._say(f"{error.message}; uploading a new copy")
         self._there.clear()
 
     def logs(self, program_id: str) -> list[str]:
-        """What a program's worker wrote to stderr; nothing where the board cannot be asked any more."""
+        """Return the stderr lines of a program's worker, or an empty list if the board does not respond."""
         try:
             return self.client.logs(program_id)
         except errors.BoardError:
             return []
 
     def ping(self, count: int = 4) -> None:
-        """Look at the board's clock now, for :meth:`clock_fit`."""
+        """Ping the board's clock now, for :meth:`clock_fit`."""
         self._clock.add(self.client.pings(count))
 
     def clock_fit(self, since_ns: int | None = None) -> clock.ClockFit | None:
-        """The board's clock beside the host's, until now; None where it has none that can be asked.
+        """Return the fit of the board's clock to the host's clock, or None if the board's clock is not available.
 
-        Pings of the last second will do: the error allows for it. ``since_ns`` is the host time of the earliest stamp
-        that is to be told in the host's time; None is now.
+        Pings of the last second are reused; the fit's error accounts for their age. ``since_ns`` is the earliest host
+        time to convert; None means now.
         """
         if "clock" in self.info.get("not_measured", ()):
             return None
@@ -339,11 +344,11 @@ class Board:
         return self._clock.fit(now if since_ns is None else since_ns, now)
 
     def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
-        """Read the board's counters beside whatever runs meanwhile: a context manager, see :class:`CounterWatch`."""
+        """Return a context manager that reads the board's counters during the block; see :class:`CounterWatch`."""
         return CounterWatch(lambda: self.client.counters(period_s))
 
     def close(self) -> None:
-        """Give the board back."""
+        """Release the device and close the connection."""
         self.closed = True
         self._end_log()
         self.client.close()
@@ -357,7 +362,7 @@ class Board:
 
 
 class LoadedProgram:
-    """A program on the board, ready to run. A context manager: it is unloaded at the end."""
+    """Program loaded on the board. As a context manager, it is unloaded at the end."""
 
     def __init__(
         self, board: Board, client: BoardClient, artifact: Artifact, loaded: Loaded, *, no_fallback: bool
@@ -379,15 +384,15 @@ class LoadedProgram:
         timeout: float = 60.0,
         names: tuple[str, ...] = (),
     ) -> tuple[RunResult, Invocation]:
-        """Run on the board. A run is never tried again: that could hide a wrong answer.
+        """Run on the board. A run is never retried, since a retry could hide a wrong result.
 
         Args:
-            names: output names to use in place of the program's own, where the compiler dropped them.
+            names: Output names that replace the names of the program, for compilers that drop them.
 
         Raises:
-            UsageError: the program does not take these inputs.
-            RanElsewhere: it ran on another device than it was told to.
-            RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: as it ends.
+            UsageError: The program does not take these inputs.
+            RanElsewhere: The program ran on another device than requested.
+            RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: The run failed.
         """
         inputs = self._whole(inputs)
         invocation = self._client.invoke(
@@ -405,12 +410,12 @@ class LoadedProgram:
             repetition = Repetition((Answer(1, 0, outputs),))
         elif repetition is None:
             why = "the agent is older than this hil" if invocation.command is None else "the board has no agent"
-            unchecked = f"the answers of the iterations were not compared with each other: {why}"
+            unchecked = f"outputs of the iterations were not compared with each other: {why}"
         if len(names) == len(outputs):
             renamed = dict(zip(outputs, names, strict=True))
             outputs = dict(zip(names, outputs.values(), strict=True))
             repetition = repetition and repetition.renamed(renamed)
-        # A command loads the program anew each time.
+        # A command loads the program on every run.
         cold = not warmup and (invocation.command is not None or not self._ran)
         self._ran = True
         self._placement = self._placement if invocation.placement is None else invocation.placement
@@ -428,20 +433,20 @@ class LoadedProgram:
         return self._placed(result, asked), invocation
 
     def _placed(self, result: RunResult, asked: RequestedDevice) -> RunResult:
-        """The result with where the program ran in its provenance, and a note on what ran ``elsewhere``."""
+        """Add the placement of the program to the result's provenance, with a note on parts that ran ``elsewhere``."""
         marked = None if self._placement is None else asked.mark(self._placement)
         parts = None if marked is None else [part.to_json() for part in marked]
         provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
         try:
             provenance["elsewhere"] = asked.check(marked, no_fallback=self._no_fallback)
         except errors.RanElsewhere as error:
-            # Its times are another device's.
+            # Drop the times: another device was measured.
             error.result = replace(result, provenance=provenance, iterations_ns=())
             raise
         return replace(result, provenance=provenance)
 
     def _provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
-        """On what a call was measured: what every board tells, with its clock or its command where it has one."""
+        """Return the provenance of a call: the board's state, and the clock or command if available."""
         board = self._board
         fit = board.clock_fit(invocation.host_ns[0])
         notes = [*board.note(invocation), *invocation.notes]
@@ -470,13 +475,13 @@ class LoadedProgram:
     def profile(
         self, inputs: Mapping[str, Array], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0
     ) -> ProfilePass:
-        """Run once more, under the runtime's profiler; its tool is sent first where the board lacks it.
+        """Run once more under the runtime's profiler. Send the profiling tool first if the board lacks it.
 
         Raises:
-            RunFailed: the runtime cannot profile, or its profiler failed; the program can be run on.
-            LoadFailed, BoardError: there is no profiling tool for the board.
-            RunCrashed, StageTimeout, BoardLost, SessionEnded: as of :meth:`run`.
-            BlobDamaged: the tool was altered on the board, and so it was when it had been sent again.
+            RunFailed: The runtime cannot profile, or the profiler failed. The program can still be run.
+            LoadFailed, BoardError: The profiling tool does not exist for the board.
+            RunCrashed, StageTimeout, BoardLost, SessionEnded: As for :meth:`run`.
+            BlobDamaged: The tool was altered on the board twice.
         """
         inputs = self._whole(inputs)
         try:
@@ -488,7 +493,7 @@ class LoadedProgram:
     def _profile(self, inputs: Mapping[str, Array], warmup: int, iterations: int, timeout: float) -> ProfilePass:
         tool = self._board.push_profiler(self._artifact.runtime)
         if self._client is not self._board.client:
-            # The upload cost the link, and with it the session that had this program.
+            # The upload renewed the link, which ended the session with this program.
             again = self._board.load(self._artifact, timeout=timeout)
             self._client, self.loaded = self._board.client, again.loaded
         return self._client.profile(
@@ -496,9 +501,11 @@ class LoadedProgram:
         )
 
     def _whole(self, given: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The inputs with those that the program takes beyond its model's, unless they are given as well.
+        """Return the inputs, completed with the program's carried inputs that the caller did not give.
 
-        Inputs that the program does not take are refused; where its model takes them, that is not the user's doing.
+        Raises:
+            UsageError: The inputs match neither the program nor the model.
+            RunFailed: The inputs match the model but not the program on the board.
         """
         inputs = {**given, **{name: value for name, value in self._artifact.carried.items() if name not in given}}
         try:
@@ -507,16 +514,16 @@ class LoadedProgram:
             known = self._artifact.inputs
             if known is None or not fits(known, inputs):
                 raise
-            what = f"the program takes other inputs on the board than its model does: {error.message}"
+            what = f"the program on the board and its model have different inputs: {error.message}"
             raise errors.RunFailed(what, stage="run", board=self._board.name) from error
         return inputs
 
     def log(self) -> list[str]:
-        """What the worker wrote to stderr."""
+        """Return the stderr lines of the worker."""
         return self._board.logs(self.loaded.program_id)
 
     def unload(self) -> None:
-        """End the worker; a board that is gone has none."""
+        """End the worker. Errors of the board are ignored: a lost board has no worker."""
         self._board.finish_log(self.loaded.program_id)
         with contextlib.suppress(errors.BoardError):
             self._client.unload(self.loaded.program_id)

@@ -1,4 +1,4 @@
-"""Which board, what it is opened for, and what programs for it are compiled for."""
+"""Selection of a board, the purpose of opening it, and the compile target."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ PROVIDERS = "hil.board_providers"
 
 @dataclass(frozen=True)
 class BoardChoice:
-    """Which board, and what it is opened for."""
+    """Selected board and the options for opening it."""
 
     config: BoardConfig
-    address: str = ""  # what ``--board`` gave; "" leaves it to the config
+    address: str = ""  # value of ``--board``; "" to use the config's address
     faults: tuple[str, ...] = ()
-    runtime: str = ""  # the runtime that is going to be used; "" is the config's
-    purpose: str = ""  # told to others who wait for the board
-    wait_s: float = 60.0  # how long to wait while somebody else has it
+    runtime: str = ""  # runtime to use; "" for the config's runtime
+    purpose: str = ""  # shown to others who wait for the board
+    wait_s: float = 60.0  # how long to wait while another session holds the board, in seconds
     say: TextSink = lambda text: None
-    without_agent: str = ""  # why the board is served by command; "" where its config does not ask for that
-    # makes the client, for errors of that name, where a link to the target is open; None: one is opened.
+    without_agent: str = ""  # why the board is used without an agent; "" if it has an agent
+    # Make the client over a link that is already open. The argument is the board's name for errors. None: open a link.
     connect: Callable[[str], BoardClient] | None = None
 
     @property
     def name(self) -> str:
-        """How results and errors call the board."""
+        """Name of the board in results and errors."""
         return self.address or self.config.name
 
     @property
     def target(self) -> str:
-        """The address that a link leads to; "" where neither the user nor the config names one."""
+        """Address to connect to; "" if neither the user nor the config gives one."""
         return self.address or self.config.connection.address
 
 
 def is_lent(address: str) -> bool:
-    """Whether an address is a selector of boards that somebody lends: which one it comes to shows when it is opened."""
+    """Return whether an address selects boards of a board provider. Opening it determines the board."""
     prefix, colon, _ = address.partition(":")
     return bool(colon) and any(point.name == prefix for point in points(PROVIDERS))
 
 
 def pinned(choice: BoardChoice, board: str) -> BoardChoice:
-    """The choice once it is known to which board, by name, it came: another connection is to be to the same one."""
-    # Only the farm's selectors are known to name a board so.
+    """Return the choice fixed to the named board, so that reconnecting uses the same board."""
+    # Only selectors of the farm are known to accept a board's name.
     if not choice.config.connection.address.startswith("farm:"):
         return choice
     address = f'farm:name="{board}"'
@@ -59,19 +59,25 @@ def pinned(choice: BoardChoice, board: str) -> BoardChoice:
 
 
 def knows_target(config: BoardConfig, runtime: str) -> bool:
-    """Whether a program can be compiled before the board was seen; ``runtime`` "" is the config's own."""
+    """Return whether a program can be compiled without connecting to the board first.
+
+    ``runtime`` "" means the config's runtime.
+    """
     if is_lent(config.connection.address):
         return False
     info = RUNTIMES.get(runtime or config.runtime)
     if info is None or not info.target:
         return True
-    # A simulator's CPU is this machine's.
+    # A simulator runs on this machine's CPU.
     here = info.targets_host and config.is_simulator
     return here or bool(config.compile_flags.get(info.compiler))
 
 
 def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
-    """A config that names what to compile for, and in words what was chosen; "" where the config's own flags hold."""
+    """Return a config with the compile target filled in, and the target's description.
+
+    The description is "" if the config's flags are used unchanged.
+    """
     if knows_target(config, runtime):
         return config, ""
     info = RUNTIMES[runtime or config.runtime]

@@ -1,4 +1,4 @@
-"""A board's calls, whoever carries them out, and what they take and give."""
+"""Interface for a board's calls, their arguments and their results."""
 
 from __future__ import annotations
 
@@ -17,116 +17,124 @@ from hil.errors import BoardError
 
 @dataclass(frozen=True)
 class Target:
-    """Where an agent is reached."""
+    """Address and credentials of an agent."""
 
     address: str  # ``unix:PATH`` or ``HOST:PORT``
-    token: str = ""  # presented to the agent, "" for none
-    # ca, cert, key: PEM files; with ``ca`` the connection is TLS, with all three mutual TLS.
+    token: str = ""  # sent to the agent; "" for none
+    # PEM files ca, cert and key: with ``ca`` the connection uses TLS, with all three mutual TLS.
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
-    # whether it is a simulator that was started here with faults. One that no program could meet is the user's bad
-    # usage, and only the agent sees it; no other agent may say so.
+    # Whether hil started this simulator with faults. Only the agent detects a fault that no program can trigger, and
+    # that is a usage error. Usage errors of other agents are not trusted.
     faults: bool = False
 
 
 @dataclass(frozen=True)
 class ProfilePass:
-    """What a profiling pass brought."""
+    """Result of a profiling pass."""
 
-    # name -> content, as the runtime wrote it: ``profile.ireeprof`` of IREE, ``onnxruntime.json`` of ONNX Runtime.
+    # Name -> content, as the runtime wrote it: ``profile.ireeprof`` for IREE, ``onnxruntime.json`` for ONNX Runtime.
     files: Mapping[str, memoryview]
-    # (time in the files, board clock) of moments before and after the runs, in nanoseconds. Time in the files is, of
-    # IREE, CLOCK_MONOTONIC; of ONNX Runtime its ``ts``, counted from where they begin. Empty where the board could not
-    # tell: then nothing is known of when on any other clock it was.
+    # Pairs (time in the files, board clock) in nanoseconds, taken before and after the runs. File time is
+    # CLOCK_MONOTONIC for IREE. For ONNX Runtime it is ``ts``, counted from the start of the file. Empty if the board
+    # cannot report it: then file times do not map to any other clock.
     clock_pairs: tuple[tuple[int, int], ...]
     host: Span  # from sending to the last byte received, host clock
-    # from the last input byte to the files being ready, board clock; None where the board has no agent to tell.
+    # From the last input byte to the files being ready, board clock. None without an agent.
     board: Span | None
     warmup: int
     iterations: int
-    repetition: Repetition | None = None  # of its runs; None where the profiler gives out no outputs
+    repetition: Repetition | None = None  # comparison of the runs; None if the profiler returns no outputs
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """One call's answer. Stamps are of the board's clock, seconds of the host's."""
+    """Result of one call. Timestamps use the board's clock; durations in seconds use the host's clock."""
 
     outputs: dict[str, Array]
     iterations_ns: tuple[tuple[int, int], ...]
     warmup_ns: int
     host_ns: tuple[int, int]  # from sending to the last byte received, host clock
-    # from the last input byte to the outputs being ready to send; None where the board tells no times.
+    # From the last input byte to the outputs being ready to send; None if the board reports no times.
     board_ns: tuple[int, int] | None = None
     peak_memory_bytes: int = 0
-    # what the worker's threads together computed during the iterations, 0 where nothing is known of that.
+    # CPU time of all worker threads during the iterations; 0 if unknown.
     cpu_ns: int = 0
-    fetch_s: float = 0.0  # for the outputs
-    state: dict[str, Any] = field(default_factory=dict)  # what Describe says of what changes, where it was asked for
-    placement: Placement | None = None  # where the program ran; None where the board does not tell, or has told before
-    repetition: Repetition | None = None  # of all runs of the call; None where the board did not compare them
-    notes: tuple[str, ...] = ()  # what the board could not do, or did otherwise, a sentence each
-    # of a board without an agent: the command ``line``, ``wall_s`` of each one on the host's clock, ``why`` there is no
-    # agent, and what is ``not_measured``; None of one with an agent.
+    fetch_s: float = 0.0  # time to fetch the outputs
+    state: dict[str, Any] = field(default_factory=dict)  # changing fields of Describe, if requested
+    placement: Placement | None = (
+        None  # where the program ran; None if not reported, or unchanged since the last report
+    )
+    repetition: Repetition | None = None  # comparison of all runs of the call; None if the board did not compare them
+    notes: tuple[str, ...] = ()  # limitations and deviations of the board, one sentence each
+    # Set only for a board without an agent: the command ``line``, ``wall_s`` of each command on the host's clock, the
+    # reason ``why`` the board has no agent, and the list ``not_measured``.
     command: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program that is loaded on the board."""
+    """Program loaded on the board."""
 
     program_id: str
     function: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    load_ns: int = 0  # how long loading took, by the board's clock; 0 where that is not known
-    worker_pid: int = 0  # the process that has it; 0 where none does
-    device: str = ""  # the device that it runs on; "" is the runtime's default
-    version: str = ""  # the runtime's, where it is another than Describe says; else ""
+    load_ns: int = 0  # loading time on the board's clock; 0 if unknown
+    worker_pid: int = 0  # worker process of the program; 0 if it has none
+    device: str = ""  # device of the program; "" for the runtime's default
+    version: str = ""  # runtime version, if it differs from Describe; else ""
 
 
 class BoardClient(Protocol):
-    """The calls that a board answers: an agent's, over gRPC, or commands in its shell where it has no agent.
+    """Calls of a board: over gRPC to an agent, or as shell commands on a board without an agent.
 
-    Every call raises BoardError and its kinds where the board or the link fails: BoardLost, or SessionEnded where
-    somebody ended ours, and a run may have happened then. What only an agent can do is nothing here.
+    Every call raises BoardError or a subclass if the board or the link fails. After BoardLost or SessionEnded, a run
+    may have happened. Without an agent, calls that need one do nothing.
     """
 
     payload_bytes_sent: int
 
     def info(self) -> dict[str, Any]:
-        """What the board says of itself: hil.v1's DescribeReply as JSON. ``not_measured`` lists what it lacks."""
+        """Return the board's description: DescribeReply of hil.v1 as JSON.
+
+        ``not_measured`` lists missing measurements.
+        """
 
     def open_session(self, purpose: str, *, fence: int, wait_s: float, on_wait: Callable[[str], None]) -> int:
-        """Take the board, unless we have it; returns the session's fence.
+        """Reserve the board unless this client has it already. Return the session's fence.
 
-        Without an agent each run waits until the board is free.
+        Without an agent, each run waits until the board is free instead.
         """
         return 0
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
-        """Ping the board's clock; empty where it has none that can be asked."""
+        """Ping the board's clock. Return an empty list if the clock is not available."""
         return []
 
     def counters(self, period_s: float) -> Any:
-        """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled."""
-        raise BoardError("it has no agent that would tell them")
+        """Return a stream of the board's counters: a ``pb.CounterSample`` per period, until cancelled."""
+        raise BoardError("reading counters requires an agent on the board")
 
     def tools(self) -> dict[str, Path]:
-        """Files that running any program needs beside it: digest -> file on the host."""
+        """Return the files that every program needs on the board: digest -> file on the host."""
         return {}
 
     def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
-        """The files (digest -> file on the host) that the board lacks, with the bytes of each that it has already."""
+        """Return the digests of the missing files, each with the number of bytes that the board already has."""
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
-        """Send files: digest -> (file on the host, offset to go on from). Raises LoadFailed: the board has no room."""
+        """Send files: digest -> (file on the host, offset to resume at).
+
+        Raises LoadFailed if the board is out of space.
+        """
 
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
-        """Load a program whose files were sent. Raises LoadFailed, RunCrashed or StageTimeout."""
+        """Load a program that was sent. Raises LoadFailed, RunCrashed or StageTimeout."""
 
     def unload(self, program_id: str) -> None:
-        """End a program."""
+        """Unload a program."""
 
     def invoke(
         self,
@@ -142,31 +150,31 @@ class BoardClient(Protocol):
         """Run a program and fetch the last outputs.
 
         Args:
-            state: whether the answer is to say what Describe says of what changes.
-            most_bytes: the most that the outputs can take; None where nothing is known of them.
+            state: Whether to return the changing fields of Describe.
+            most_bytes: Maximum total size of the outputs; None if unknown.
 
         Raises:
-            UsageError: the program does not take these inputs.
-            LoadFailed, RunFailed, RunCrashed, StageTimeout: as the board says.
+            UsageError: The program does not take these inputs.
+            LoadFailed, RunFailed, RunCrashed, StageTimeout: The run failed on the board.
         """
 
     def profile(
         self, program_id: str, inputs: Mapping[str, Array], *, tool: str, warmup: int, iterations: int, timeout: float
     ) -> ProfilePass:
-        """Run a program under its runtime's profiler: a pass of its own, whose outputs nobody gets. Raises as a run.
+        """Run a program under the runtime's profiler, in a separate pass without outputs. Raises as :meth:`invoke`.
 
-        ``tool`` is the digest of what the board's runtime lacks (``profile_tool`` in Describe), "" where it has it.
+        ``tool`` is the digest of the tool that the runtime lacks (``profile_tool`` in Describe); "" if it lacks none.
         """
 
     def logs(self, program_id: str = "") -> list[str]:
-        """What programs wrote to stderr so far."""
+        """Return the stderr lines of programs so far."""
 
     def follow_logs(self) -> Iterable[Any]:
-        """What programs write to stderr, a ``pb.LogLine`` each, as it comes, until the stream is cancelled.
+        """Return a live stream of the programs' stderr: a ``pb.LogLine`` per line, until cancelled.
 
-        Without an agent nothing comes before a program has ended.
+        Without an agent, lines arrive only after a program has ended.
         """
         return ()
 
     def close(self) -> None:
-        """End session and connection."""
+        """Close the session and the connection."""

@@ -1,4 +1,4 @@
-"""Opening a board: through its agent, or by command where it has none; and having it again after it was lost."""
+"""Open a board through an agent, or with shell commands. Reconnect to lost boards."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hil.controller.devices.health import changed
 from hil.controller.devices.power import answering, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
-# How long a lost board is looked for: a small system is up again by then, and more is not known of it anyway.
+# How long to look for a lost board. A small system reboots in less time, and hil does not know the board's boot time.
 _RECONNECT_S = 20.0
 
 
 def connect_board(choice: BoardChoice) -> Board:
-    """Connect to a board, once; raises as :func:`open_board`."""
+    """Connect to a board without retries. Raises as :func:`open_board`."""
     return Board(choice, open_link(choice))
 
 
 def open_board(choice: BoardChoice) -> Board:
-    """Connect to a board. One that does not answer is reset and its power cycled, where its config says how.
+    """Connect to a board. If it does not respond, reset and power-cycle it as configured.
 
     Raises:
-        UsageError: the board cannot be used that way.
-        BoardUnreachable, BoardLost: nobody answers, whatever was done.
-        BoardError: the board refuses us, or can run nothing.
+        UsageError: The board cannot be used with these options.
+        BoardUnreachable, BoardLost: The board does not respond, even after a reset and a power cycle.
+        BoardError: The board refuses the connection or cannot run programs.
     """
 
     def connect() -> Board:
@@ -39,20 +39,22 @@ def open_board(choice: BoardChoice) -> Board:
             wanted = choice.runtime or choice.config.runtime
             served = choice.config.command.runs(wanted)
             if not served:
-                instead = f"no command runs programs of {wanted} instead: --runtime iree, or another board"
+                instead = f"no command supports {wanted} programs: use --runtime iree, or another board"
                 error.hint = error.hint.replace(COMMAND_HINT, instead)
+                error.option = "--runtime"
             if not (served and isinstance(error, NoAgentHere)):
                 raise
-            choice.say(f"{error.message}: going on without an agent")
+            choice.say(f"{error.message}: continuing without an agent")
             return connect_board(replace(choice, without_agent=error.message))
 
     return recover(connect, choice.config.power, board=choice.name, say=choice.say)
 
 
 def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Board | None:
-    """Have a lost board again, None where it does not come back soon, and add to the error what became of it.
+    """Reconnect to a lost board. Return None if it does not respond soon. Add the cause to the error.
 
-    Nothing is run again. Only a board that is reached over SSH is looked for: another's link says all there is to know.
+    Does not repeat any run. Only boards reached over SSH are reconnected; for other boards the link's error is
+    complete.
     """
     lost.close()
     if lost.shell is None or not isinstance(error, (BoardLost, SessionEnded)):
@@ -60,10 +62,10 @@ def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Bo
     try:
         board = answering(reopen, _RECONNECT_S)
     except (BoardError, UsageError) as gone:
-        error.hint = error.hint or f"it did not come back within {_RECONNECT_S:g} s: {gone.message}"
+        error.hint = error.hint or f"the board did not reconnect within {_RECONNECT_S:g} s: {gone.message}"
         return None
     if happened := changed(lost.info, board.info):
         error.add(f"meanwhile {' and '.join(happened)}")
     else:
-        error.hint = error.hint or "the board itself stayed up and answers again: its agent or the link had failed"
+        error.hint = error.hint or "the board stayed up and responds: its agent or the connection failed"
     return board

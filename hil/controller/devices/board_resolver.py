@@ -1,7 +1,7 @@
-"""Which board: what the user said about it, the kinds of links, and the one that leads there.
+"""Resolve the user's board options to a board and a link.
 
-A package adds a kind under the entry-point group ``hil.links``: an address's prefix, without the colon -> a function
-``(address, config) -> Link``.
+A package adds a link kind under the entry-point group ``hil.links``. The name is the address prefix without the
+colon, the value a function ``(address, config) -> Link``.
 """
 
 from __future__ import annotations
@@ -33,38 +33,36 @@ def _connect_by_package(choice: BoardChoice) -> Link:
     return connect_by_package(entry, choice)
 
 
-# The first that leads to a board opens it.
+# Order matters: the first matching kind opens the board.
 KINDS = (COMMAND_KIND, SIM_KIND, LENT_KIND, LinkKind("package", _connect_by_package, _of_package), SSH_KIND, AGENT_KIND)
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is an address, and not a board's name or config file."""
+    """Return whether a text is an address rather than a board's name or config file."""
     return any(kind.is_address(text) for kind in KINDS)
 
 
 def open_link(choice: BoardChoice) -> Link:
-    """Open the link to a board, or start the simulator where the config says so; one that is open is taken as it is.
+    """Open the link to a board, start a simulator, or reuse an open link, depending on the choice.
 
-    Raises UsageError: the address is none that a link takes; BoardError as :func:`open_board`.
+    Raises UsageError if no link kind takes the address, and BoardError as :func:`open_board`.
     """
     kind = next((kind for kind in KINDS if kind.is_for(choice)), None)
     name = choice.config.name
     if kind is None and not choice.target:
-        raise UsageError(
-            f"{name} is a kind of board and has no address", hint=f"--board USER@HOST --runtime-hw-type {name}"
-        )
+        raise UsageError(f"board type {name} has no address", hint=f"use --board USER@HOST --runtime-hw-type {name}")
     if choice.faults and not (kind and kind.takes_faults):
-        raise UsageError("--fault is for simulators only", hint="leave it out, or use --runtime-hw-type sim")
+        raise UsageError("--fault requires a simulator", hint="remove --fault, or use --runtime-hw-type sim")
     if choice.connect is not None:
         return Link(Target(choice.target), connect=choice.connect)
-    # It says what is wrong with the address.
+    # AGENT_KIND reports the error in an invalid address.
     return (kind or AGENT_KIND).connect(choice)
 
 
 DEFAULT_HW_TYPE = "sim"
-# What names a board where nobody names one.
+# Environment variable with the default board.
 BOARD_VARIABLE = "HIL_BOARD"
-# A board of which nothing but the address is known.
+# Config for a board with only an address.
 GENERIC = "generic"
 
 
@@ -76,26 +74,26 @@ def choose(
     known_hosts: Path | None = None,
     accept_new_host_key: bool = False,
 ) -> BoardChoice:
-    """The board for ``--board`` and ``--runtime-hw-type``.
+    """Return the board for ``--board`` and ``--runtime-hw-type``.
 
     Args:
-        board: a board's name, a config file, or an address (``USER@HOST[:PORT]``, ``ssh:ALIAS``, ``unix:PATH``,
-            ``HOST:PORT``, ``farm:SELECTOR``); "" without ``hw_type`` is what ``HIL_BOARD`` names.
-        hw_type: hardware type: the config to use for an address, or the simulator to start; without it an address is
-            a ``generic`` board, and no address at all is ``sim``. Of a farm: the boards of that type only.
-        identity, known_hosts, accept_new_host_key: for SSH, in place of the config's own.
+        board: A board's name, a config file, or an address (``USER@HOST[:PORT]``, ``ssh:ALIAS``, ``unix:PATH``,
+            ``HOST:PORT``, ``farm:SELECTOR``). "" without ``hw_type`` means the value of ``HIL_BOARD``.
+        hw_type: Hardware type: the config for an address, or the simulator to start. Without it, an address is a
+            ``generic`` board, and no address means ``sim``. For a farm, it limits the selection to this type.
+        identity, known_hosts, accept_new_host_key: SSH settings that override the config.
 
     Raises:
-        UsageError: there is no such board or type, or the two do not fit.
+        UsageError: The board or type does not exist, or they do not match.
     """
     board = board or named_board(hw_type)
     of_variable = bool(board) and board == os.environ.get(BOARD_VARIABLE)
     try:
-        # A relative path in a variable is another file in every folder: nobody typed that of this one.
+        # A relative path in an environment variable depends on the current directory, so it is not a typed path.
         choice = _chosen(board, hw_type, typed=not of_variable or Path(board).is_absolute())
     except UsageError as error:
         if of_variable:
-            error.add(f"the variable {BOARD_VARIABLE} names it")
+            error.add(f"set by the variable {BOARD_VARIABLE}")
         raise
     files = {"identity": identity, "known_hosts": known_hosts}
     given: dict[str, Any] = {key: str(located(path, Path.cwd())) for key, path in files.items() if path}
@@ -119,12 +117,12 @@ def _chosen(board: str, hw_type: str, *, typed: bool) -> BoardChoice:
 
 
 def named_board(hw_type: str) -> str:
-    """The board that ``HIL_BOARD`` names, where no kind of hardware was named instead; "" is none."""
+    """Return the board from ``HIL_BOARD``, or "" if it is unset or ``hw_type`` is given."""
     return "" if hw_type else os.environ.get(BOARD_VARIABLE, "")
 
 
 def _of_farm(board: str, hw_type: str) -> BoardChoice:
-    """A board that is lent: all that is known of it before it is had is its type, where that was named."""
+    """Return the choice for a board of a provider. Before the loan, only the requested type is known."""
     prefix, _, selector = board.partition(":")
     selector = selector.strip()
     if hw_type:

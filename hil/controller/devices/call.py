@@ -1,4 +1,4 @@
-"""What a call of an agent is, whichever way it goes, and how it fails."""
+"""Interface and errors of a call to an agent, independent of the transport."""
 
 from __future__ import annotations
 
@@ -7,31 +7,34 @@ from typing import Any, Protocol
 
 
 class Call(Protocol):
-    """A call that goes on. One thread may send while another receives; any may cancel it."""
+    """Open call. One thread may send while another receives; any thread may cancel it."""
 
     def send(self, message: Any) -> None:
-        """Send a message, or a memoryview of data (at most ``wire.CHUNK`` bytes), which may change then."""
+        """Send a message, or data as a memoryview of at most ``wire.CHUNK`` bytes.
+
+        The buffer may be reused afterwards.
+        """
 
     def end(self) -> None:
-        """Send no more."""
+        """Close the sending side."""
 
     def receive(self) -> Any:
-        """The next message; None where no more comes."""
+        """Return the next message, or None at the end."""
 
     def receive_into(self, view: memoryview) -> int:
-        """Receive the next data into a view; how many bytes came."""
+        """Receive the next data into a view. Return the number of bytes."""
 
     def cancel(self) -> None:
-        """End the call, and whoever waits in it."""
+        """Cancel the call and wake threads that wait in it."""
 
 
 class CallFailed(Exception):
-    """A call that failed.
+    """Failure of a call.
 
     Args:
-        code: the name of gRPC's status for that, such as ``UNAVAILABLE``.
-        text: what happened, in words.
-        error: the far side's typed error, serialised, where it sent one.
+        code: gRPC status name, such as ``UNAVAILABLE``.
+        text: Description of the failure.
+        error: The remote side's typed error, serialised; empty if it sent none.
     """
 
     def __init__(self, code: str, text: str, error: bytes = b"") -> None:
@@ -40,7 +43,7 @@ class CallFailed(Exception):
 
 
 class Replies:
-    """The replies of a call that goes on beside others, until it is cancelled. Raises :class:`CallFailed`."""
+    """Iterator over the replies of a concurrent call, until it is cancelled. Raises :class:`CallFailed`."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

@@ -1,4 +1,4 @@
-"""The calls of one agent: over data connections where it has them, and otherwise over gRPC."""
+"""Calls to one agent, over data connections if available and otherwise over gRPC."""
 
 from __future__ import annotations
 
@@ -18,71 +18,84 @@ if TYPE_CHECKING:
 
 
 class Calls:
-    """The calls of the agent at an address. Raises as :func:`hil.controller.devices.grpc_call.agent_channel`."""
+    """Calls to the agent at an address. Raises as :func:`hil.controller.devices.grpc_call.agent_channel`.
+
+    Attributes:
+        fallback: Why the last call used gRPC although a data-connection socket exists; "" if it did not.
+    """
 
     def __init__(self, target: Target) -> None:
+        self.fallback = ""
         self._target = target
         is_protected = target.ca or target.cert or target.key
         path = "" if is_protected else data_path(target.address)
         self._data = DataConnections(path, target.token) if path else None
         self._grpc: GrpcCalls | None = None
         self._lock = threading.Lock()
-        self._open: weakref.WeakSet[Call] = weakref.WeakSet()
+        self._open: weakref.WeakKeyDictionary[Call, str] = weakref.WeakKeyDictionary()  # values: session tokens
         if self._data is None:
             self._over_grpc()
 
     def begin(self, method: str, session: str = "", *, within_s: float = OPEN_S, waits: bool = False) -> Call:
-        """Begin a call: over a data connection, or where nobody takes it on there, over gRPC.
+        """Begin a call over a data connection, or over gRPC if no data connection is available.
 
         Args:
-            session: the token of the session that it belongs to; "" where it belongs to none.
-            within_s: how long the agent may take to take it on.
-            waits: whether a connection that is not there yet is waited for, by whoever waits for the answer.
+            session: Token of the call's session; "" for none.
+            within_s: How long the agent may take to accept the call, in seconds.
+            waits: Whether receiving waits for a gRPC connection that is not yet established.
 
         Raises:
-            CallFailed: the agent refuses it, or hangs.
+            CallFailed: The agent refuses the call or hangs.
         """
         call = self._over_data(method, session, within_s) or self._over_grpc().begin(method, session, waits=waits)
         with self._lock:
-            self._open.add(call)
+            self._open[call] = session
         return call
 
+    def cancel(self, session: str) -> None:
+        """Cancel the calls of a session; "" cancels all."""
+        with self._lock:
+            calls = [call for call, token in self._open.items() if session in ("", token)]
+        for call in calls:
+            call.cancel()
+
     def is_answered(self, within_s: float) -> bool:
-        """Whether an agent is at the other end, though it may be busy; one that hangs does not get so far."""
+        """Return whether an agent accepts calls. A busy agent does; a hanging agent does not."""
         try:
             if call := self._over_data("Clock", "", within_s):
                 call.cancel()
                 return True
         except CallFailed as error:
-            return error.code != "DEADLINE_EXCEEDED"  # a refusal is an answer, too
+            return error.code != "DEADLINE_EXCEEDED"  # a refusal is also a response
         return self._over_grpc().is_answered(within_s)
 
     def close(self) -> None:
-        """End all calls, and disconnect."""
-        with self._lock:
-            calls = list(self._open)
-        for call in calls:
-            call.cancel()
+        """Cancel all calls and disconnect."""
+        self.cancel("")
         if self._data is not None:
             self._data.close()
         if self._grpc is not None:
             self._grpc.close()
 
     def _over_data(self, method: str, session: str, within_s: float) -> Call | None:
+        self.fallback = ""
         if self._data is None:
             return None
         try:
             return self._data.begin(method, session, within_s)
-        except NoDataConnection:
+        except NoDataConnection as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                self.fallback = str(error)
             return None
         except CallFailed as error:
-            # An agent of an older hil carries fewer methods there.
+            # Agents of an older hil support fewer methods on data connections.
             if isinstance(wire_errors.from_bytes(error.error), UsageError):
+                self.fallback = error.text
                 return None
             raise
 
     def _over_grpc(self) -> GrpcCalls:
-        from hil.controller.devices.grpc_call import GrpcCalls  # a command that needs no gRPC does not wait for it
+        from hil.controller.devices.grpc_call import GrpcCalls  # avoid the import time of gRPC if it is not used
 
         with self._lock:
             self._grpc = self._grpc or GrpcCalls(self._target)

@@ -1,12 +1,11 @@
-"""The agent's protocol as the calls of a board.
+"""Client for the agent's protocol.
 
-Programs may be run from several threads at a time, each with a stream of its own; all else is for one thread.
+Several threads may run programs at the same time, each over a separate stream. All other calls are for one thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,9 +19,11 @@ from hil import errors
 from hil.controller.devices import answers
 from hil.controller.devices.board_client import BoardClient, Invocation, Loaded, ProfilePass, Target
 from hil.controller.devices.call import Call, CallFailed, Replies
-from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive
+from hil.controller.devices.connection import STALL_S, AgentConnection, InvokeStream, receive, transfer_limit_s
 from hil.core import clock, digest, tensors
+from hil.core.bounded_json import parse_json
 from hil.core.digest import StreamHasher
+from hil.core.files import open_file
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact
 from hil.core.tensors import Array
@@ -31,25 +32,25 @@ from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
 
 _CALL_S = 60.0
-# Past an order's own limit the agent should have answered; then the agent itself is given up.
+# Added to a request's timeout for the response. After that, hil considers the agent lost.
 _GRACE_S = 15.0
-# The slowest link, and the slowest disk of a board, that are worth waiting for.
-_SLOWEST_LINK_BYTES_S, _SLOWEST_DISK_BYTES_S = 10_000, 2_000_000
+# Slowest supported disk of a board.
+_SLOWEST_DISK_BYTES_S = 2_000_000
 _INT64 = range(-(1 << 63), 1 << 63)
 Progress = Callable[[int], None]
 
 
 class AgentClient(AgentConnection, BoardClient):
-    """The calls that an agent answers."""
+    """Client for a board's agent."""
 
     def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
         super().__init__(target, board, over=over)
-        self._unloading: Call | None = None  # of a program that ends, until the agent has said so
+        self._unloading: Call | None = None  # pending Unload call
         self._outputs: dict[str, tuple[str, ...]] = {}
         self.payload_bytes_sent = 0
 
     def info(self) -> dict[str, Any]:
-        """What Describe says, as JSON; raises as :meth:`describe`."""
+        """Return the response of Describe as JSON. Raises as :meth:`describe`."""
         return MessageToDict(self.describe(), preserving_proto_field_name=True)
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
@@ -58,28 +59,31 @@ class AgentClient(AgentConnection, BoardClient):
             return self._pings(count, _CALL_S)
 
     def missing(self, digests: Collection[str], /) -> dict[str, int]:
-        """The blobs that the board lacks, each with how many of its bytes an earlier upload left there."""
+        """Return the blobs that the board lacks, each with the bytes that an earlier upload left on the board."""
         with self._seam():
             reply = self._answered("Missing", pb.MissingRequest(digests=list(digests)), _CALL_S)
             return answers.missing_blobs(reply, digests)
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Progress | None = None) -> None:
-        """Send blobs, which the board verifies; where the link breaks, what came is kept there for the next try."""
+        """Send blobs, which the board verifies.
+
+        If the link breaks, the board retains the received part for the next attempt.
+        """
 
         sizes = {name: path.stat().st_size for name, (path, _) in blobs.items()}
-        # Whole chunks go on, or wait until the board's disk has what came before.
+        # A send blocks until the board's disk has written the earlier chunks.
         stall_s = STALL_S + sum(sizes.values()) / _SLOWEST_DISK_BYTES_S
 
         with self._seam():
             for name, (_, offset) in blobs.items():
                 answers.check_offset(offset, sizes[name])
-            call = self._begin("Put")
-            with self._guarded(call, stall_s) as guard:
+            deadline = time.monotonic() + stall_s + transfer_limit_s(sum(sizes.values()))
+            with self._guarded("Put", stall_s) as (call, guard):
                 for name, (path, offset) in blobs.items():
                     call.send(pb.PutRequest(start=pb.PutStart(digest=name, size=sizes[name], offset=offset)))
                     for piece in _pieces(path, offset):
                         self.payload_bytes_sent += len(piece)
-                        guard.within(stall_s)
+                        guard.within(min(stall_s, deadline - time.monotonic()))
                         call.send(piece)
                         self._heard()
                         if progress:
@@ -89,28 +93,28 @@ class AgentClient(AgentConnection, BoardClient):
                 answers.check_stored(iter(call.receive, None), list(blobs))
 
     def get(self, name: str) -> memoryview:
-        """Read a blob from the board and verify it: BoardLost where it is not what the digest says."""
-        with self._seam(), self._guarded(call := self._begin("Get"), STALL_S) as guard:
+        """Read a blob from the board and verify it. Raises BoardLost on a digest mismatch."""
+        with self._seam(), self._guarded("Get", STALL_S) as (call, guard):
             call.send(pb.GetRequest(digest=name))
             size = answers.blob_size(call.receive())
-            deadline = time.monotonic() + STALL_S + size / _SLOWEST_LINK_BYTES_S
+            deadline = time.monotonic() + transfer_limit_s(size)
             view = memoryview(answers.room_for(size).data)
             found = receive(call, view, StreamHasher(digest.algorithm_of(name)), guard, deadline, self._heard)
             if call.receive() is not None:
-                raise answers.broken("it sent more data than it announced")
+                raise answers.broken("more data than announced")
         if found != name:
-            raise errors.BoardLost(f"what the board sent is not {name}", board=self.board)
+            raise errors.BoardLost(f"downloaded data does not match {name}", board=self.board)
         return view
 
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
-        """Load an artifact whose files the board has; raises as :meth:`load`."""
+        """Load an artifact that was sent. Raises as :meth:`load`."""
         how: dict[str, Any] = {"runtime": artifact.runtime, "device": device, "function": artifact.function}
         return self.load(artifact.digests, artifact.main, **how, timeout=timeout)
 
     def load(
         self, files: Mapping[str, str], main: str, *, runtime: str, device: str, function: str, timeout: float
     ) -> Loaded:
-        """Load a program whose blobs the board has: name -> digest."""
+        """Load a program from blobs on the board. ``files`` maps names to digests."""
         request = pb.LoadRequest(
             files=[pb.ProgramFile(name=name, digest=value) for name, value in files.items()],
             main=main,
@@ -128,21 +132,20 @@ class AgentClient(AgentConnection, BoardClient):
         return Loaded(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid, device)
 
     def unload(self, program_id: str) -> None:
-        """End a program. Only that the agent takes the call on is waited for here; the next one waits for its end."""
+        """Start to unload a program. The next call waits until the agent has unloaded it."""
         self._wait_unloaded()
         self._outputs.pop(program_id, None)
-        # A board that is gone has no programs, and the next call will tell.
+        # A lost board has no programs, and the next call reports the loss.
         with self._seam(), contextlib.suppress(CallFailed):
-            call = self._begin("Unload")
-            call.send(pb.UnloadRequest(program_id=program_id))
-            self._unloading = call
+            self._unloading = self._asked("Unload", pb.UnloadRequest(program_id=program_id))
 
     def _wait_unloaded(self) -> None:
         unloading, self._unloading = self._unloading, None
         if unloading is not None:
             wrong = contextlib.suppress(CallFailed, errors.ProtocolBroken)
-            with wrong, self._guarded(unloading, _CALL_S):
+            with wrong, self._watched(unloading, _CALL_S):
                 unloading.receive()
+            unloading.cancel()
 
     def invoke(
         self,
@@ -156,7 +159,7 @@ class AgentClient(AgentConnection, BoardClient):
         state: bool = False,
         most_bytes: int | None = None,
     ) -> Invocation:
-        """Run a program warm, and fetch the last outputs, large ones ``into`` arrays (by name), where they fit."""
+        """Run a program and fetch the last outputs. Large outputs are written ``into`` matching arrays, by name."""
         start = pb.InvokeStart(
             program_id=program_id, warmup=warmup, iterations=iterations, timeout_s=timeout, state=state
         )
@@ -169,7 +172,7 @@ class AgentClient(AgentConnection, BoardClient):
     def _recalled(
         self, program_id: str, repetition: Repetition, names: Sequence[str] | None, most_bytes: int | None = None
     ) -> Repetition:
-        """Fetch the outputs of the distinct answers that the board has kept and that are not here yet."""
+        """Fetch the outputs of distinct answers that the board retains and that were not fetched yet."""
 
         def fetched(number: int, answer: Answer) -> Answer:
             if answer.outputs is not None or not answer.is_kept:
@@ -190,7 +193,7 @@ class AgentClient(AgentConnection, BoardClient):
         iterations: int = 1,
         timeout: float = 60.0,
     ) -> ProfilePass:
-        """Run a program under its runtime's profiler."""
+        """Run a program under the runtime's profiler."""
         start = pb.InvokeStart(
             program_id=program_id,
             warmup=warmup,
@@ -240,44 +243,47 @@ class AgentClient(AgentConnection, BoardClient):
             stream = self._invokes.get(thread)
             if stream is None or stream.broken:
                 stream = self._invokes[thread] = InvokeStream(self._begin("Invoke"), self._heard)
+                stream.fallback = self._calls.fallback
             most = answers.most_bytes() if most_bytes is None else most_bytes
-            return stream.call(start, streams, into, start.timeout_s + _GRACE_S, names, most)
+            done = stream.call(start, streams, into, start.timeout_s + _GRACE_S, names, most)
+        if not stream.fallback:
+            return done
+        note = f"slower gRPC was used for the run, because the agent's data connection failed: {stream.fallback}"
+        return replace(done, notes=(*done.notes, note))
 
     def counters(self, period_s: float) -> Replies:
-        """The board's counters, a ``pb.CounterSample`` each period, until the stream is cancelled.
+        """Return a stream of the board's counters: a ``pb.CounterSample`` per period, until cancelled.
 
-        Reading it raises CallFailed: whoever does is beside the run, never part of it.
+        Reading it raises CallFailed without effect on the run.
         """
         return self._stream("Counters", pb.CountersRequest(period_ms=round(period_s * 1000)))
 
     def follow_logs(self) -> Replies:
-        """What workers write to stderr, as it comes; reading it raises CallFailed."""
+        """Return a live stream of the workers' stderr. Reading it raises CallFailed."""
         return self._stream("Logs", pb.LogsRequest(follow=True))
 
     def _stream(self, method: str, request: Any) -> Replies:
         with self._seam():
-            call = self._begin(method)
-            call.send(request)
-            return Replies(call)
+            return Replies(self._asked(method, request))
 
     def logs(self, program_id: str = "") -> list[str]:
-        """What workers wrote to stderr so far; of very much of it, the beginning."""
+        """Return the workers' stderr so far, cut after ``LOG_CHARACTERS`` or ``LOG_LINES``."""
         lines: list[str] = []
         left = answers.LOG_CHARACTERS
-        with self._seam(), self._guarded(call := self._begin("Logs"), _CALL_S):
+        with self._seam(), self._guarded("Logs", _CALL_S) as (call, _):
             call.send(pb.LogsRequest(program_id=program_id))
             for line in iter(call.receive, None):
                 left -= len(line.text) + 1
                 if left < 0 or len(lines) >= answers.LOG_LINES:
-                    return [*lines, "... and more, which was left out"]
+                    return [*lines, "... further lines omitted"]
                 lines.append(line.text)
         return lines
 
 
 def _pieces(path: Path, offset: int) -> Iterator[memoryview]:
-    """A file's content from an offset on, in pieces of which each is there until the next is asked for."""
+    """Yield a file's content from an offset. Each piece is valid until the next is requested."""
     room = memoryview(bytearray(wire.CHUNK))
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         file.seek(offset)
         while count := file.readinto(room):
             yield room[:count]
@@ -285,9 +291,9 @@ def _pieces(path: Path, offset: int) -> Iterator[memoryview]:
 
 def _clock_pairs(content: bytes) -> tuple[tuple[int, int], ...]:
     try:
-        pairs = tuple((int(file_ns), int(board_ns)) for file_ns, board_ns in json.loads(content)["pairs"])
+        pairs = tuple((int(file_ns), int(board_ns)) for file_ns, board_ns in parse_json(content)["pairs"])
         if not all(time_ns in _INT64 for pair in pairs for time_ns in pair):
-            raise ValueError("a time that no clock has")
+            raise ValueError("clock value out of range")
         return pairs
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise errors.RunFailed(f"the profile's {clock.CLOCK_FILE} cannot be read: {error}") from error
+        raise errors.RunFailed(f"cannot read the profile's {clock.CLOCK_FILE}: {error}") from error

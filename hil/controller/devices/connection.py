@@ -1,6 +1,6 @@
-"""A connection to an agent, its session, and the session's two streams: one holds the device, calls go over the other.
+"""Connection to an agent, with a session and two streams: Hold reserves the device, Invoke runs programs.
 
-Here the errors of calls become hil's, once.
+All errors of calls become hil errors here.
 """
 
 from __future__ import annotations
@@ -22,46 +22,65 @@ from hil.controller.devices import answers
 from hil.controller.devices.board_client import Invocation, Target
 from hil.controller.devices.call import Call, CallFailed
 from hil.controller.devices.calls import Calls
+from hil.controller.devices.data_call import OPEN_S
 from hil.controller.devices.guard import Guard
 from hil.core import clock
 from hil.core.digest import Hasher, StreamHasher
 from hil.core.results import Part
 from hil.core.tensors import Array
-from hil.protocol import wire, wire_errors
+from hil.protocol import versions, wire, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
-# An agent answers every keep-alive, and tells each second that somebody waits: after so long it is gone, or hangs.
+# The agent acknowledges keep-alives and reports every second to waiting clients. After this silence it is gone or
+# hangs.
 SILENCE_S = 15.0
-# What gRPC says of a call that its server did not take on, having too many: HTTP/2's REFUSED_STREAM (RFC 9113, 8.7).
+# gRPC's text for a call that a busy server refused: HTTP/2's REFUSED_STREAM (RFC 9113, 8.7).
 _REFUSED = "RST_STREAM with error code 7"
-_LATER = "try again in a moment"
+_LATER = "retry in a moment"
 _ALIVE_S = 3.75
-# The two streams of a session may bring the news of its end in either order.
+# The two streams of a session may report the end in either order.
 _REASON_S = 1.0
-# For so long a session that is closed waits for the agent to know.
+# How long closing a session waits for the agent to process it.
 _END_S = 2.0
-# Data that goes on moves so much each time: a chunk of 1 MiB, or the whole of a shorter message.
+# After ending a session, the agent ends the calls within this time, each with an error.
+_GOODBYE_S = 3.0
+# Time limit for each step of a transfer: a chunk of 1 MiB, or a whole shorter message.
 STALL_S = 60.0
-_SLOWEST_BYTES_S = 10_000
+# Slowest supported link. Bulk data must be faster, because the agent may announce a false size.
+_SLOWEST_BYTES_S, _SLOWEST_BULK_BYTES_S = 10_000, 1_000_000
+_BULK_BYTES = 64 << 20
+
+
+def transfer_limit_s(size: int) -> float:
+    """Return the time limit in seconds for transferring ``size`` bytes over a link."""
+    bulk = max(size - _BULK_BYTES, 0)
+    return STALL_S + (size - bulk) / _SLOWEST_BYTES_S + bulk / _SLOWEST_BULK_BYTES_S
 
 
 class Hold:
-    """The session's stream: opened, kept alive by a thread, ended by close.
+    """Stream that reserves the device for a session. A thread sends keep-alives until :meth:`close`.
 
     Args:
-        call: of Hold.
-        on_wait: told who has the device meanwhile.
-        on_silence: called when the agent is heard no more.
+        call: The Hold call.
+        on_wait: Called with the current holder while waiting for the device.
+        on_silence: Called when the agent stops responding.
+        on_end: Called with the session's token if the stream ends without :meth:`close`. The agent also ends the
+            session's other calls, but those might not be notified.
     """
 
     def __init__(
-        self, call: Call, opening: pb.SessionOpen, on_wait: Callable[[str], None], on_silence: Callable[[], object]
+        self,
+        call: Call,
+        opening: pb.SessionOpen,
+        on_wait: Callable[[str], None],
+        on_silence: Callable[[], object],
+        on_end: Callable[[str], object],
     ) -> None:
-        self.over = self.token = ""  # ``over``: why the session was ended, "" while it was not
-        self._on_silence = on_silence
+        self.over = self.token = ""  # ``over``: why the session was ended; "" while it is open
+        self._on_silence, self._on_end = on_silence, on_end
         self._call = call
         self._sending = threading.Lock()
-        self._closed = threading.Event()
+        self._closed, self._closing = threading.Event(), threading.Event()
         self._guard = Guard(self._silence)
         try:
             opened = self._opened(opening, on_wait)
@@ -80,16 +99,16 @@ class Hold:
 
     @property
     def silent(self) -> bool:
-        """Whether the agent is heard no more."""
+        """Whether the agent stopped responding."""
         return self._guard.expired
 
     @property
     def ended(self) -> bool:
-        """Whether the session is over, as far as we have heard."""
+        """Whether the session is known to be over."""
         return self._closed.is_set()
 
     def _opened(self, opening: pb.SessionOpen, on_wait: Callable[[str], None]) -> pb.SessionOpened:
-        """Wait for the device, as long as was said, and as the agent tells that it is there."""
+        """Wait for the device, at most ``wait_s`` of the request and only while the agent reports that it is alive."""
         deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_S
         self._guard.within(SILENCE_S)
         try:
@@ -102,20 +121,20 @@ class Hold:
                     given: pb.SessionOpened = reply.opened
                     return given
                 if kind != "waiting":
-                    raise answers.broken("a session begins with something else than that it is open")
+                    raise answers.broken("unexpected message before the session opened")
                 text = answers.waiting_text(reply.waiting)
                 if time.monotonic() > deadline:
-                    raise errors.BoardBusy(text, hint="wait longer with --wait")
+                    raise errors.BoardBusy(text, hint="raise --wait")
                 on_wait(text)
                 self._guard.within(SILENCE_S)
         except CallFailed as error:
             if self.silent:
-                raise errors.BoardLost(f"the agent says nothing for {SILENCE_S:g} s") from error
+                raise errors.BoardLost(f"the agent did not respond for {SILENCE_S:g} s") from error
             raise
-        raise errors.BoardLost("the board closed the session at once")
+        raise errors.BoardLost("the board closed the new session immediately")
 
     def wait_over(self) -> None:
-        """Wait until :attr:`over` is known, once the agent has said on another stream that the session was ended."""
+        """Wait until :attr:`over` is known, after another stream reported the end of the session."""
         self._closed.wait(_REASON_S)
 
     def _silence(self) -> None:
@@ -124,11 +143,11 @@ class Hold:
             self._on_silence()
 
     def heard(self) -> None:
-        """Note that another stream of the same connection brought something."""
+        """Restart the silence timeout after data on another stream of the connection."""
         self._guard.heard()
 
     def _keep_alive(self, ttl_s: float) -> None:
-        # Once the call has failed its listener ends the session.
+        # The listener ends the session after the call has failed.
         with contextlib.suppress(CallFailed, errors.ProtocolBroken):
             while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_S), 0.1)):
                 with self._sending:
@@ -141,30 +160,43 @@ class Hold:
                 if reply.WhichOneof("kind") == "over":
                     self.over = reply.over.reason
         except (CallFailed, errors.ProtocolBroken):
-            pass  # the next call on the session says that the board is gone
+            pass  # the next call of the session reports the loss
         self._guard.close()
         self._closed.set()
+        if not self._closing.wait(_GOODBYE_S):
+            self._on_end(self.token)
 
     def close(self) -> None:
-        """End the session and wait for the board to know."""
+        """End the session and wait for the agent to confirm it."""
+        self._closing.set()
         self._guard.close()
         self._closed.set()
-        with self._sending, contextlib.suppress(CallFailed, errors.ProtocolBroken):
-            self._call.end()
-        self._listener.join(_END_S)
+        # An agent that does not read may block the sending thread.
+        if self._sending.acquire(timeout=_END_S):
+            ending = Guard(self._call.cancel)
+            ending.within(_END_S)
+            with contextlib.suppress(CallFailed, errors.ProtocolBroken):
+                self._call.end()
+            ending.close()
+            self._sending.release()
+            self._listener.join(_END_S)
         self._call.cancel()
 
 
 class InvokeStream:
-    """The stream that calls of programs go over, one after another.
+    """Stream for consecutive calls of programs.
 
     Args:
-        call: of Invoke.
-        heard: told of each sign of life.
+        call: The Invoke call.
+        heard: Called on every sign of life.
+
+    Attributes:
+        fallback: Same as in :class:`Calls`, for this call.
     """
 
     def __init__(self, call: Call, heard: Callable[[], None]) -> None:
         self.broken = False
+        self.fallback = ""
         self._call = call
         self._heard = heard
         self._guard = Guard(call.cancel)
@@ -178,12 +210,12 @@ class InvokeStream:
         names: Sequence[str] | None,
         most: int,
     ) -> Invocation:
-        """One call: the inputs' data goes after the start message, large outputs go ``into`` arrays where they fit.
+        """Make one call. Input data follows the start message. Large outputs are received ``into`` matching arrays.
 
         Args:
-            limit_s: seconds from the last byte sent to the answer.
-            names: of the program's outputs; None where they are not known.
-            most: the most bytes that the outputs may take.
+            limit_s: Seconds from the last byte sent to the response.
+            names: Output names of the program; None if unknown.
+            most: Maximum total size of the outputs in bytes.
         """
         begin = clock.now_ns()
         try:
@@ -199,7 +231,7 @@ class InvokeStream:
         except BaseException as error:
             self.close()
             if isinstance(error, CallFailed) and self._guard.expired:
-                raise errors.BoardLost("the board did not answer in time") from error
+                raise errors.BoardLost("the board did not respond in time") from error
             raise
         finally:
             self._guard.within(float("inf"))
@@ -221,32 +253,33 @@ class InvokeStream:
         )
 
     def close(self) -> None:
-        """No more calls."""
+        """Cancel the stream."""
         self.broken = True
         self._guard.close()
         self._call.cancel()
 
     def _send(self, streams: list[memoryview]) -> None:
-        """Send the inputs' data, and its digests after it."""
+        """Send the data of the inputs, then their digests."""
         hashers = [Hasher() for _ in streams]
+        deadline = time.monotonic() + transfer_limit_s(sum(stream.nbytes for stream in streams))
         for stream, hasher in zip(streams, hashers, strict=True):
             for piece in wire.pieces(stream):
-                self._guard.within(STALL_S)
+                self._guard.within(min(STALL_S, deadline - time.monotonic()))
                 self._call.send(piece)
                 self._heard()
-                hasher.update(piece)  # while the agent reads it
+                hasher.update(piece)  # hash while the agent reads
         self._call.send(pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers])))
 
     def _answer(self) -> Any:
-        """The next message, which has to come."""
+        """Return the next message, which is required."""
         if (message := self._call.receive()) is None:
-            raise errors.BoardLost("the board ended the call without an answer")
+            raise errors.BoardLost("the board ended the call without a response")
         return message
 
     def _outputs(self, done: pb.InvokeDone, into: Mapping[str, Array]) -> dict[str, Array]:
         outputs: dict[str, Array] = {}
         computed: list[str] = []
-        deadline = time.monotonic() + STALL_S + sum(tensor.streamed for tensor in done.outputs) / _SLOWEST_BYTES_S
+        deadline = time.monotonic() + transfer_limit_s(sum(tensor.streamed for tensor in done.outputs))
         for tensor in done.outputs:
             buffer = None
             if tensor.WhichOneof("payload") == "streamed":
@@ -259,7 +292,7 @@ class InvokeStream:
         return outputs
 
     def _stream(self, tensor: pb.Tensor, given: Array | None, deadline: float) -> tuple[Any, str]:
-        """Receive a tensor's bytes into a given array or a new one; returns them and their digest."""
+        """Receive a tensor's bytes into a given array or a new array. Return the bytes and their digest."""
         size = tensor.streamed
         fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
         target = given.reshape(-1).view(np.uint8) if fits and given is not None else answers.room_for(size)
@@ -275,7 +308,7 @@ def receive(
     deadline: float,
     heard: Callable[[], None],
 ) -> str:
-    """Receive as much data as there is room for, until the monotonic clock's ``deadline``; returns its digest."""
+    """Fill ``view`` with data until ``deadline`` (monotonic clock). Return the digest."""
     at = 0
     while at < view.nbytes:
         guard.within(min(STALL_S, deadline - time.monotonic()))
@@ -288,16 +321,17 @@ def receive(
 
 TTL_S = 15.0
 _CONNECT_S = 10.0
-# An agent that is there may take longer to say what it is: at first it imports its runtimes.
+# A live agent may take longer to describe itself: it imports the runtimes first.
 _ANSWER_S = 60.0
 _WHOLE_S = 10.0
-# What an agent that is busy takes to take a call on.
+# How long a busy agent takes to accept a call.
 _PRESENCE_S = 2.0
 _LOOK_S = 5.0
+_FREE = ("Describe", "Clock")  # methods that need no session
 
 
 class AgentConnection:
-    """A connection to one agent and the session on it. ``over``: as of a :class:`Link`."""
+    """Connection to one agent and the session on it. ``over``: see :class:`Link`."""
 
     def __init__(self, target: Target, board: str, *, over: Callable[[], str] = lambda: "") -> None:
         self.board = board
@@ -309,7 +343,10 @@ class AgentConnection:
         self._invokes: dict[int, InvokeStream] = {}
 
     def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
-        """Who the board is; waits for the connection at most ``timeout`` seconds (BoardUnreachable)."""
+        """Return the board's description.
+
+        Waits at most ``timeout`` seconds for the connection. Raises BoardUnreachable after that.
+        """
         try:
             try:
                 reply = self._ask(timeout)
@@ -321,19 +358,14 @@ class AgentConnection:
             lost = self._translated(error)
             if type(lost) is errors.BoardLost:
                 raise errors.BoardUnreachable(
-                    f"no agent answers at {self._target.address}: {error.text}",
+                    f"no agent responds at {self._target.address}: {error.text}",
                     board=self.board,
-                    hint="is the agent running there? start one with: python -m hil.agent --listen ... --store ...",
+                    hint="start an agent on the board: python -m hil.agent --listen ... --store ...",
                 ) from error
             raise lost from error
         with self._seam():
             reply = answers.given(reply)
-        if reply.protocol != wire.PROTOCOL:
-            raise errors.BoardError(
-                f"the agent speaks protocol {reply.protocol}, this hil {wire.PROTOCOL}",
-                board=self.board,
-                hint="put the same version of hil on both sides",
-            )
+        versions.check_agent(reply.protocol, reply.agent_version, self.board)
         with self._seam():
             answers.check_description(reply)
         described: pb.DescribeReply = reply
@@ -344,7 +376,7 @@ class AgentConnection:
 
         def ask() -> Any:
             left = max(deadline - time.monotonic(), 0.1)
-            with self._guarded(call := self._calls.begin("Describe", within_s=left, waits=True), left):
+            with self._guarded("Describe", left, waits=True) as (call, _):
                 call.send(pb.DescribeRequest())
                 return call.receive()
 
@@ -355,7 +387,7 @@ class AgentConnection:
                 raise
         import tenacity
 
-        # A connection may be lost just when it is made (a board that comes back): connecting is tried again.
+        # A new connection may be lost at once while the board starts, so retry.
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_was_cut),
             stop=tenacity.stop_after_delay(max(deadline - time.monotonic(), 0.0)),
@@ -365,7 +397,7 @@ class AgentConnection:
         return retrying(ask)
 
     def _ask_again(self, waited: float) -> Any:
-        """Ask an agent that is busy, for as long as it tells the time meanwhile: one that hangs does not."""
+        """Retry Describe on a busy agent while its clock responds. A hanging agent reports no time."""
         over = threading.Event()
 
         def watch() -> None:
@@ -378,7 +410,7 @@ class AgentConnection:
             except (CallFailed, errors.ProtocolBroken):
                 call.cancel()
 
-        with self._guarded(call := self._calls.begin("Describe"), _ANSWER_S):
+        with self._guarded("Describe", _ANSWER_S) as (call, _):
             threading.Thread(target=watch, daemon=True, name="hil-watch").start()
             try:
                 call.send(pb.DescribeRequest())
@@ -389,12 +421,12 @@ class AgentConnection:
     def _pings(self, count: int, limit_s: float) -> list[clock.Ping]:
         """Ping the board's clock. Raises CallFailed."""
         taken = []
-        with self._guarded(call := self._calls.begin("Clock", within_s=limit_s), limit_s):
+        with self._guarded("Clock", limit_s) as (call, _):
             for _ in range(count):
                 sent = clock.now_ns()
                 call.send(pb.ClockPing())
                 if (pong := call.receive()) is None:
-                    raise answers.broken("it tells the time less often than it was asked")
+                    raise answers.broken("a response to a clock request is missing")
                 taken.append(clock.Ping(sent, pong.clock_ns, clock.now_ns()))
             call.end()
             call.receive()
@@ -409,28 +441,30 @@ class AgentConnection:
         ttl_s: float = TTL_S,
         on_wait: Callable[[str], None],
     ) -> int:
-        """Take the device, unless we have it: a client may be handed over with its session.
+        """Reserve the device unless this client has it already. A client may be handed over with a session.
 
-        Returns the session's fence. ``on_wait`` is told who has the device meanwhile (BoardBusy).
+        Returns the session's fence. ``on_wait`` receives the current holder while waiting. Raises BoardBusy after
+        ``wait_s`` seconds.
         """
         if (hold := self._hold) is not None and (not self.has_session or fence not in (0, hold.fence)):
             self.close_session()
-            if hold.silent:  # our calls ended with it
+            if hold.silent:  # the silence ended all calls
                 self._calls = Calls(self._target)
         with self._seam():
             if self._hold is None:
                 opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
-                self._hold = Hold(self._calls.begin("Hold"), opening, on_wait, self._calls.close)
+                calls = self._calls
+                self._hold = Hold(calls.begin("Hold"), opening, on_wait, calls.close, calls.cancel)
         given: int = self._hold.fence
         return given
 
     @property
     def has_session(self) -> bool:
-        """Whether the device is ours, as far as we have heard."""
+        """Whether this client is known to hold the device."""
         return self._hold is not None and not self._hold.ended and not self._hold.silent
 
     def close_session(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         for stream in list(self._invokes.values()):
             stream.close()
         self._invokes.clear()
@@ -439,13 +473,13 @@ class AgentConnection:
             self._hold = None
 
     def close(self) -> None:
-        """End session and connection."""
+        """Close the session and the connection."""
         self.close_session()
         self._closed = True
         self._calls.close()
 
     def _heard(self) -> None:
-        """Note a sign of life on another stream than the session's own, whose answers may be behind a lot of data."""
+        """Note a sign of life on another stream. Replies on the session's stream may be delayed behind bulk data."""
         if self._hold:
             self._hold.heard()
 
@@ -462,43 +496,65 @@ class AgentConnection:
         except errors.HilError as error:
             raise error.located(stage=stage, board=self.board) from error.__cause__
 
-    def _begin(self, method: str) -> Call:
-        """Begin a call of the session."""
-        return self._calls.begin(method, self._hold.token if self._hold else "")
+    @contextlib.contextmanager
+    def _guarded(self, method: str, limit_s: float, *, waits: bool = False) -> Iterator[tuple[Call, Guard]]:
+        """Begin a call under a guard, and cancel the call at the end of the block.
+
+        Args:
+            limit_s: Initial limit in seconds until the next progress, including the time to accept the call.
+            waits: See :meth:`Calls.begin`.
+        """
+        until = time.monotonic() + limit_s
+        call = self._begin(method, limit_s, waits=waits)
+        with self._watched(call, max(until - time.monotonic(), 0.0)) as guard:
+            try:
+                yield call, guard
+            finally:
+                call.cancel()
 
     @contextlib.contextmanager
-    def _guarded(self, call: Call, limit_s: float) -> Iterator[Guard]:
-        """Have the other side of a call go on within ``limit_s``, and then as the guard is told; ends the call."""
+    def _watched(self, call: Call, limit_s: float) -> Iterator[Guard]:
+        """Guard an open call: it must progress within ``limit_s``, then within the limits set on the guard."""
         guard = Guard(call.cancel)
         guard.within(limit_s)
         try:
             yield guard
         except CallFailed as error:
             if guard.expired:
-                raise CallFailed("DEADLINE_EXCEEDED", "no answer came in time") from error
+                raise CallFailed("DEADLINE_EXCEEDED", "timed out waiting for a response") from error
             raise
         finally:
             guard.close()
-            call.cancel()
+
+    def _begin(self, method: str, limit_s: float = OPEN_S, *, waits: bool = False) -> Call:
+        """Begin a call, with the session's token if the method needs a session."""
+        token = "" if method in _FREE or self._hold is None else self._hold.token
+        return self._calls.begin(method, token, within_s=min(limit_s, OPEN_S), waits=waits)
+
+    def _asked(self, method: str, request: Any) -> Call:
+        """Begin a call and send the only message. The caller waits for the response."""
+        call = self._begin(method)
+        with self._watched(call, STALL_S):
+            call.send(request)
+        return call
 
     def _answered(self, method: str, request: Any, limit_s: float) -> Any:
-        """The answer to a call of one message, which has to come within ``limit_s``."""
-        call = self._begin(method)
-        with self._guarded(call, limit_s):
+        """Make a call with one message and return the response, which must arrive within ``limit_s``."""
+        with self._guarded(method, limit_s) as (call, _):
             call.send(request)
             return answers.given(call.receive())
 
     def _silent(self) -> errors.HilError:
-        detail = f"nothing was heard from its agent for {SILENCE_S:g} s"
-        return errors.BoardLost("the board stopped answering", board=self.board, detail=detail)
+        detail = f"no data from its agent for {SILENCE_S:g} s"
+        return errors.BoardLost("the board stopped responding", board=self.board, detail=detail)
 
     def _translated(self, error: CallFailed, stage: str = "") -> errors.HilError:
-        """The hil error that a failed call stands for: the far side's own where it sent one."""
+        """Translate a failed call to a hil error. Uses the remote side's typed error if present."""
         if found := wire_errors.from_bytes(error.error, among=wire_errors.AGENT_KINDS, whole=self._whole):
             if isinstance(found, errors.UsageError) and not self._target.faults:
-                # The user's words were checked before, so what an agent calls bad usage is not the user's.
+                # hil checked the user's input before, so a usage error from the agent is not the user's error.
                 kind = {"load": errors.LoadFailed, "run": errors.RunFailed}.get(stage, errors.ProtocolBroken)
-                found = kind(found.message, hint=found.hint, detail=found.detail)
+                found = found.as_kind(kind)
             if isinstance(found, errors.SessionEnded):
                 if self._hold:
                     self._hold.wait_over()
@@ -507,32 +563,35 @@ class AgentConnection:
                 found = errors.SessionEnded(f"the lease ended: {why}")
             return found.located(board=self.board)
         if error.code == "UNAUTHENTICATED":
-            return errors.BoardRefused(f"the agent refused us: {error.text}", board=self.board)
+            return errors.BoardRefused(f"the agent refused the connection: {error.text}", board=self.board)
         if error.code == "UNIMPLEMENTED":
-            return errors.BoardError("what answers there is no agent of hil", board=self.board)
+            return errors.BoardError(f"the server at {self._target.address} is not a hil agent", board=self.board)
         if self._hold and self._hold.silent:
             return self._silent()
         if error.code == "RESOURCE_EXHAUSTED" or (error.code == "INTERNAL" and "deserializ" in error.text):
-            return answers.broken(f"it is too large, or no message of the protocol ({error.text})")
+            return answers.broken(f"too large, or not a protocol message ({error.text})")
         if error.code == "UNAVAILABLE" and _REFUSED in error.text:
             return errors.BoardBusy("the agent is busy with too many calls", board=self.board, hint=_LATER)
         if (ended := self._ended()) is not None:
             return ended.located(board=self.board)
-        how = "did not answer in time" if error.code == "DEADLINE_EXCEEDED" else "stopped answering"
+        how = "did not respond in time" if error.code == "DEADLINE_EXCEEDED" else "stopped responding"
         return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{error.code}: {error.text}")
 
     def _whole(self, log: str) -> str:
-        """All of an error that was cut; "" where the agent cannot be asked for it."""
+        """Return the full text of a truncated error, or "" if the agent does not respond."""
         pieces: list[str] = []
         failed = contextlib.suppress(CallFailed, errors.ProtocolBroken)
-        with failed, self._guarded(call := self._begin("Logs"), _WHOLE_S):
+        with failed, self._guarded("Logs", _WHOLE_S) as (call, _):
             call.send(pb.LogsRequest(error=log))
             while (line := call.receive()) is not None and sum(map(len, pieces)) <= wire_errors.WHOLE_MAX:
                 pieces.append(line.text)
         return "".join(pieces)[: wire_errors.WHOLE_MAX]
 
     def _ended(self) -> errors.SessionEnded | None:
-        """The error of a session that somebody ended, with the reason; None where nobody did, as far as is known."""
+        """Return the error for an ended session or lease, with the reason.
+
+        Return None if neither is known to have ended.
+        """
         if why := self._lease_over():
             return errors.SessionEnded(f"the lease ended: {why}")
         if self._hold and self._hold.over:

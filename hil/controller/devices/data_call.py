@@ -1,4 +1,4 @@
-"""A call over a data connection (:mod:`hil.protocol.data_connection`)."""
+"""Call over a data connection (:mod:`hil.protocol.data_connection`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,24 +16,29 @@ from hil.controller.devices import answers
 from hil.controller.devices.call import CallFailed
 from hil.protocol import data_connection as frames
 from hil.protocol import wire_errors
+from hil.protocol.bounded_message import parse_message
 from hil.protocol.v1 import agent_pb2 as pb
 
-# Of connections that rest, so many are kept.
+# Maximum number of idle connections.
 _MOST_RESTING = 4
-# For so long an agent may take to take a call on: one that keeps the connection and says nothing hangs.
+# How long an agent may take to accept a call. A longer silence on an open connection means that it hangs.
 OPEN_S = 15.0
+# Replies that arrive before the end of sending acknowledge blobs. Reject more or larger replies to bound memory.
+_MAX_EARLY_BYTES, _MAX_EARLY_MESSAGE = 16 << 20, 1 << 16
+_LEAST_S = 0.001  # a socket with timeout 0 would not block
+_MESSAGE_OVERHEAD = 256  # memory overhead of a message beyond the payload
 
 
 class NoDataConnection(Exception):
-    """Nobody takes data connections there; the call has not begun."""
+    """The agent accepts no data connection. The call has not begun."""
 
 
 class DataConnections:
-    """The data connections to one agent: each carries a call, and then rests until the next.
+    """Pool of data connections to one agent. A connection carries one call at a time and is reused.
 
     Args:
-        path: the agent's socket for them.
-        token: the agent's, where it asks for one.
+        path: The agent's socket for data connections.
+        token: The agent's token, if it requires one.
     """
 
     def __init__(self, path: str, token: str) -> None:
@@ -43,23 +49,25 @@ class DataConnections:
         """Begin a call.
 
         Args:
-            session: the token of the session that it belongs to; "" where it belongs to none.
-            within_s: how long the agent may take to take it on.
+            session: Token of the call's session; "" for none.
+            within_s: How long the agent may take to accept the call, over all connections tried, in seconds.
 
         Raises:
-            NoDataConnection: nobody takes it on.
-            CallFailed: the agent refuses it, or hangs.
+            NoDataConnection: The agent accepts no data connection.
+            CallFailed: The agent refuses the call or hangs.
         """
+        deadline = time.monotonic() + within_s
         called = pb.DataCall(method=method, session=session, token=self._token)
         with contextlib.suppress(IndexError):
             while True:
-                # One that rested may be gone: the agent has an end of patience, or is another by now.
+                # An idle connection may be stale: the agent closed it after an idle timeout, or was replaced.
                 with contextlib.suppress(NoDataConnection):
-                    return DataCall(self._resting.pop(), called, within_s, self._rest)
-        return DataCall(self._connected(within_s), called, within_s, self._rest)
+                    return DataCall(self._resting.pop(), called, deadline - time.monotonic(), self._rest)
+        connected = self._connected(max(deadline - time.monotonic(), _LEAST_S))
+        return DataCall(connected, called, deadline - time.monotonic(), self._rest)
 
     def close(self) -> None:
-        """Close those that rest."""
+        """Close the idle connections."""
         with contextlib.suppress(IndexError):
             while True:
                 self._resting.pop().close()
@@ -82,17 +90,17 @@ class DataConnections:
 
 
 class DataCall:
-    """A call over a data connection.
+    """Call over a data connection.
 
     Args:
-        connection: on which no other call goes on.
-        called: the method, and the tokens.
-        open_s: for so long the agent may take to take it on.
-        rest: is given the connection when the call has ended and another may follow.
+        connection: Connection without another open call.
+        called: The method and the tokens.
+        open_s: How long the agent may take to accept the call, in seconds.
+        rest: Receives the connection after the call, if the connection can be reused.
 
     Raises:
-        NoDataConnection: nobody takes it on.
-        CallFailed: the agent refuses it, or hangs.
+        NoDataConnection: The agent accepts no data connection.
+        CallFailed: The agent refuses the call or hangs.
     """
 
     def __init__(
@@ -103,6 +111,7 @@ class DataCall:
         self._most = answers.MESSAGE_LIMITS[method.service, called.method]
         self._frames, self._rest = connection, rest
         self._came: collections.deque[Any] = collections.deque()
+        self._early_bytes = 0
         self._has_said_all = not method.streams_requests
         self._is_over = False
         self._lock = threading.Lock()
@@ -115,86 +124,98 @@ class DataCall:
             connection.within(None)
         except frames.ConnectionBroken as error:
             if isinstance(error.__cause__, TimeoutError):
-                raise CallFailed("DEADLINE_EXCEEDED", "it did not take the call on") from error
+                raise CallFailed("DEADLINE_EXCEEDED", "timed out accepting the call") from error
             raise NoDataConnection(str(error)) from error
         if kind != frames.READY or size:
-            raise NoDataConnection("it does not speak hil's protocol")
+            raise NoDataConnection("the server does not use hil's protocol")
 
     def send(self, message: Any) -> None:
-        """Send a message, or data."""
+        """Send a message or data."""
         try:
             if not isinstance(message, memoryview):
                 self._frames.send(frames.MESSAGE, message.SerializeToString())
                 return
-            # An agent that takes no more says why before all was sent.
+            # An agent that stops reading sends the reason before the end of the transfer.
             while self._frames.is_readable() and not self._is_over:
-                self._came.append(self._next())
+                self._came.append(self._next_early())
             self._frames.send(frames.DATA, message)
         except frames.ConnectionBroken as error:
-            # Why it hung up may have come before that. A session's answers are another thread's to read.
+            # The reason for the disconnect may already be in the socket. Another thread reads the replies of a session.
             with contextlib.suppress(frames.ConnectionBroken):
                 while frames.may_go_on(self._name) and not self._is_over:
-                    self._next()
+                    self._next(self._most)
             raise _broke(error) from error
 
     def end(self) -> None:
-        """Send no more."""
+        """Close the sending side."""
         with contextlib.suppress(frames.ConnectionBroken):
             self._frames.send(frames.END)
         self._has_said_all = True
 
     def receive(self) -> Any:
-        """The next message; None where no more comes."""
+        """Return the next message, or None at the end."""
         if self._came:
-            return self._came.popleft()
+            message = self._came.popleft()
+            if not self._came:
+                self._early_bytes = 0
+            return message
         try:
-            message = self._next()
-            if message is not None and not self._method.streams_replies and self._next() is not None:
-                raise answers.broken("it answered twice")
+            message = self._next(self._most)
+            if message is not None and not self._method.streams_replies and self._next(self._most) is not None:
+                raise answers.broken("duplicate response")
             return message
         except frames.ConnectionBroken as error:
             raise _broke(error) from error
 
     def receive_into(self, view: memoryview) -> int:
-        """Receive the next data into a view; how many bytes came."""
+        """Receive the next data into a view. Return the number of bytes."""
         try:
             kind, size = self._begin()
             if kind != frames.DATA or not 0 < size <= view.nbytes:
                 if kind == frames.END:
                     self._ended(size)
-                raise answers.broken("it sent other data than it announced")
+                raise answers.broken("data does not match the announcement")
             self._frames.content_into(view[:size])
         except frames.ConnectionBroken as error:
             raise _broke(error) from error
         return size
 
     def cancel(self) -> None:
-        """End the call, and whoever waits in it."""
-        # When it is over its connection may carry another one already.
+        """Cancel the call and wake threads that wait in it."""
+        # After the call, the connection may already carry the next call.
         with self._lock:
             if not self._is_over:
                 self._frames.cancel()
 
     def _begin(self) -> tuple[int, int]:
         if (begun := self._frames.begin()) is None:
-            raise frames.ConnectionBroken("it was closed")
+            raise frames.ConnectionBroken("the connection was closed")
         return begun
 
-    def _next(self) -> Any:
-        """The next message; None where no more comes."""
+    def _next_early(self) -> Any:
+        """Return a message that arrives during sending. Such messages must be few and short."""
+        message = self._next(min(self._most, _MAX_EARLY_MESSAGE))
+        if message is not None:
+            self._early_bytes += message.ByteSize() + _MESSAGE_OVERHEAD
+        if self._early_bytes > _MAX_EARLY_BYTES:
+            raise answers.broken(f"too many responses to {self._name}")
+        return message
+
+    def _next(self, most: int) -> Any:
+        """Return the next message of at most ``most`` bytes, or None at the end."""
         if self._is_over:
             return None
         kind, size = self._begin()
         if kind == frames.END:
             return self._ended(size)
         if kind != frames.MESSAGE:
-            raise answers.broken("it sent data where it announced none")
-        if size > self._most:
-            raise answers.broken(f"its answer to {self._name} has {size} bytes, and {self._most} are the most")
+            raise answers.broken("unannounced data")
+        if size > most:
+            raise answers.broken(f"response to {self._name} has {size} bytes, over the limit of {most}")
         try:
-            return self._method.reply.FromString(self._frames.content(size))
+            return parse_message(self._method.reply, self._frames.content(size))
         except DecodeError as error:
-            raise answers.broken(f"its answer to {self._name} is no message of the protocol") from error
+            raise answers.broken(f"cannot decode the response to {self._name}") from error
 
     def _ended(self, size: int) -> None:
         with self._lock:
@@ -205,7 +226,7 @@ class DataCall:
         error = self._frames.content(size) if size <= frames.ERROR_MOST else b""
         self._frames.cancel()
         if size > frames.ERROR_MOST:
-            raise answers.broken(f"its error has {size} bytes")
+            raise answers.broken(f"error of {size} bytes exceeds the limit")
         if size:
             found = wire_errors.from_bytes(error)
             raise CallFailed("UNKNOWN", found.message if found else "the agent ended the call with an error", error)

@@ -1,4 +1,4 @@
-"""A call over gRPC, whose errors become :class:`CallFailed`: here, and nowhere else of what calls an agent."""
+"""Call over gRPC. The only module that translates gRPC errors of agent calls to :class:`CallFailed`."""
 
 from __future__ import annotations
 
@@ -15,58 +15,61 @@ from hil.controller.devices import answers
 from hil.controller.devices.board_client import Target
 from hil.controller.devices.call import Call, CallFailed
 from hil.controller.devices.interrupts import InterruptibleChannel
+from hil.core.files import read_file
 from hil.protocol import data_connection, grpc_calls, wire
 from hil.protocol.listening import check_tls_files, check_token_way, grpc_address
 
 _LOOK_S = 0.2
-# A call that is sent data keeps so many messages waiting.
+# Maximum number of queued outgoing messages per call.
 _AHEAD = 2
 
 
 class GrpcCall:
-    """A call over gRPC.
+    """Call over gRPC.
 
     Args:
-        called: the stub's method.
-        method: what it takes, and answers with.
-        settings: the call's own, such as its metadata.
+        called: The stub's method.
+        method: Message types and streaming of the method.
+        settings: Options of the call, such as metadata.
     """
 
     def __init__(self, called: Any, method: data_connection.Method, **settings: Any) -> None:
         self._streams_replies, self._settings = method.streams_replies, settings
-        # A call with one answer is begun and not waited for, until that is asked for.
+        # Begin a unary call without waiting: receive() waits for the reply.
         self._called = called if method.streams_replies else called.future
         self._asked: queue.Queue[Any] | None = queue.Queue(_AHEAD) if method.streams_requests else None
         self._replies: Any = None
+        self._is_cancelled = False
         if self._asked is not None:
             self._begin(iter(self._asked.get, None))
 
     def send(self, message: Any) -> None:
-        """Send a message, or data."""
+        """Send a message or data."""
         if self._asked is None:
             self._begin(message)
         else:
-            # Data is copied now: gRPC takes it later, and its caller may have something else there then.
+            # Copy data now: gRPC reads it later, when the caller may have reused the buffer.
             self._put(self._asked, grpc_calls.encode(message) if isinstance(message, memoryview) else message)
 
     def end(self) -> None:
-        """Send no more."""
+        """Close the sending side."""
         if self._asked is not None:
             self._put(self._asked, None)
 
     def receive(self) -> Any:
-        """The next message; None where no more comes."""
+        """Return the next message, or None at the end."""
         with _told():
             return next(self._replies, None) if self._streams_replies else self._replies.result()
 
     def receive_into(self, view: memoryview) -> int:
-        """Receive the next data into a view; how many bytes came."""
+        """Receive the next data into a view. Return the number of bytes."""
         data = answers.data_of(self.receive(), view.nbytes)
         view[: data.nbytes] = data
         return data.nbytes
 
     def cancel(self) -> None:
-        """End the call, and whoever waits in it."""
+        """Cancel the call and wake threads that wait in it."""
+        self._is_cancelled = True
         if self._asked is not None:
             with contextlib.suppress(queue.Full):
                 self._asked.put_nowait(None)
@@ -76,6 +79,8 @@ class GrpcCall:
     def _begin(self, asked: Any) -> None:
         with _told():
             self._replies = self._called(asked, **self._settings)
+        if self._is_cancelled:  # cancelled by another thread before the call began
+            self._replies.cancel()
 
     def _put(self, asked: queue.Queue[Any], message: Any) -> None:
         while True:
@@ -83,15 +88,15 @@ class GrpcCall:
                 asked.put(message, timeout=_LOOK_S)
                 return
             except queue.Full:
-                # Nobody takes it any more once the call has ended, which its replies then say.
+                # The queue stays full after the call has ended. The replies then contain the reason.
                 if not self._replies.is_active():
                     with _told():
                         collections.deque(self._replies, maxlen=0)
-                    raise answers.broken("it ended the call before all was sent") from None
+                    raise answers.broken("the call ended before the upload finished") from None
 
 
 class GrpcCalls:
-    """The calls of one agent over gRPC. Raises as :func:`agent_channel`."""
+    """Calls to one agent over gRPC. Raises as :func:`agent_channel`."""
 
     def __init__(self, target: Target) -> None:
         self._channel = agent_channel(target)
@@ -102,15 +107,15 @@ class GrpcCalls:
         """Begin a call.
 
         Args:
-            session: the token of the session that it belongs to; "" where it belongs to none.
-            waits: for the connection, which otherwise has to be there.
+            session: Token of the call's session; "" for none.
+            waits: Whether to wait for the connection. Otherwise the call fails without a connection.
         """
         metadata = [*self._metadata, *([(wire.SESSION_KEY, session)] if session else [])]
         named = data_connection.METHODS[method]
         return GrpcCall(getattr(self._stub, method), named, metadata=metadata, wait_for_ready=waits)
 
     def is_answered(self, within_s: float) -> bool:
-        """Whether an agent is at the other end, though it may be busy; one that hangs does not get so far."""
+        """Return whether an agent accepts connections. A busy agent does; a hanging agent does not."""
         ready = grpc.channel_ready_future(self._channel)
         try:
             ready.result(within_s)
@@ -121,20 +126,20 @@ class GrpcCalls:
         return True
 
     def close(self) -> None:
-        """End all calls, and disconnect."""
+        """Cancel all calls and disconnect."""
         grpc_calls.close_channel(self._channel)
 
 
 def agent_channel(target: Target) -> grpc.Channel:
-    """Open a channel to an agent; nothing is sent before the first call.
+    """Open a channel to an agent. Nothing is sent before the first call.
 
-    Raises UsageError: a TLS file cannot be read, half of TLS was given, or the token would go in the clear.
+    Raises UsageError if a TLS file cannot be read, TLS options are incomplete, or the token would be sent unencrypted.
     """
     check_tls_files(cert=target.cert, key=target.key, ca=target.ca)
     if target.token:
-        hint = "ca in the config's [connection] names the authority of the agent's certificate"
+        hint = "set the agent's certificate authority in the board's config: [connection] ca"
         check_token_way(target.address, encrypted=target.ca is not None, hint=hint)
-    # A pool of its own, or a new client of an address shares the dying connection of an older one.
+    # With a shared pool, a new client would reuse the failing connection of an older client to the same address.
     options = [
         *grpc_calls.GRPC_OPTIONS,
         ("grpc.enable_http_proxy", 0),
@@ -144,11 +149,11 @@ def agent_channel(target: Target) -> grpc.Channel:
     if target.ca is None:
         return grpc.insecure_channel(grpc_address(target.address), options)
     try:
-        key = target.key.read_bytes() if target.key else None
-        certificate = target.cert.read_bytes() if target.cert else None
-        credentials = grpc.ssl_channel_credentials(target.ca.read_bytes(), key, certificate)
+        key = read_file(target.key) if target.key else None
+        certificate = read_file(target.cert) if target.cert else None
+        credentials = grpc.ssl_channel_credentials(read_file(target.ca), key, certificate)
     except OSError as error:
-        raise errors.UsageError(f"a TLS file cannot be read: {error}") from error
+        raise errors.UsageError(f"cannot read a TLS file: {error}") from error
     return grpc.secure_channel(target.address, credentials, options)
 
 
@@ -157,7 +162,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except grpc.FutureCancelledError as error:
-        raise CallFailed("CANCELLED", "the call was ended here") from error
+        raise CallFailed("CANCELLED", "the call was cancelled") from error
     except grpc.RpcError as error:
         code, text = error.code(), error.details()
         raise CallFailed(code.name, text or "", grpc_calls.error_of(error)) from error

@@ -1,7 +1,11 @@
-"""The time limit of a call that gRPC has no deadline for: one that has to go on, however long it takes as a whole."""
+"""Progress timeout for calls without a gRPC deadline.
+
+Such a call may take any time in total but must keep progressing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -11,57 +15,59 @@ _TICK_S = 0.25
 
 
 class Guard:
-    """Ends a call when what is expected of its other side does not come in time.
+    """Cancel a call if the expected progress does not occur in time.
 
-    Seconds are counted as this process sees them pass: one that was itself stopped for a while blames nobody.
-    ``cancel`` is called at most once, in a thread of its own.
+    Only time in which this process runs is counted, so a suspended process does not cause timeouts. ``cancel`` is
+    called at most once, in a separate thread.
     """
 
     def __init__(self, cancel: Callable[[], object]) -> None:
         self._cancel = cancel
-        self.expired = False  # whether the time ran out
+        self.expired = False  # whether the timeout occurred
         self._left = self._limit_s = float("inf")
         self._lock = threading.Lock()
         _WATCH.add(self)
 
     def within(self, seconds: float) -> None:
-        """From now on, something is expected within so many seconds; nothing, where they are infinite."""
+        """Set the timeout for the next progress, starting now. Infinity disables it."""
         with self._lock:
             self._left = self._limit_s = seconds
 
     def heard(self) -> None:
-        """Something was heard: what is expected may take its whole time again."""
+        """Restart the current timeout after progress."""
         with self._lock:
             self._left = self._limit_s
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self.within(float("inf"))
         _WATCH.remove(self)
-        self._cancel = _nothing  # which may hold on to whoever has this guard
+        self._cancel = _nothing  # drop the reference to the callback, which may refer to the owner of this guard
 
     def pass_time(self, seconds: float) -> None:
-        """Count seconds that have passed."""
+        """Subtract elapsed seconds from the timeout."""
         with self._lock:
             self._left -= seconds
             self.expired = self._left <= 0
         if self.expired:
-            threading.Thread(target=self._cancel, daemon=True, name="hil-guard").start()
-            self.close()
+            # If the thread limit is reached, the next tick retries. The counting thread must not fail.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._cancel, daemon=True, name="hil-guard").start()
+                self.close()
 
 
 def _nothing() -> None:
-    """What a guard that watches no more has to end."""
+    """Do nothing: the callback of a closed guard."""
 
 
 class _Watch:
-    """Has all guards of this process count, in one thread: a call begins and ends faster than a thread."""
+    """Count time for all guards of this process in one thread. A thread per call would be slower than the calls."""
 
     def __init__(self) -> None:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Watch nothing: a forked process has none of its parent's threads, and its calls are not its to end."""
+        """Drop all guards. A forked process lacks the parent's threads and must not end the parent's calls."""
         self._guards: set[Guard] = set()
         self._lock = threading.Lock()
         self._some = threading.Event()

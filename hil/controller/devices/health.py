@@ -1,4 +1,4 @@
-"""The health of a board: checks of the connection to it, and what happened to it between two descriptions."""
+"""Board health: checks of the connection, and state changes between two descriptions."""
 
 from __future__ import annotations
 
@@ -10,44 +10,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.core.board_config import Connection
-from hil.errors import BoardError, UsageError
+from hil.errors import BoardError
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
-# What a check ends in: models can be run; but times or room are doubtful; cannot be run; it does not apply here.
+# Check states. PASS: models can run. WARN: models can run, but times or free space are doubtful. FAIL: models cannot
+# run. SKIP: not applicable.
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found."""
+    """Result of one check."""
 
     name: str
     state: str
     found: str
-    mend: str = ""  # what to do; "" where nothing is wrong
+    mend: str = ""  # suggested action; "" if nothing is wrong
 
 
 _CONNECT_S = 10.0
 
 
 def check_login(where: str, connection: Connection, *, board: str, base: Path) -> Generator[Check, None, Shell | None]:
-    """Check name, port, host key and login; gives a shell, or None after a check that failed."""
-    from hil.controller.devices.ssh.address import parse_address, read_ssh_config, settings_for
-    from hil.controller.devices.ssh.connect import open_shell
-    from hil.controller.devices.ssh.known_hosts import HostKeyRefused
+    """Check host name, port, host key and login. Return a shell, or None after a failed check."""
+    from hil.controller.devices.ssh.connect import look_up, open_shell
+    from hil.controller.devices.ssh.errors import HostKeyRefused
 
-    address = parse_address(where)
-    config = read_ssh_config()
-    looked_up = config.lookup(address.host)
-    host, port = str(looked_up["hostname"]), address.port or _port(str(looked_up.get("port", 22)), address.host)
-    settings = settings_for(config, address.host)
-    if settings.jumps or settings.proxy_command:
-        by = ", ".join(map(str, settings.jumps)) or settings.proxy_command
-        yield Check("name", SKIP, f"{host} is reached by way of {by}")
+    place = look_up(where)
+    if place.proxy:
+        yield Check("name", SKIP, f"{place.host} is reached through {place.proxy}")
     else:
-        reached = yield from _tcp(host, port)
+        reached = yield from _tcp(place.host, place.port)
         if not reached:
             return None
     try:
@@ -63,19 +58,13 @@ def check_login(where: str, connection: Connection, *, board: str, base: Path) -
     return shell
 
 
-def _port(text: str, host: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise UsageError(f"the ssh config's port of {host} is {text!r}", hint="`ssh -G HOST` tells what is wrong")
-    return int(text)
-
-
 def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
-    """Whether the name is known, and an SSH server answers at the port; returns whether both."""
+    """Check that the name resolves and that an SSH server listens on the port. Return whether both pass."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        mend = "see its spelling, /etc/hosts, DNS; or use its IP address"
-        yield Check("name", FAIL, f"{host} is no host's name: {error}", mend)
+        mend = "check the spelling, /etc/hosts and DNS, or use the IP address"
+        yield Check("name", FAIL, f"cannot resolve host name {host}: {error}", mend)
         return False
     yield Check("name", PASS, f"{host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
     start = time.monotonic()
@@ -84,34 +73,34 @@ def _tcp(host: str, port: int) -> Generator[Check, None, bool]:
             took = time.monotonic() - start
             banner = link.recv(256).split(b"\r\n")[0].split(b"\n")[0]
     except OSError as error:
-        mend = "is the board on and on this network? does sshd run on it? is the port right (USER@HOST:PORT)?"
-        yield Check("port", FAIL, f"nothing answers at {host} port {port}: {error}", mend)
+        mend = "check that the board is on, on this network and runs sshd on this port (USER@HOST:PORT)"
+        yield Check("port", FAIL, f"no response from {host} port {port}: {error}", mend)
         return False
     if not banner.startswith(b"SSH-"):
         greeting = repr(banner.decode(errors="replace")) if banner else "nothing"
-        found_there = f"what answers at port {port} is no SSH server; it said {greeting}"
-        yield Check("port", FAIL, found_there, "name sshd's port: USER@HOST:PORT")
+        found_there = f"the server at port {port} is not an SSH server: it sent {greeting}"
+        yield Check("port", FAIL, found_there, "set sshd's port: USER@HOST:PORT")
         return False
-    yield Check("port", PASS, f"{port} answers in {took * 1e3:.0f} ms: {banner.decode(errors='replace')}")
+    yield Check("port", PASS, f"{port} responds in {took * 1e3:.0f} ms: {banner.decode(errors='replace')}")
     return True
 
 
-# Bits of a Raspberry Pi's get_throttled: those from 16 on say "since the boot", the lower ones "now".
+# Bits of a Raspberry Pi's get_throttled. Bits from 16 on mean "since boot", the lower bits "now".
 _FIRMWARE_BITS = {
-    0: "its voltage was too low",
-    1: "its firmware held the clock down",
-    2: "its firmware throttled it",
-    3: "it came to its soft temperature limit",
+    0: "undervoltage",
+    1: "the firmware limited the clock",
+    2: "the firmware throttled the CPU",
+    3: "soft temperature limit reached",
 }
 _JUMP_S = 1.0
-# Readings with one of these names are texts, all others that are compared are numbers.
+# Readings whose names end with these texts are text; all other compared readings are numbers.
 _IN_WORDS = ("firmware throttling", " governor")
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Say what happened to a board between two Describes that makes times or the run doubtful, a sentence each.
+    """Describe changes of a board between two Describes that make times or the run doubtful, one sentence each.
 
-    What is absent in one of them says nothing.
+    Fields that are missing in either are ignored.
     """
     boots = [info.get("machine", {}).get("boot_id", "") for info in (before, after)]
     if all(boots) and boots[0] != boots[1]:
@@ -134,11 +123,11 @@ def _throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[
         if isinstance(was, str) != isinstance(now, str) or isinstance(was, str) != name.endswith(_IN_WORDS):
             continue
         if name == "throttle events" and now > was:
-            yield f"the board throttled: its CPU counted {now - was:.0f} throttle events"
+            yield f"the board throttled: {now - was:.0f} CPU throttle events"
         elif name == "firmware throttling":
             yield from _firmware(was, now)
         elif name.startswith("cooling_device") and max(was, now) > 0:
-            yield f"the board throttled: its CPU was slowed to cool it ({name} at step {max(was, now):.0f})"
+            yield f"the board throttled: the CPU was slowed for cooling ({name} at step {max(was, now):.0f})"
         elif name.endswith(" highest frequency") and now < was:
             yield f"the board throttled: the {name} fell from {was:.0f} to {now:.0f} MHz"
         elif name.endswith(" governor") and now != was:
@@ -155,7 +144,7 @@ def _firmware(was: str, now: str) -> Iterator[str]:
 
 
 def firmware_bits(text: str) -> int | None:
-    """What a Raspberry Pi's firmware says of throttling; None where it says nothing."""
+    """Parse the throttling bits of a Raspberry Pi's firmware. Return None if the text is not hexadecimal."""
     try:
         return int(text, 16)
     except ValueError:
@@ -163,5 +152,5 @@ def firmware_bits(text: str) -> int | None:
 
 
 def _readings(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> text or number; MessageToDict leaves out a number that is 0."""
+    """Map reading names to text or number. MessageToDict omits a number that is 0."""
     return {one["name"]: one.get("text") or float(one.get("value", 0.0)) for one in info.get("readings", ())}

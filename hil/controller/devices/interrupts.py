@@ -1,12 +1,12 @@
-"""Ctrl-C during a call of gRPC: it ends the call, and KeyboardInterrupt is raised when the call has ended.
+"""Ctrl-C during a gRPC call: cancel the call, and raise KeyboardInterrupt after the call has ended.
 
-Python raises KeyboardInterrupt between any two steps of the main thread. gRPC is not made for that: it may leave a lock
-held, or end the thread that serves all calls of a channel. Then closing the channel, or Python's end, never returns.
+Python raises KeyboardInterrupt between any two steps of the main thread, which gRPC does not support. It may leave a
+lock held, or end the thread that serves all calls of a channel. Then closing the channel or exiting Python hangs.
 """
 
 from __future__ import annotations
 
-# signal's own functions make enums of handlers, by way of exceptions; typeshed does not know the module below them.
+# Functions of signal convert handlers to enums and use exceptions for it. typeshed does not know _signal.
 import _signal  # type: ignore[import-not-found]
 import _thread
 import signal
@@ -17,38 +17,69 @@ from typing import Any
 
 import grpc
 
+from hil.controller.devices.stream_reader import StreamReader
+from hil.protocol import grpc_calls
+
+
+class ChannelClosed(grpc.RpcError):
+    """A call was made on a channel that this process has closed. gRPC itself raises ValueError."""
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status of a call that never left."""
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        """Return the reason."""
+        return "the connection is closed"
+
 
 class InterruptibleChannel:
-    """A channel whose calls end by Ctrl-C. It makes what ``grpc.Channel`` makes, and nothing else."""
+    """gRPC channel whose calls Ctrl-C cancels. It supports only the factory methods of ``grpc.Channel``."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
+        self.is_closed = False
 
     def __getattr__(self, kind: str) -> Callable[..., _Method]:
         make = getattr(self._channel, kind)
-        return lambda *arguments, **settings: _Method(make(*arguments, **settings), kind.endswith("_unary"))
+        return lambda *arguments, **settings: _Method(self, make(*arguments, **settings), kind.endswith("_unary"))
+
+    def close(self) -> None:
+        """Cancel all calls and disconnect. Later calls raise ChannelClosed."""
+        self.is_closed = True
+        grpc_calls.close_channel(self._channel)
 
 
 class _Method:
-    """A method: called, it is a call that has ended, or a stream of replies; ``future`` begins one that goes on."""
+    """Method of a stub. Calling it returns the result of a unary call or a stream; ``future`` begins a call."""
 
-    def __init__(self, method: Any, is_unary: bool) -> None:
+    def __init__(self, channel: InterruptibleChannel, method: Any, is_unary: bool) -> None:
+        self._channel = channel
         self._method = method
         self._is_unary = is_unary
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         if not self._is_unary:
-            return _Call(self._method, arguments, settings)
+            return self._begin(self._method, arguments, settings)
         return self.future(*arguments, **settings).result()
 
     def future(self, *arguments: Any, **settings: Any) -> _Call:
-        return _Call(self._method.future, arguments, settings)
+        return self._begin(self._method.future, arguments, settings)
+
+    def _begin(self, begin: Callable[..., Any], arguments: Any, settings: Any) -> _Call:
+        try:
+            return _Call(begin, arguments, settings)
+        except ValueError as error:
+            if self._channel.is_closed:
+                raise ChannelClosed from error
+            raise
 
 
 class _Call:
-    """A call that goes on. What is not here is the call's own (``code``, ``details``)."""
+    """Open call. Other attributes, such as ``code`` and ``details``, are those of the gRPC call."""
 
     def __init__(self, begin: Callable[..., Any], arguments: Any, settings: Any) -> None:
+        self._reader: StreamReader | None = None
         with _Interrupts() as interrupts:
             self._call = begin(*arguments, **settings)
             interrupts.end(self._call)
@@ -59,7 +90,8 @@ class _Call:
     def __next__(self) -> Any:
         with _Interrupts() as interrupts:
             interrupts.end(self._call)
-            return next(self._call)
+            self._reader = self._reader or StreamReader(self._call)
+            return self._reader.read()
 
     def result(self, timeout: float | None = None) -> Any:
         with _Interrupts() as interrupts:
@@ -79,9 +111,9 @@ class _Call:
 
 
 class _Interrupts:
-    """Ctrl-C in this block is raised when the block has ended.
+    """Defer Ctrl-C to the end of the block.
 
-    Only where it would be raised in the block otherwise: in the main thread, under Python's own handler.
+    Takes effect only in the main thread with Python's default handler.
     """
 
     def __init__(self) -> None:
@@ -89,7 +121,7 @@ class _Interrupts:
         self._came = self._waits = False
 
     def end(self, call: Any) -> None:
-        """From now on Ctrl-C cancels a call; one that came before this does now."""
+        """Cancel ``call`` on Ctrl-C, or at once if Ctrl-C was already pressed."""
         self._call = call
         if self._came:
             call.cancel()
@@ -110,5 +142,5 @@ class _Interrupts:
     def _remember(self, number: int, frame: object) -> None:
         self._came = True
         if self._call is not None:
-            # The main thread may hold the call's lock just now.
+            # The main thread may currently hold the call's lock.
             _thread.start_new_thread(self._call.cancel, ())

@@ -1,4 +1,4 @@
-"""Switching a board: a reset where it hangs, a power cycle where that does not help."""
+"""Power control of a board: reset a hanging board, and power-cycle it if the reset does not help."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from hil.controller.devices.ssh.errors import NoSuchHost, ProxyFailed
 from hil.core.board_config import ACTIONS, Command, Power
 from hil.core.processes import signal_group
 from hil.core.text import TextSink
@@ -21,33 +22,33 @@ _SHOWN = 400
 
 
 def switch(power: Power, action: str, *, board: str) -> str:
-    """Do one action, once: nothing here is tried again, since a reset done twice is another thing.
+    """Perform one power action without retries: a second reset has another effect.
 
-    A cycle without a hook is off, a pause, on. Returns what the hook printed or answered.
+    Without a cycle hook, a cycle is off, a pause, and on. Returns the output or response of the hook.
 
     Raises:
-        UsageError: the config has no hook for it, or its program is not there.
-        BoardError: the hook failed.
+        UsageError: The config has no hook for the action, or the hook's program does not exist.
+        BoardError: The hook failed.
     """
     if action == "cycle" and "cycle" not in power.hooks and power.can("cycle"):
         try:
             off = switch(power, "off", board=board)
             time.sleep(power.delay)
-        except KeyboardInterrupt:  # nobody leaves a board without power by that
+        except KeyboardInterrupt:  # do not leave the board without power
             switch(power, "on", board=board)
             raise
         return "\n".join(filter(None, (off, switch(power, "on", board=board))))
     hook = power.hooks.get(action)
     if hook is None:
         raise UsageError(
-            f"the board's config says nothing of how to do a {action}"
+            f"no command for {action} in the board's config"
             if action in ACTIONS
-            else f"{action!r} is no action",
+            else f"unknown power action {action!r}",
             board=board,
             hint=f'add to its config: [power] {action} = ["program", "argument"], or {{ url = "http://..." }}',
         )
     if isinstance(hook, Command):
-        output = _command(hook, power.timeout_s, action, board)
+        output = run_command(hook, power.timeout_s, f"{action} command", f"[power] {action}", board)
     else:
         from hil.controller.devices.power_http import request
 
@@ -56,13 +57,13 @@ def switch(power: Power, action: str, *, board: str) -> str:
 
 
 def recover(connect: Callable[[], T], power: Power, *, board: str, say: TextSink) -> T:
-    """Connect to a board; one that does not answer is reset, then its power is cycled, as far as there are hooks.
+    """Connect to a board. If it does not respond, reset it and then power-cycle it, if the config has hooks.
 
-    A board that answers but refuses us is left alone: a reset would not change its mind.
+    A board that responds but refuses the connection is left alone: a reset would not change that.
 
     Raises:
-        BoardLost, BoardUnreachable: it does not answer after all that; the message says what was tried.
-        BoardError: what ``connect`` raised, where there is nothing to try.
+        BoardLost, BoardUnreachable: The board still does not respond. The message lists the attempts.
+        BoardError: ``connect`` failed, and no recovery step applies.
     """
     try:
         return connect()
@@ -72,7 +73,7 @@ def recover(connect: Callable[[], T], power: Power, *, board: str, say: TextSink
             raise
         last = error
     for action in steps:
-        say(f"{board} does not answer ({last.message}): {_NAMES[action]}")
+        say(f"{board} does not respond ({last.message}): {_NAMES[action]}")
         try:
             switch(power, action, board=board)
         except (BoardError, UsageError) as failed:
@@ -86,9 +87,9 @@ def recover(connect: Callable[[], T], power: Power, *, board: str, say: TextSink
                 raise
     tried = " and a ".join(_NAMES[action] for action in steps)
     raise type(last)(
-        f"the board does not answer, and a {tried} did not help: {last.message}",
+        f"the board does not respond, and a {tried} did not help: {last.message}",
         board=board,
-        hint="look at the board itself: power, cable, storage",
+        hint="check the board's power, cable and storage",
         detail=last.detail,
     ) from last
 
@@ -97,14 +98,14 @@ _NAMES = {"reset": "reset", "cycle": "power cycle"}
 
 
 def is_silent(error: BoardError) -> bool:
-    """Whether an error says that the board does not answer; one that refuses us, or that somebody else has, does."""
-    return type(error) in (BoardLost, BoardUnreachable)
+    """Return whether the board does not respond. A refused login or a held board is a response."""
+    return isinstance(error, (BoardLost, BoardUnreachable)) and not isinstance(error, (NoSuchHost, ProxyFailed))
 
 
 def answering(connect: Callable[[], T], boot_s: float) -> T:
-    """Connect as soon as a board is up again, within so many seconds; raises what ``connect`` raised last.
+    """Retry connecting for ``boot_s`` seconds while the board starts. Raises the last error of ``connect``.
 
-    Only connecting is tried again; nothing has run there yet.
+    Retries are safe: programs were not started yet.
     """
     deadline = time.monotonic() + boot_s
     while True:
@@ -116,7 +117,17 @@ def answering(connect: Callable[[], T], boot_s: float) -> T:
         time.sleep(min(_PAUSE_S, max(deadline - time.monotonic(), 0.01)))
 
 
-def _command(hook: Command, timeout: float, action: str, board: str) -> str:
+def run_command(hook: Command, timeout: float, what: str, place: str, board: str) -> str:
+    """Run a program of a board's config on this machine. Return the output.
+
+    Args:
+        what: Name of the command in errors.
+        place: Location of the command in the config.
+
+    Raises:
+        UsageError: The program cannot be started.
+        BoardError: The program failed or timed out.
+    """
     try:
         process = subprocess.Popen(
             hook.argv,
@@ -129,22 +140,22 @@ def _command(hook: Command, timeout: float, action: str, board: str) -> str:
         )
     except OSError as error:
         raise UsageError(
-            f"the {action} command cannot be started: {error}", board=board, hint=f"see [power] {action} in its config"
+            f"cannot start the {what}: {error}", board=board, hint=f"check {place} in its config"
         ) from error
     try:
         output = process.communicate(timeout=timeout)[0]
     except BaseException as error:
         signal_group(process.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # what it left behind elsewhere may hold its output open
+        with contextlib.suppress(subprocess.TimeoutExpired):  # remaining child processes may keep stdout open
             process.communicate(timeout=1)
         if isinstance(error, subprocess.TimeoutExpired):
-            raise BoardError(f"the {action} command took over {timeout:g} s", board=board, hint=_hint(hook)) from error
+            raise BoardError(f"the {what} timed out after {timeout:g} s", board=board, hint=_hint(hook)) from error
         raise
     if process.returncode:
-        what = f"the {action} command ended with {process.returncode}"
-        raise BoardError(what, board=board, hint=_hint(hook), detail=output[-_SHOWN:])
+        failed = f"the {what} failed with exit code {process.returncode}"
+        raise BoardError(failed, board=board, hint=_hint(hook), detail=output[-_SHOWN:])
     return output
 
 
 def _hint(hook: Command) -> str:
-    return f"try it by hand: {shlex.join(hook.argv)}"
+    return f"run it manually: {shlex.join(hook.argv)}"

@@ -1,4 +1,4 @@
-"""Switches that are asked over HTTP: sockets and power strips with a web server in them."""
+"""Power switches with an HTTP interface: sockets and power strips with a built-in web server."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import urllib.request
 from hil.core.board_config import Http
 from hil.errors import BoardError
 
-# Of what was answered.
+# Maximum number of response bytes to show.
 _SHOWN = 400
 
 
 def request(hook: Http, timeout: float, action: str, board: str) -> str:
-    """Make the request of a hook; what was answered. Raises BoardError: it failed."""
+    """Send the HTTP request of a hook and return the response. Raises BoardError on failure."""
     data = hook.body.encode() if hook.body or hook.method in ("POST", "PUT", "PATCH") else None
     headers = dict(hook.headers)
     shown = ""
     try:
         parts = urllib.parse.urlsplit(hook.url)
         login, _, place = parts.netloc.rpartition("@")
-        # Errors are stored and passed on: no password or token in them.
+        # Errors are stored and forwarded, so they must not contain passwords or tokens.
         shown = f"{parts.scheme}://{place}{parts.path}"
         if login:
             headers["Authorization"] = f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()}"
@@ -37,5 +37,5 @@ def request(hook: Http, timeout: float, action: str, board: str) -> str:
         if isinstance(error, urllib.error.HTTPError):
             with error, contextlib.suppress(OSError, http.client.HTTPException):
                 detail = error.read(_SHOWN).decode(errors="replace")
-        hint = f"try {hook.method} {shown} by hand"
+        hint = f"send {hook.method} {shown} manually"
         raise BoardError(f"the {action} request failed: {error}", board=board, hint=hint, detail=detail) from error

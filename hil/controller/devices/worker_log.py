@@ -1,4 +1,4 @@
-"""What the workers of a board's programs write to stderr, shown as it comes (:mod:`hil.controller.storage.live`)."""
+"""Show the stderr of a board's workers live (:mod:`hil.controller.storage.live`)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _JOIN_S = 2.0
 
 
 class WorkerLog:
-    """Follows the stderr of the programs that were loaded through one client, over one stream for all of them."""
+    """Follower for the stderr of all programs loaded through one client, over one stream."""
 
     def __init__(self, board: str, client: BoardClient) -> None:
         self.client = client
         self._board = board
         self._lock = threading.Lock()
-        self._shown: dict[str, int] = {}  # program -> how many of its lines were shown
-        # Lines that came before it was known whose they are, with their programs; a stream begins with others'.
+        self._shown: dict[str, int] = {}  # program -> number of lines shown
+        # Lines of programs that were not added yet. A stream also begins with lines of other programs.
         self._early: deque[tuple[str, str]] = deque()
-        self._room = LOG_CHARACTERS  # what a board sends of programs that are not shown takes no more memory
+        self._room = LOG_CHARACTERS  # memory limit for lines of programs that are not shown
         self._stream = client.follow_logs()
         self._thread = threading.Thread(target=self._read, name="hil-worker-log", daemon=True)
         self._thread.start()
 
     def add(self, program_id: str) -> None:
-        """Show a program's lines from its first on."""
+        """Show a program's lines from the first on."""
         with self._lock:
             self._shown[program_id] = 0
             for whose, text in self._early:
@@ -39,8 +39,8 @@ class WorkerLog:
                     self._show(program_id, text)
 
     def finish(self, program_id: str) -> None:
-        """Show what a program wrote and the stream has not brought yet; no more of it is shown."""
-        if program_id not in self._shown:  # it was loaded when nobody wanted to see it
+        """Show the lines of a program that the stream has not delivered yet, and stop following it."""
+        if program_id not in self._shown:  # it was loaded while live output was off
             return
         lines: list[str] = []
         with contextlib.suppress(BoardError):
@@ -51,14 +51,14 @@ class WorkerLog:
             del self._shown[program_id]
 
     def close(self) -> None:
-        """End the stream."""
+        """Cancel the stream."""
         cancel = getattr(self._stream, "cancel", None)
         if cancel is not None:
             cancel()
         self._thread.join(_JOIN_S)
 
     def _read(self) -> None:
-        # Whoever runs the programs is told what becomes of the board.
+        # The program's calls report the loss of the board.
         with contextlib.suppress(CallFailed, BoardError):
             for line in self._stream:
                 with self._lock:

@@ -1,1 +1,1 @@
-"""Boards without an agent: programs are run by the runtime's own command, through SSH."""
+"""Boards without an agent: the runtime's command runs programs over SSH."""

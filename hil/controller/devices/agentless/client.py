@@ -1,7 +1,7 @@
-"""The calls of a board without an agent: each is made of shell commands on it.
+"""Client for a board without an agent. Each call runs shell commands on the board.
 
-The board needs a POSIX shell, SFTP or ``cat``, and the runtime's command; ``iree-run-module`` is put there where the
-config names no other. What such a board cannot measure is absent from its answers.
+The board needs a POSIX shell, SFTP or ``cat``, and the runtime's command. If the config names no command, hil installs
+``iree-run-module``. Values that such a board cannot measure are missing in the results.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hil.controller.storage.isolated import Isolated
 from hil.core.board_config import RuntimeCommand, fill
 from hil.core.clock import now_ns
 from hil.core.digest import digest_file
+from hil.core.files import read_file
 from hil.core.installed import version
 from hil.core.results import Artifact, Part
 from hil.core.scratch import temporary_folder
@@ -43,7 +44,7 @@ from hil.formats.iree_command import PROFILE_FILE, PROFILE_TOOL, TIMES_FILE
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
-# What a run by command cannot tell, and what it tells only where IREE's timing tool can be put beside it.
+# Values that a command never measures, and the value that it measures only with IREE's timing tool.
 NOT_MEASURED = ("peak memory", "clock")
 DEVICE_TIME = "device time"
 _DEFAULT_DEVICES = {"iree": "local-task"}
@@ -51,7 +52,7 @@ _DEFAULT_DEVICES = {"iree": "local-task"}
 
 @dataclass
 class _Program:
-    """A program on the board, its files and the command's as they lie there. A command loads it anew each time."""
+    """Program on the board, with the remote paths of the files and the command. Every command loads the program."""
 
     program_id: str
     artifact: Artifact
@@ -62,16 +63,16 @@ class _Program:
 
     @property
     def weights(self) -> list[str]:
-        """Where its files of parameters lie on the board."""
+        """Remote paths of the parameter files."""
         main = self.artifact.main
         return [place for name, place in sorted(self.files.items()) if name != main and name.endswith(".irpa")]
 
 
 class CommandClient(BoardClient):
-    """Carry out the calls of a board over a shell, which stays open.
+    """Client that implements a board's calls over an open shell.
 
     Attributes:
-        store: hil's folder on the board; it is made by :meth:`info`.
+        store: hil's directory on the board, created by :meth:`info`.
     """
 
     def __init__(self, shell: Shell, choice: BoardChoice, *, board: str) -> None:
@@ -79,13 +80,13 @@ class CommandClient(BoardClient):
         self.store = Store(shell)
         self._config = choice.config
         self._command = command = choice.config.command
-        # Its name; its version where it is known; what answers lack, of one that is not IREE's own the device time too.
+        # Name, version if known, and unmeasured values. Commands other than IREE's do not measure device time.
         self._title = command.program or Path(command.file).name or iree_command.RUN_TOOL
         self._version = version(PACKAGE) if command.is_ours else command.version
         self._not_measured = NOT_MEASURED if command.is_ours else (DEVICE_TIME, *NOT_MEASURED)
         self._board = board
         self._runtime = choice.runtime or choice.config.runtime
-        self._why = choice.without_agent or "its config asks for none"
+        self._why = choice.without_agent or "disabled in the board's config"
         self._wait_s = choice.wait_s
         self._cache = Cache()
         self._isolated = Isolated(1)
@@ -101,14 +102,15 @@ class CommandClient(BoardClient):
     # ---- the board
 
     def info(self) -> dict[str, Any]:
-        """Make hil's folder on the board and read what it shows of itself, with the keys of an agent's Describe.
+        """Create hil's directory on the board. Return the board's description with the keys of an agent's Describe.
 
-        Raises UsageError where the runtime has no command.
+        Raises UsageError if hil knows no command for the runtime.
         """
         if not self._command.runs(self._runtime):
             raise errors.UsageError(
-                f"board {self._board} has no agent, and hil knows no command for the runtime {self._runtime!r}",
-                hint="--runtime iree, or a [runtime] table with a program in the board's config",
+                f"board {self._board} has no agent, and hil has no command for the runtime {self._runtime!r}",
+                hint="use --runtime iree, or set a program in the [runtime] table of the board's config",
+                option="--runtime",
             )
         with errors.locating(board=self._board):
             parts = self.store.open(self._config.connection.folder)
@@ -126,7 +128,7 @@ class CommandClient(BoardClient):
         }
 
     def _state(self) -> dict[str, Any]:
-        """What may have changed since :meth:`info`."""
+        """Return the board state that may have changed since :meth:`info`."""
         parts = self.store.look()
         self._machine = {**self._machine, "boot_id": parts.get("boot_id", "")}
         return {"machine": self._machine, "readings": scripts.readings(parts.get("readings", ""))}
@@ -134,16 +136,16 @@ class CommandClient(BoardClient):
     # ---- files
 
     def tools(self) -> dict[str, Path]:
-        """The command's program and, beside IREE's own, the tool that times programs."""
+        """Return the command's program and, for IREE's command, the timing tool."""
         return dict(self._tools)
 
     def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
-        """Those of the files that the board lacks, each with 0 bytes already there."""
+        """Return the missing files. Uploads cannot be resumed, so each has 0 bytes on the board."""
         with errors.locating(stage="push", board=self._board):
             return {item.digest: 0 for item in self.store.missing(self._items(files))}
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
-        """Send files, digest -> (file, 0), whole and verified."""
+        """Send complete files (digest -> (file, 0)) and verify them."""
 
         def count(size: int) -> None:
             self.payload_bytes_sent += size
@@ -157,7 +159,7 @@ class CommandClient(BoardClient):
         return [Item(path, name, executable=name in self._tools) for name, path in files.items()]
 
     def _place(self, tool: Path) -> str:
-        """Where a tool lies on the board."""
+        """Return the remote path of a tool."""
         return next(self.store.place(item) for item in self._items(self._tools) if item.path == tool)
 
     @functools.cached_property
@@ -166,20 +168,20 @@ class CommandClient(BoardClient):
 
     @functools.cached_property
     def _program_path(self) -> Path | None:
-        """The command's program on the host, where hil puts it on the board."""
+        """The command's program on the host, or None if the board provides it."""
         if self._command.program:
             return None
         if self._command.file:
             file = os.path.expanduser(self._command.file)  # noqa: PTH111 (it takes unknown users as they are)
             path = self._config.path.parent / file
             if not path.is_file():
-                raise errors.UsageError(f"the program {path} of the board's [runtime] is no file")
+                raise errors.UsageError(f"[runtime] program of the board not found: {path}")
             return path
         return self._iree(iree_command.RUN_TOOL)
 
     @functools.cached_property
     def _timer_path(self) -> Path | None:
-        """The tool that times and profiles programs: IREE's, so only beside IREE's own command."""
+        """IREE's timing and profiling tool, which works only with IREE's command."""
         return self._iree(PROFILE_TOOL) if self._command.is_ours else None
 
     def _iree(self, tool: str) -> Path:
@@ -189,7 +191,10 @@ class CommandClient(BoardClient):
     # ---- programs
 
     def load_program(self, artifact: Artifact, *, device: str, timeout: float) -> Loaded:
-        """Take a pushed program: its signature is read here; that the board can load it shows when it is run."""
+        """Register a pushed program and read the signature on the host.
+
+        Load errors on the board appear at the first run.
+        """
         with errors.locating(stage="load", board=self._board), temporary_folder("hil-command-") as place:
             log = Path(place) / "read.log"
             taken = signature.signature_of(artifact, self._isolated, log, needs_own=self._command.is_ours)
@@ -204,15 +209,18 @@ class CommandClient(BoardClient):
         return Loaded(program_id, taken.function, taken.inputs, taken.outputs, device=device, version=self._version)
 
     def find(self) -> str:
-        """Where the program that the config names lies on the board (LoadFailed); "" where hil puts one there."""
+        """Return the board's path of the config's program, or "" if hil installs the program.
+
+        Raises BoardUnfit if the board does not have the program.
+        """
         return self.store.find(self._command.program) if self._command.program else ""
 
     def unload(self, program_id: str) -> None:
-        """Forget a program: a command leaves nothing behind."""
+        """Forget a program. The board needs no action, since a command leaves nothing running."""
         self._programs.pop(program_id, None)
 
     def logs(self, program_id: str = "") -> list[str]:
-        """What a program's commands wrote to stderr, also after it was unloaded."""
+        """Return the stderr lines of a program's commands. They remain available after unloading."""
         return list(self._logs.get(program_id, ()))
 
     def invoke(
@@ -226,11 +234,13 @@ class CommandClient(BoardClient):
         state: bool,
         most_bytes: int | None,
     ) -> Invocation:
-        """Run on the board, and time it there. No command is ever tried again.
+        """Run and time a program on the board. No command is ever retried.
 
-        The outputs are of a command of its own; IREE's timing tool, where the board has it, then makes the warm-ups
-        and iterations. Without that tool each of them is a command, and how long it took on the device is not known.
-        ``timeout`` is in whole seconds on the board. Each output is bounded by its own shape, not by ``most_bytes``.
+        One command computes the outputs. If the board has IREE's timing tool, that tool then runs the warm-ups and
+        iterations. Otherwise each of them is a separate command, and the device time is unknown.
+
+        ``timeout`` is rounded up to whole seconds on the board. Each output is limited by the size of its
+        spec; ``most_bytes`` is ignored.
         """
         program, command = self._programs[program_id], self._command
         files = signature.output_files(program.signature, command)
@@ -256,13 +266,13 @@ class CommandClient(BoardClient):
                 times, problem = self._times(
                     program, [*self._argv(program, timer, run, arguments, []), *flags], run, timeout, left
                 )
-                notes += [f"the device time could not be measured: {problem}"] if problem else []
+                notes += [f"device time not measured: {problem}"] if problem else []
             cold_ns = sum(times[:warmup]) if timer else round(sum(walls.pop(0) for _ in range(warmup)) * 1e9)
             seen = self._state() if state else {}
         takes_device = any("{device}" in flag for flag in command.flags)
         if program.device and not takes_device:
-            notes.append(f"the command is not told of the device {program.device}: [runtime] flags has no {{device}}")
-        # The tool tells how long each took, not when.
+            notes.append(f"device {program.device} is not passed to the command: [runtime] flags has no {{device}}")
+        # The tool reports durations, not start times.
         ends = list(accumulate(times[warmup:]))
         lacking = self._not_measured
         return Invocation(
@@ -272,7 +282,7 @@ class CommandClient(BoardClient):
             host_ns=(begin, now_ns()),
             fetch_s=fetch_s,
             state=seen,
-            # IREE's own tool opens the device that it is told to, or fails; of another command nothing is known.
+            # IREE's tool uses the given device or fails. The placement of other commands is unknown.
             placement=(Part(program.device.split("://")[0]),) if takes_device and command.is_ours else None,
             notes=tuple(notes),
             command={
@@ -286,12 +296,12 @@ class CommandClient(BoardClient):
     def profile(
         self, program_id: str, inputs: Mapping[str, Array], *, tool: str, warmup: int, iterations: int, timeout: float
     ) -> ProfilePass:
-        """Run once more under IREE's profiling tool, which tells the times of its own clock."""
+        """Run once under IREE's profiling tool, which records times of the tool's clock."""
         if not tool:
             raise errors.RunFailed(
-                f"this board's own command {posixpath.basename(self._title)} cannot profile",
+                f"the board's custom command {posixpath.basename(self._title)} does not support profiling",
                 board=self._board,
-                hint="only the tool that hil puts on a board can: leave program and file out of [runtime]",
+                hint="remove program and file from [runtime]: only the tool that hil installs supports profiling",
             )
         program = self._programs[program_id]
         with self._run_folder(program, inputs, RuntimeCommand(input="{value}")) as (run, arguments):
@@ -308,10 +318,10 @@ class CommandClient(BoardClient):
             start = now_ns()
             _, (size,) = self._once(program, argv, [PROFILE_FILE], run, timeout, timeout)
             if not size:
-                raise errors.RunFailed("the profiling command ended well but wrote nothing")
+                raise errors.RunFailed("the profiling command succeeded but wrote no profile")
             if size > (most := most_bytes()):
-                raise broken(f"a profile of {size >> 20} MiB, where at most {most >> 20} can be")
-            data = run.get(PROFILE_FILE, size).read_bytes()
+                raise broken(f"profile size {size >> 20} MiB exceeds the limit of {most >> 20} MiB")
+            data = read_file(run.get(PROFILE_FILE, size), size)
             host = Span("profile", start, now_ns())
         return ProfilePass({PROFILE_FILE: memoryview(data)}, (), host, None, warmup, iterations)
 
@@ -321,21 +331,24 @@ class CommandClient(BoardClient):
     def _run_folder(
         self, program: _Program, inputs: Mapping[str, Array], command: RuntimeCommand
     ) -> Iterator[tuple[RunFolder, list[str]]]:
-        """A run's folder that has the inputs, and their arguments; it is gone at the end."""
+        """Provide a run's directory with the inputs, and the arguments for them.
+
+        The directory is removed at the end.
+        """
         signature.check_inputs(program.signature.function, program.signature.inputs, inputs)
         with errors.locating(stage="run", board=self._board), self.store.run_folder() as run:
             try:
                 arguments, files = signature.write_inputs(program.signature, inputs, command, run.local, run.remote)
             except OSError as error:
                 text = f"cannot write the inputs to {run.local}: {error.strerror or error}"
-                raise errors.StorageError(text, hint="make room there, or set TMPDIR to another folder") from error
+                raise errors.StorageError(text, hint="free disk space, or set TMPDIR to another directory") from error
             run.send(files)
             yield run, arguments
 
     def _argv(
         self, program: _Program, command: str, run: RunFolder, inputs: list[str], outputs: list[str]
     ) -> list[str]:
-        """The command line of a run, as the config's flags make it."""
+        """Build the command line of a run from the config's flags."""
         parameter = self._command.parameter
         weights = [fill(parameter, {"scope": iree_command.PARAMETER_SCOPE, "file": place}) for place in program.weights]
         several = {"{inputs}": inputs, "{outputs}": outputs, "{parameters}": weights}
@@ -353,10 +366,10 @@ class CommandClient(BoardClient):
     def _once(
         self, program: _Program, argv: list[str], files: list[str], run: RunFolder, timeout: float, left: float
     ) -> tuple[float, tuple[int | None, ...]]:
-        """One command: its wall time, without that of waiting for another run, and the size of each file it writes."""
+        """Run one command. Return its wall time, without waiting for other runs, and the size of each output file."""
         late = errors.StageTimeout(
-            f"run took longer than its limit of {timeout:g} s and was ended",
-            hint="raise the limit with --timeout, or see whether the program hangs",
+            f"run exceeded its limit of {timeout:g} s and was stopped",
+            hint="raise the limit with --timeout, or check the program for a hang",
         )
         if left <= 0:
             raise late
@@ -365,8 +378,8 @@ class CommandClient(BoardClient):
             argv, files, limit_s=limit_s, wait_s=wait_s, environment=self._command.environment
         )
         if ended.how == "busy":
-            what = f"another run held the board for more than {wait_s} s"
-            raise errors.BoardBusy(what, hint="wait for it to end, or raise --wait")
+            what = f"timed out after {wait_s} s: another run is using the board"
+            raise errors.BoardBusy(what, hint="wait for the other run to end, or raise --wait")
         is_answer = argv[0] == program.command
         if is_answer:
             self._logs.setdefault(program.program_id, []).extend(err.splitlines())
@@ -374,38 +387,41 @@ class CommandClient(BoardClient):
             late.detail = err[-DETAIL:]
             raise late
         if ended.code:
-            # A profile is taken of what has been run: the tool does not say how far it came.
+            # The profiling tool does not report progress. The program has run before, so it can be loaded.
             raise scripts.failure(ended, err, self._title if is_answer else PROFILE_TOOL, loads=not is_answer)
         if len(ended.sizes) != len(files):
-            raise errors.BoardError("the board's shell does not tell the size of a file", detail=err[-DETAIL:])
+            raise errors.BoardError("the board's shell did not report a file's size", detail=err[-DETAIL:])
         return max(wall - ended.waited_s, 0.0), ended.sizes
 
     def _times(
         self, program: _Program, argv: list[str], run: RunFolder, timeout: float, left: float
     ) -> tuple[list[int], str]:
-        """What each run took by the timing tool, in nanoseconds; or why that is not known: the answer is there."""
+        """Return the duration of each run in nanoseconds, or the reason why timing failed.
+
+        Timing errors keep the outputs.
+        """
         try:
             _, (size,) = self._once(program, argv, [TIMES_FILE], run, timeout, left)
             if not size:
-                return [], f"{PROFILE_TOOL} ended well but wrote nothing"
-            return iree_command.times_ns(run.get(TIMES_FILE, size).read_bytes()), ""
-        except (errors.StageError, errors.BoardBusy) as error:
+                return [], f"{PROFILE_TOOL} succeeded but wrote no profile"
+            return iree_command.times_ns(read_file(run.get(TIMES_FILE, size))), ""
+        except (errors.StageError, errors.BoardBusy, errors.BoardUnfit) as error:
             return [], error.message
         except ValueError as error:
-            return [], f"what {PROFILE_TOOL} wrote cannot be read: {error}"
+            return [], f"cannot read the profile of {PROFILE_TOOL}: {error}"
 
     def _fetch(
         self, program: _Program, run: RunFolder, files: Sequence[str], sizes: Sequence[int | None]
     ) -> dict[str, Array]:
-        """The outputs, by name."""
+        """Fetch the outputs by name."""
         outputs: dict[str, Array] = {}
         for spec, file, size in zip(program.signature.outputs, files, sizes, strict=True):
             if size is None:
                 raise errors.RunFailed(
-                    f"the command ended well but wrote no output {spec.name!r}",
-                    hint="see the output pattern of [runtime] in the board's config",
+                    f"the command succeeded but did not write output {spec.name!r}",
+                    hint="check the output pattern of [runtime] in the board's config",
                 )
             if size > (most := expected_bytes([spec])):
-                raise broken(f"output {spec.name!r} has {size >> 20} MiB, and at most {most >> 20} are expected")
+                raise broken(f"output {spec.name!r} has {size >> 20} MiB, expected at most {most >> 20} MiB")
             outputs[spec.name] = signature.read_output(spec, run.get(file, size))
         return outputs

@@ -1,8 +1,8 @@
-"""hil's folder on a board without an agent: what the board's own shell does there, and what its answers mean.
+"""hil's directory on a board without an agent: shell scripts, and parsers for their output.
 
-Programs lie in ``programs``, named by their content and pushed once, and each run has a folder in ``runs``. The scripts
-are POSIX sh, with the tools that busybox has too. Their texts are constants. Whatever varies is an argument of the
-script, so nothing that comes from a model, a file name or a config is ever read as shell.
+``programs`` contains pushed files, named by digest; ``runs`` contains one directory per run. The scripts are POSIX sh
+and use only tools that busybox has. They are constants, and all variable parts are arguments of the script. Text from a
+model, a file name or a config is therefore never interpreted as shell code.
 """
 
 from __future__ import annotations
@@ -19,39 +19,42 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hil import errors
+from hil.controller.devices.agentless.memory import MEMORY_FUNCTIONS, split_memory
 from hil.core import cpuinfo
 from hil.core.digest import digest_file
+from hil.core.memory_faults import out_of_memory
 from hil.core.processes import signal_name
 from hil.core.scratch import temporary_folder
+from hil.formats.iree_errors import load_error
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Done, Shell
 
 _MARK = "hil-command"
-# What the probe ends with where it cannot make hil's folder, or somebody else made it.
+# Exit code of the probe if hil's directory cannot be created or belongs to another user.
 _NO_FOLDER = 73
 _MEMORY = re.compile(r"^MemTotal:\s*([0-9]{1,15}) kB", re.M)
 _CORE = re.compile(r"^processor\s*:", re.M)
 _CANNOT_START = (126, 127)
-# A shell adds the signal's number to 128; a program that ends with -1 has the code 255, and crashed of nothing.
+# Shells report signal N as 128 + N. A program that exits with -1 has code 255, which is not a signal.
 _SIGNALS = range(129, 129 + 64)
 DETAIL = 4000
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,8}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _FOLDER = re.compile(r"/[^\0]*")
 _CALL_S, _CHECK_S = 60.0, 120.0
-# On a full disk, programs that nobody has used for an hour make room; else those of a month ago go.
-_PRUNE_MINUTES, _FULL_PRUNE_MINUTES = 30 * 24 * 60, 60
+# Remove programs that were unused for a month. On a full disk, remove those unused for an hour, then for 5 minutes.
+_PRUNE_MINUTES, _FULL_PRUNE_MINUTES = 30 * 24 * 60, (60, 5)
 _SPARE_BYTES, _INPUTS_SPARE_BYTES = 1 << 20, 1 << 16
-# Past its limit the board's side should have answered; then the board itself is given up. It counts seconds by
-# sleeping, and a slow board is late at each: 7 % where it is emulated.
+# Extra time for the board's response before the board is considered lost. The script counts seconds by sleeping, which
+# is late on slow boards: by 7 % under emulation.
 _GRACE_S, _SLOW = 15.0, 1.25
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# iree-run-module and its forks say this once the program is loaded and its inputs are read.
+# iree-run-module and its forks print this after loading the program and reading inputs.
 _BEGUN = re.compile(r"^EXEC @", re.M)
 _OF_IREE = re.compile(r"^(?:\S+\.\w+|<vm>):\d+: ([A-Z_]+); ", re.M)
 
-# Functions for the two scripts below: a part's title, and FILE:VALUE of all that may change while a program runs.
+# Functions for the two scripts below: print a part's title, and FILE:VALUE for all state that may change during a run.
 _LOOK = """
 part() { printf '\\nhil-command %s\\n' "$1"; }
 readings() (
@@ -65,7 +68,7 @@ readings() (
 )
 """
 
-# FOLDER -> makes hil's folder (as the config names it) and tells of the machine, each part under a line of its own.
+# FOLDER -> creates hil's directory and describes the machine. Each part follows a title line.
 _PROBE = """
 umask 077
 LC_ALL=C; export LC_ALL
@@ -96,7 +99,7 @@ done
 exit 0
 """
 
-# FILE... -> a line for each: its size and SHA-256, or "-" where there is none. What is used is made younger.
+# FILE... -> one line per file: size and SHA-256, or "-" if missing. Existing files are touched to mark their use.
 _HAVE = """
 for file do
   if [ -f "$file" ]; then
@@ -110,19 +113,21 @@ for file do
 done
 """
 
-# FOLDER MINUTES -> removes programs that were not used for so long; then what `df` says of the folder.
+# FOLDER MINUTES -> removes programs unused for MINUTES, then prints `df` of the directory.
 _ROOM = """
 find "$1/programs" -type f -mmin "+$2" -exec rm -f -- {} \\; 2>/dev/null
 df -Pk -- "$1" 2>/dev/null || df -k "$1"
 """
 
 # LIMIT_S WAIT_S FOLDER OUTPUT... -- PROGRAM ARGUMENT...
-# The program is the head of a process group of its own, which ends at the limit, or as soon as nobody listens any more:
-# a sign of life is written every second, and fails once the link is gone. One run at a time: the folder of all runs is
-# locked, by the program, for as long as it lives.
+#
+# The program leads a separate process group. The group is killed at the limit, or when the link breaks: the script
+# writes a line every second, which then fails. Only one program runs at a time: it holds the lock on the directory of
+# all runs until it ends.
 _RUN = """
 umask 077
 ulimit -c 0 2>/dev/null
+export ORT_DISABLE_TELEMETRY="${ORT_DISABLE_TELEMETRY-1}"
 limit=$1 patience=$2 run=$3 waited=0; shift 3
 cd -- "$run" || { echo hil-command gone; exit 0; }
 outputs=0; for one do [ "$one" = -- ] && break; outputs=$((outputs + 1)); done
@@ -139,9 +144,12 @@ fi
 start() {
   while [ "$1" != -- ]; do shift; done
   shift
+  # Where memory runs out Linux kills the program first, not the board's services; it is 500 with an agent, too.
+  { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null
   if command -v setsid >/dev/null 2>&1; then exec setsid "$@"; fi
   exec "$@"
 }
+oom=$(oom_kills)
 start "$@" </dev/null >out 2>err &
 tool=$!
 trap '' PIPE HUP
@@ -161,6 +169,7 @@ code=$?
 kill "$watch" 2>/dev/null
 wait "$watch" 2>/dev/null
 [ -e late ] && code=late
+[ "$code" = 137 ] && [ "$(oom_kills)" != "$oom" ] && memory
 echo "hil-command $code $waited" 2>/dev/null || { cd ..; rm -rf -- "$run"; exit 1; }
 while [ "$outputs" -gt 0 ]; do
   if [ -f "$1" ]; then wc -c <"$1"; else echo -; fi
@@ -175,7 +184,7 @@ exit 0
 
 @dataclass(frozen=True)
 class Item:
-    """A file that the board is to have, named there by its digest."""
+    """File to install on the board, named by digest."""
 
     path: Path
     digest: str
@@ -183,38 +192,40 @@ class Item:
 
     @property
     def name(self) -> str:
-        """Its name on the board: digest and, where it is harmless, what people and tools go by."""
+        """Name on the board: the digest, plus the file name of an executable or a harmless suffix."""
         digest = self.digest.replace(":", "-")
         if self.executable:
             return f"{digest}-{re.sub(_UNSAFE, '_', self.path.name)}"
         return digest + (self.path.suffix if _SUFFIX.fullmatch(self.path.suffix) else "")
 
     def is_same(self, found: tuple[int, str] | None) -> bool:
-        """Whether that is its size and SHA-256; "" is that of a board without a tool for it."""
+        """Return whether size and SHA-256 match. An empty SHA-256 means that the board cannot compute it."""
         if found is None or found[0] != self.path.stat().st_size:
             return False
         return not found[1] or digest_file(self.path, "sha256") == f"sha256:{found[1]}"
 
 
 class Store:
-    """hil's folder on the board: ``folder``, absolute, once it is :meth:`open`."""
+    """hil's directory on the board. After :meth:`open`, ``folder`` is the absolute path."""
 
     def __init__(self, shell: Shell) -> None:
         self.folder = ""
         self._shell = shell
 
     def open(self, folder: str) -> dict[str, str]:
-        """Make the folder, as the config names it; returns what the machine shows of itself, part -> its text.
+        """Create the config's directory on the board. Return the machine's description: part -> text.
 
         Raises:
-            BoardError: it cannot be used, or the shell is not POSIX.
+            BoardUnfit: The directory cannot be used.
+            BoardError: The shell is not POSIX.
         """
         done = self._script(_LOOK + _PROBE, folder, timeout=_CALL_S)
         found = parts(done.out.decode(errors="replace"))
         if done.code == _NO_FOLDER:
-            raise errors.BoardError(
-                f"hil's folder {folder or '.hil'} cannot be made on the board, or is somebody else's",
-                hint="name another one in the board's config: [connection] folder",
+            why = _first_line(done.err) or "it belongs to another user"
+            raise errors.BoardUnfit(
+                f"cannot create hil's directory {folder or '.hil'} on the board: {why}",
+                hint="set another directory in the board's config: [connection] folder",
                 detail=done.err[-DETAIL:],
             )
         complete = {"board_id", "readings", "folder", "end"} <= found.keys()
@@ -224,7 +235,7 @@ class Store:
         return found
 
     def look(self) -> dict[str, str]:
-        """What may have changed since :meth:`open`, with the same parts."""
+        """Return the state that may have changed since :meth:`open`, with the same parts."""
         end = "part readings; readings; part boot_id; cat /proc/sys/kernel/random/boot_id; part end"
         return parts(self._script(_LOOK + end, timeout=_CALL_S).out.decode(errors="replace"))
 
@@ -233,34 +244,34 @@ class Store:
 
     def _not_posix(self, done: Done) -> errors.BoardError:
         return errors.BoardError(
-            "the board's shell does not do what a POSIX shell does",
-            hint="a login shell and /bin/sh as on Linux are needed, busybox's will do",
+            "the board's login shell is not POSIX-compatible",
+            hint="use a POSIX login shell and /bin/sh, as on Linux; busybox works",
             detail=f"{done.text[-DETAIL:]}\n{done.err[-DETAIL:]}",
         )
 
     def find(self, program: str) -> str:
-        """Where a program that the config names lies on the board."""
+        """Return the path of the config's program on the board. Raises BoardUnfit if it is missing."""
         done = self._script('command -v -- "$1"', program)
         if done.code or not done.text:
-            raise errors.LoadFailed(
-                f"the board has no program {program!r}",
-                hint="[runtime] program in the board's config is looked for in the login's PATH there",
+            raise errors.BoardUnfit(
+                f"program {program!r} not found on the board",
+                hint="install it in the login's PATH, or correct [runtime] program in the board's config",
             )
         return done.text
 
     def place(self, item: Item) -> str:
-        """Where a file lies on the board."""
+        """Return the remote path of a file."""
         return f"{self.folder}/programs/{item.name}"
 
     def missing(self, items: Sequence[Item]) -> list[Item]:
-        """The files that the board does not have as they are here. Those that it has count as used just now."""
+        """Return the files that are missing or different on the board. Mark the other files as used now."""
         if not items:
             return []
         done = self._script(_HAVE, *map(self.place, items))
         if done.code:
-            raise errors.BoardError(
-                "the board cannot read a file that hil put there",
-                hint=f"see what {self.folder} holds, or remove it: hil board clean",
+            raise errors.BoardUnfit(
+                "the board cannot read a file that hil uploaded",
+                hint=f"inspect {self.folder}, or remove it: hil board clean",
                 detail=done.err[-DETAIL:],
             )
         try:
@@ -270,7 +281,7 @@ class Store:
             raise self._not_posix(done) from error
 
     def put(self, items: Sequence[Item], progress: Callable[[int], None]) -> None:
-        """Send files whole, and verify them."""
+        """Send complete files and verify them."""
         self.make_room(sum(item.path.stat().st_size for item in items))
         for item in items:
             try:
@@ -278,30 +289,30 @@ class Store:
                 self._shell.put(item.path, self.place(item), mode=mode, progress=progress)
             except errors.BoardLost:
                 raise
-            except errors.BoardError:
+            except errors.BoardError as error:
                 self.make_room(item.path.stat().st_size)
-                raise
+                raise _unwritable(self.folder, error) from error
         if damaged := self.missing(items):
-            raise errors.BoardLost(f"{damaged[0].path.name} was damaged on its way to the board", stage="push")
+            raise errors.BoardLost(f"{damaged[0].path.name} was corrupted during upload", stage="push")
 
     def make_room(self, size: int) -> None:
-        """Remove what has long not been used, and more of it where ``size`` bytes do not fit."""
-        for minutes in (_PRUNE_MINUTES, _FULL_PRUNE_MINUTES):
+        """Remove long unused files. Remove more recent files if ``size`` bytes do not fit."""
+        for minutes in (_PRUNE_MINUTES, *_FULL_PRUNE_MINUTES):
             free = self.free_bytes(minutes)
             if free is None or free >= size + _SPARE_BYTES:
                 return
-        raise errors.LoadFailed(
-            f"the board has no room for the program: {size} bytes, and {free} are free",
-            hint=f"make room on the board's disk, or set connection.folder to another place than {self.folder}",
+        raise errors.BoardUnfit(
+            f"not enough disk space in {self.folder} on the board: the program needs {size} bytes, {free} are free",
+            hint="remove files on the board, or set a directory on another disk: [connection] folder in its config",
         )
 
     def free_bytes(self, minutes: int) -> int | None:
-        """Remove programs not used for so many minutes; how many bytes are free then, None where nobody tells."""
+        """Remove programs unused for ``minutes``. Return the free bytes after that, or None if unknown."""
         return free_bytes(self._script(_ROOM, self.folder, str(minutes)).text)
 
     @contextlib.contextmanager
     def run_folder(self) -> Iterator[RunFolder]:
-        """A folder for a run, here and on the board; both are gone at the end."""
+        """Provide a local and a remote directory for a run. Both are removed at the end."""
         remote = f"{self.folder}/runs/{secrets.token_hex(8)}"
         with temporary_folder("hil-command-") as local:
             try:
@@ -313,7 +324,7 @@ class Store:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder, ``local`` here and ``remote`` on the board."""
+    """Directory of a run, ``local`` on this machine and ``remote`` on the board."""
 
     local: Path
     remote: str
@@ -321,7 +332,7 @@ class RunFolder:
     _store: Store
 
     def send(self, files: Sequence[str]) -> None:
-        """Make the folder on the board, with inputs in it that lie in the local one."""
+        """Create the remote directory and send input files from the local directory."""
         size = sum((self.local / name).stat().st_size for name in files)
         try:
             self._shell.run(["mkdir", "-m", "700", self.remote], timeout=_CALL_S)
@@ -332,68 +343,81 @@ class RunFolder:
         except errors.BoardError as error:
             free = self._store.free_bytes(_PRUNE_MINUTES)
             if free is None or free > size + _INPUTS_SPARE_BYTES:
-                raise
-            what = f"the board has no room for the inputs: {size} bytes, and {free} are free"
-            raise errors.RunFailed(what) from error
+                raise _unwritable(self._store.folder, error) from error
+            raise errors.BoardUnfit(
+                f"not enough disk space in {self._store.folder} on the board: "
+                f"the inputs need {size} bytes, {free} are free",
+                hint="remove files on the board, or set a directory on another disk: [connection] folder in its config",
+            ) from error
 
     def command(
         self, argv: Sequence[str], files: Sequence[str], *, limit_s: int, wait_s: int, environment: Mapping[str, str]
     ) -> tuple[Ended, str, float]:
-        """Run a command as :func:`run` does; returns its end, what it wrote to stderr, and its wall time in seconds."""
+        """Run a command (see :func:`run`). Return the end, stderr, and wall time in seconds."""
         whole = run(self.remote, files, argv, limit_s=limit_s, wait_s=wait_s, environment=environment)
         start = time.monotonic()
         try:
             done = self._shell.run(whole, timeout=(limit_s + wait_s) * _SLOW + _GRACE_S, check=False)
-        except errors.BoardLost as error:  # its own message shows the script
-            what = "the link broke or the board hung during the run"
+        except errors.BoardLost as error:  # the message contains the script
+            what = "the connection broke or the board hung during the run"
             raise errors.BoardLost(what, detail=error.message) from error
         wall = time.monotonic() - start
         end = ended(done.out.decode(errors="replace"))
         if end is None or end.how == "gone":
-            raise errors.BoardLost("the board ended the run without an answer", detail=done.err[-DETAIL:])
+            raise errors.BoardLost("the board ended the run without a result", detail=done.err[-DETAIL:])
         return end, done.err, wall
 
     def get(self, file: str, size: int) -> Path:
-        """Fetch a file that a command wrote, of so many bytes."""
+        """Fetch an output file of ``size`` bytes."""
         local = self.local / file
         self._shell.get(f"{self.remote}/{file}", local, size)
         if local.stat().st_size != size:
-            raise errors.BoardLost(f"{file} was damaged on its way from the board")
+            raise errors.BoardLost(f"{file} was corrupted during download")
         return local
 
 
-# ---- what the scripts print
+def _unwritable(folder: str, error: errors.BoardError) -> errors.BoardUnfit:
+    return errors.BoardUnfit(
+        f"the board cannot write to {folder}: {error.message}",
+        hint="check for a read-only file system (mount, dmesg), and the owner of the directory",
+        detail=error.detail,
+    )
+
+
+# ---- parsers for the scripts' output
 
 
 def parts(text: str) -> dict[str, str]:
-    """Part -> its text."""
+    """Split a script's output into parts: title -> text."""
     pieces = re.split(r"^hil-command (\w+)\n", text, flags=re.M)
     return {name: body.strip("\n") for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
 
 
 def _sizes_and_sums(text: str) -> list[tuple[int, str] | None]:
-    """Size and SHA-256 ("" where the board has no tool for it) of each file, None where there is none."""
+    """Parse size and SHA-256 of each file. SHA-256 is "" if the board cannot compute it. A missing file is None."""
     lines = [line.partition(" ") for line in text.splitlines()]
     return [None if size == "-" else (_whole(size), digest) for size, _, digest in lines]
 
 
 def free_bytes(text: str) -> int | None:
-    """What ``df -Pk`` says is free, in bytes; None where it says nothing."""
+    """Return the free bytes from ``df -Pk`` output, or None if it has no such line."""
     match = re.search(r"\s[0-9]+\s+[0-9]+\s+([0-9]{1,15})\s+[0-9]+%", text)
     return int(match[1]) * 1024 if match else None
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended on the board."""
+    """End of a command on the board."""
 
-    # ``exit`` (see ``code``), ``late`` (it outlived its limit), ``busy`` (another run holds the board) or ``gone`` (the
-    # run's folder is no more).
+    # ``exit`` (see ``code``), ``late`` (time limit exceeded), ``busy`` (another run uses the board) or ``gone`` (the
+    # run's directory was removed).
     how: str
-    code: int  # its exit code, 128 and more where a signal ended it
-    waited_s: int  # how long it waited for another run to end
-    sizes: tuple[int | None, ...]  # of each output file in bytes, None where it wrote none
-    out: str  # the end of what it printed
+    code: int  # exit code; 128 + N for signal N
+    waited_s: int  # time spent waiting for another run
+    sizes: tuple[int | None, ...]  # size of each output file in bytes; None if missing
+    out: str  # end of stdout
+    # After an OOM kill: the board's total and available memory in bytes.
+    memory: tuple[int, int] | None = None
 
 
 def run(
@@ -405,22 +429,23 @@ def run(
     wait_s: int,
     environment: Mapping[str, str],
 ) -> list[str]:
-    """The command that runs a program in a folder of its run; read its output with :func:`ended`.
+    """Return the command that runs a program in its run's directory. Parse the output with :func:`ended`.
 
-    It writes ``outputs`` there. It is killed after ``limit_s`` whole seconds, and waits ``wait_s`` while another run
-    holds the board.
+    The program writes ``outputs`` there. It is killed after ``limit_s`` seconds. It waits up to ``wait_s`` seconds
+    while another run uses the board. Both are whole seconds.
     """
     assert PurePosixPath(folder).is_absolute()
     assignments = [f"{name}={value}" for name, value in environment.items()]
     whole = ["env", *assignments, *argv] if assignments else list(argv)
-    return ["sh", "-c", _RUN, "hil-run", str(limit_s), str(wait_s), folder, *outputs, "--", *whole]
+    return ["sh", "-c", MEMORY_FUNCTIONS + _RUN, "hil-run", str(limit_s), str(wait_s), folder, *outputs, "--", *whole]
 
 
 def ended(text: str) -> Ended | None:
-    """What :func:`run` said, or None where its end is missing."""
+    """Parse the output of :func:`run`. Return None if the end is missing."""
     lines = text.split("\n")
     while lines and lines[0] == ".":
         lines.pop(0)
+    found, lines = split_memory(lines)
     head = lines[0].split(" ") if lines else []
     if head in ([_MARK, "busy"], [_MARK, "gone"]):
         return Ended(head[1], 0, 0, (), "")
@@ -431,23 +456,23 @@ def ended(text: str) -> Ended | None:
     late = head[1] == "late"
     try:
         sizes = tuple(None if line.strip() == "-" else _whole(line.strip()) for line in lines[1:end])
-        return Ended("late" if late else "exit", 0 if late else _whole(head[1]), _whole(head[2]), sizes, out)
+        return Ended("late" if late else "exit", 0 if late else _whole(head[1]), _whole(head[2]), sizes, out, found)
     except ValueError:
         return None
 
 
 def _whole(text: str) -> int:
-    """A whole number as a shell writes it; ValueError where it is none, or one that no board has."""
+    """Parse a decimal integer of at most 15 digits. Raises ValueError otherwise."""
     if not re.fullmatch(r"[0-9]{1,15}", text):
-        raise ValueError(f"{text[:40]!r} is no number")
+        raise ValueError(f"not a number: {text[:40]!r}")
     return int(text)
 
 
-# ---- what the board shows of itself
+# ---- description of the board
 
 
 def machine(parts: Mapping[str, str]) -> dict[str, Any]:
-    """CPU, memory and system, from what :func:`probe` printed; no entry where it printed nothing."""
+    """Return CPU, memory and system from the output of the probe script. Empty values are omitted."""
     arch = parts.get("arch", "")
     shown = parts.get("cpuinfo", "")
     cpu = cpuinfo.cpu_info(arch, shown, _bytes(parts.get("auxv", "")))
@@ -469,7 +494,7 @@ def machine(parts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _bytes(dump: str) -> bytes:
-    """The bytes that ``od -An -tx1`` wrote; none where the board has no such tool."""
+    """Parse the output of ``od -An -tx1``. Return b"" if the board has no such tool."""
     try:
         return bytes.fromhex("".join(dump.split()))
     except ValueError:
@@ -477,7 +502,7 @@ def _bytes(dump: str) -> bytes:
 
 
 def readings(text: str) -> list[dict[str, Any]]:
-    """What may change while a program runs, named as the agent names it, from lines of ``FILE:VALUE``."""
+    """Return readings with the agent's names from ``FILE:VALUE`` lines."""
     values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return list(cpuinfo.readings({file: values[file] for file in sorted(values, key=_natural)}))
 
@@ -486,53 +511,55 @@ def _natural(text: str) -> list[Any]:
     return [int(piece) if number % 2 else piece for number, piece in enumerate(re.split(r"([0-9]{1,15})", text))]
 
 
-# ---- which error a failed command is
+# ---- errors of failed commands
 
 
 def failure(ended: Ended, err: str, program: str, *, loads: bool = False) -> errors.HilError:
-    """The error that a command's end with another code than 0 stands for.
+    """Return the error for a command's nonzero exit code.
 
-    ``loads``: the board is known to load what it runs, so the run failed.
+    ``loads`` means that the program is known to load on the board, so an IREE error means that the run failed.
     """
     stderr = _COLOUR.sub("", err).strip()
     detail = stderr[-DETAIL:]
     name = posixpath.basename(program)
     if ended.code in _CANNOT_START and not _OF_IREE.search(stderr):
-        return errors.LoadFailed(
+        return errors.BoardUnfit(
             f"the board cannot start the command {name}: {_first_line(stderr) or f'exit code {ended.code}'}",
             stage="load",
-            hint="the program, or a library that it needs (glibc, libstdc++), is missing there or is of another CPU",
+            hint="the program or a library it needs (glibc, libstdc++) is missing or built for another CPU, "
+            "or its directory is mounted noexec",
             detail=detail,
         )
+    if ended.memory is not None:
+        total, freed = ended.memory
+        # The memory that is free after the kill was available to the program.
+        error = out_of_memory(freed, total)
+        error.detail = detail
+        return error
     if ended.code in _SIGNALS:
         return _crash(ended.code - 128, name, detail)
     if _OF_IREE.search(stderr) and not loads and not _BEGUN.search(ended.out):
-        return errors.LoadFailed(
-            f"IREE refused the program: {_first_line(stderr)}", stage="load", hint=_hint(stderr), detail=detail
-        )
+        error = load_error(f"IREE rejected the program: {_first_line(stderr)}", stderr, detail=detail)
+        if not error.hint and "no driver" in stderr:
+            error.hint = "use a device that the command supports: [devices] in the board's config"
+        return error.located(stage="load")
     return errors.RunFailed(
         f"{name} failed with exit code {ended.code}: {_first_line(stderr)}".rstrip(": "), detail=detail
     )
 
 
 def _crash(number: int, name: str, detail: str) -> errors.HilError:
-    hint = ""
+    hint, code = "", errors.ErrorCode.NONE
     if number == signal.SIGKILL:
-        hint = "hil did not send it: the board may have run out of memory"
+        hint = "not sent by hil: the board may have run out of memory"
     elif number == signal.SIGILL:
         hint = "the program uses instructions this CPU lacks: check the compile target"
-    return errors.RunCrashed(f"{name} was killed by {signal_name(number)} during run", hint=hint, detail=detail)
+        code = errors.ErrorCode.ILLEGAL_INSTRUCTION
+    message = f"{name} was killed by {signal_name(number)} during run"
+    return errors.RunCrashed(message, hint=hint, detail=detail, code=code)
 
 
 def _first_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     best = next((line for line in lines if _OF_IREE.match(line)), lines[0] if lines else "")
     return best[:400]
-
-
-def _hint(stderr: str) -> str:
-    if "INCOMPATIBLE" in stderr or "no executable" in stderr:
-        return "the program was compiled for another CPU or device: check the board's compile flags"
-    if "no driver" in stderr:
-        return "name a device that the command has: [devices] in the board's config"
-    return ""

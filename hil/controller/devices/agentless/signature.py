@@ -1,8 +1,8 @@
-"""What a program takes and gives, and its tensors as a command takes and gives them: an argument and a file for each.
+"""Signatures of programs, and conversion of tensors to command arguments and files.
 
-The signature is read from the program's file on the host: loading it needs a device, reading it does not. Inputs are as
-:mod:`hil.formats.iree_command` writes them; outputs are .npy, which keeps dtype and shape, where iree-run-module knows
-the dtype, else .bin. Where nobody knows it beforehand they are .npy, which then has no name for some dtypes.
+hil reads the signature on the host from the program's file, since loading the program would need a device. For the
+format of inputs see :mod:`hil.formats.iree_command`. Outputs are .npy, which stores dtype and shape, if
+iree-run-module supports the dtype, else .bin. Outputs with unknown dtype are .npy, which does not support every dtype.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from hil.controller.storage.isolated import Isolated, IsolatedError
 from hil.core import tensors
 from hil.core.board_config import RuntimeCommand, fill
+from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.npy import load_npy
 from hil.core.results import Artifact
 from hil.core.tensors import SUB_BYTE_BITS, Array, TensorSpec, dtype_name, dtype_of, settled, type_text
@@ -30,22 +31,22 @@ _READ_S = 60.0
 
 @dataclass(frozen=True)
 class Signature:
-    """A function as a command calls it."""
+    """Signature of a function for a command."""
 
     function: str
-    # inputs, outputs: its tensors, in order; the name of a bare number begins with ``scalar:``.
+    # Tensor specs in order. The name of a scalar number begins with ``scalar:``.
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
 def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own: bool) -> Signature:
-    """A program's signature: its own where it is an IREE module that this host can read, else what import said.
+    """Return a program's signature: from the IREE module if this host can read it, else from the import.
 
-    It is read in an isolated process: a damaged file may cost that process its life. With ``needs_own`` a module that
-    cannot be read is refused; else what is known from the import will do.
+    Reads the module in an isolated process, because a damaged file may crash that process. With ``needs_own``, an
+    unreadable module is an error instead of a fallback to the import.
 
     Raises:
-        LoadFailed: the module is damaged or has no such function, or nothing is known of its inputs and outputs.
+        LoadFailed: The module is damaged or lacks the function, or inputs and outputs are unknown.
     """
     path = str(artifact.files[artifact.main].absolute())
     try:
@@ -57,45 +58,45 @@ def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own
             return Signature(artifact.function, tuple(artifact.inputs), tuple(artifact.outputs))
         if isinstance(error, LoadFailed):
             raise
-        what = f"{artifact.main} is no program that IREE can read: {error.message}"
+        what = f"IREE cannot read the program {artifact.main}: {error.message}"
         raise LoadFailed(what, detail=error.detail) from error
 
 
 def check_signature(signature: Signature, command: RuntimeCommand) -> None:
-    """Refuse (LoadFailed), before anything is run, what could not come through the command unharmed."""
+    """Check before the run that the command supports all tensors. Raises LoadFailed otherwise."""
     tensors.check_names(signature.inputs, signature.outputs)
     for spec in (*signature.inputs, *signature.outputs):
         if is_number(spec) and spec.dtype not in NUMBERS:
-            raise LoadFailed(f"{spec}: a command takes no {spec.dtype} numbers", hint=_AGENT)
+            raise LoadFailed(f"{spec}: {spec.dtype} numbers are unsupported for commands", hint=_AGENT)
         if spec.dtype == "string":
-            raise LoadFailed(f"{spec}: a command takes no strings", hint=_AGENT)
+            raise LoadFailed(f"{spec}: strings are unsupported for commands", hint=_AGENT)
     for spec in signature.outputs:
         if _extension(spec, command) != "bin":
             continue
         if not spec.dtype:
             raise LoadFailed(
-                f"{spec}: the command writes the elements of an output but not its type",
+                f"{spec}: the command writes this output's elements but not its dtype",
                 hint='set tensors = "auto" or "npy" in [runtime], or use a board with an agent',
             )
         if sum(not isinstance(dim, int) for dim in spec.shape) > 1:
             raise LoadFailed(
-                f"{spec}: the command writes the elements of a {spec.dtype} output but not its shape",
+                f"{spec}: the command writes this {spec.dtype} output's elements but not its shape",
                 hint="fix the dimensions with --dim NAME=SIZE, or use a board with an agent",
             )
 
 
 def check_inputs(function: str, specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> None:
-    """Refuse (UsageError) inputs that the function does not take, as an agent does."""
+    """Check that the function takes the inputs, as an agent does. Raises UsageError otherwise."""
     if len(inputs) != len(specs):
         raise UsageError(f"{function} takes {len(specs)} inputs, got {len(inputs)}")
     for spec, array in zip(specs, inputs.values(), strict=True):
         found = dtype_name(array.dtype)
         if not spec.accepts(found, array.shape):
-            raise UsageError(f"{spec} does not take a {type_text(found, array.shape)} tensor")
+            raise UsageError(f"{spec} does not accept a {type_text(found, array.shape)} tensor")
 
 
 def fits(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> bool:
-    """Whether inputs are what these specs take."""
+    """Return whether the inputs match these specs."""
     return len(specs) == len(inputs) and all(
         spec.accepts(dtype_name(array.dtype), array.shape) for spec, array in zip(specs, inputs.values(), strict=True)
     )
@@ -104,7 +105,7 @@ def fits(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> bool:
 def write_inputs(
     signature: Signature, inputs: Mapping[str, Array], command: RuntimeCommand, local: Path, remote: str
 ) -> tuple[list[str], list[str]]:
-    """Write inputs as files into a local folder; returns the command's arguments, one an input, and the names."""
+    """Write inputs as files into a local directory. Return an argument per input, and the file names."""
     arguments: list[str] = []
     files: list[str] = []
     how: dict[str, Any] = {"tensors": command.tensors, "as_text": "{file}" not in command.input}
@@ -117,32 +118,32 @@ def write_inputs(
 
 
 def output_files(signature: Signature, command: RuntimeCommand) -> list[str]:
-    """The names of the files that the outputs are written to, in order."""
+    """Return the file names of the outputs, in order."""
     return [f"o{position}.{_extension(spec, command)}" for position, spec in enumerate(signature.outputs)]
 
 
 def read_output(spec: TensorSpec, file: Path) -> Array:
-    """An output from the file that the command wrote; raises RunFailed where it does not hold just that."""
+    """Read an output from the command's file. Raises RunFailed if the content does not match the spec."""
     try:
         if file.suffix == ".npy":
             return _from_npy(spec, load_npy(file, spec.dtype))
-        return _from_elements(spec, file.read_bytes())
+        return _from_elements(spec, read_file(file, MAX_MODEL_BYTES))
     except UsageError as error:
-        raise RunFailed(f"output {spec.name!r} cannot be read: {error.message}") from error
+        raise RunFailed(f"cannot read output {spec.name!r}: {error.message}") from error
     except MemoryError as error:
-        raise RunFailed(f"output {spec.name!r} cannot be read: it says that it is larger than memory") from error
+        raise RunFailed(f"cannot read output {spec.name!r}: its stated size exceeds memory") from error
 
 
 def _from_npy(spec: TensorSpec, array: Array) -> Array:
-    dtype_name(array.dtype)  # one that hil knows
+    dtype_name(array.dtype)  # raises for a dtype that hil does not support
     if not spec.dtype:
         return array
     wanted = dtype_of(spec.dtype)
     if is_number(spec) and array.size == 1 and (array.dtype.kind == "f") == (wanted.kind == "f"):
-        # A number comes back in the type that the command's ABI gives it, which is as wide or wider.
+        # A scalar is returned in the type of the command's ABI, which is at least as wide.
         return np.asarray(array.reshape(()).astype(wanted))
     same_bits = array.dtype.itemsize == wanted.itemsize and {array.dtype.kind, wanted.kind} == {"i", "u"}
-    # Elements without a sign are written as if they had one: the function says which they are.
+    # Elements of signless types are written as signed; the function's spec has the actual sign.
     return array.view(wanted) if same_bits else array
 
 
@@ -154,7 +155,7 @@ def _from_elements(spec: TensorSpec, data: bytes) -> Array:
     shape = [dim if isinstance(dim, int) else unknown for dim in spec.shape]
     elements = math.prod(shape)
     if -(-elements * bits // 8) != len(data):
-        raise RunFailed(f"output {spec.name!r} has {len(data)} bytes, which {spec} does not take")
+        raise RunFailed(f"output {spec.name!r} has {len(data)} bytes, which does not match {spec}")
     if spec.dtype in SUB_BYTE_BITS:
         return tensors.unpack(np.frombuffer(data, np.uint8), spec.dtype, shape)
     return tensors.from_bytes(data, spec.dtype, shape)
@@ -166,4 +167,4 @@ def _extension(spec: TensorSpec, command: RuntimeCommand) -> str:
     return "npy" if is_number(spec) or spec.dtype in (*tensors.NUMPY_DTYPES, "") else "bin"
 
 
-_AGENT = "only an agent on the board can pass it"
+_AGENT = "use a board with an agent"

@@ -1,10 +1,10 @@
-"""Putting hil's agent on a board that is reached by a shell only, and taking it away again.
+"""Deploy hil's agent to a board over a shell, and remove it.
 
-On the board everything lies in one folder that only its owner may read::
+All files are in one directory on the board that only its owner can read::
 
-    packages/NAME-VERSION-DIGEST/   a wheel's files, or hil's own; never changed, shared by the agents
-    agents/BUILD, agents/current    what an agent consists of, and which was started last
+    packages/NAME-VERSION-DIGEST/   files of a wheel or of hil; immutable, shared by agents
+    agents/BUILD, agents/current    contents of an agent, and the last started agent
     run/                            agent.sock, agent.pid, agent.log, deploy.lock
     store/                          the agent's blobs and programs
-    hil.txt                         says that all this is hil's; without it nothing there is used or removed
+    hil.txt                         marks the directory as hil's; without it, hil uses and removes nothing there
 """

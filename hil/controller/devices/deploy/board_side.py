@@ -1,13 +1,13 @@
-"""What runs on the board to put an agent there. Its text goes over stdin; only the standard library is there.
+"""Install and start an agent. This script runs on the board from stdin, with the standard library only.
 
-After the text comes one JSON line, the order, and then the packages that the order names, one after the other, each a
-gzipped tar. The answer is one JSON line on stdout with a ``status``:
+One JSON line with the order follows the script on stdin, then the packages of the order, each a gzipped tar. The script
+prints one JSON line to stdout with a ``status``:
 
-``ok``       the agent of that build runs and takes connections
-``locked``   another deploy is at work; nothing was read
-``missing``  a package is neither there nor was it sent, or the folder itself is gone: it was removed meanwhile
-``busy``     the agent of another build runs, and somebody has the device; it leaves once that session ends
-``failed``   with ``why`` and ``errno``, and for an agent that did not start, the end of its ``log``
+``ok``       the agent of this build runs and accepts connections
+``locked``   a deploy is already in progress; packages were not read
+``missing``  a package is neither installed nor sent, or the directory was removed meanwhile
+``busy``     an agent of a different build runs and the device is in use; it exits after that session
+``failed``   with ``why`` and ``errno``, and the end of the ``log`` of an agent that did not start
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-# So long without a byte, and the sender is gone: the lock must not stay with a process that nobody feeds.
+# Timeout for the next byte. Afterwards the sender is considered lost, and this process must release the lock.
 STALL_S = 30
 LEAVE_S = 3.0
 START_S = 90.0
 LOG_TAIL = 4000
-# As board_side.sh writes it.
+# Same text as in board_side.sh.
 MARKER = "hil keeps its agent here; hil board clean removes it.\n"
 _PIECE = 1 << 18
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Refused(Exception):
-    """The order cannot be carried out; the arguments are the answer."""
+    """The order cannot be executed; the arguments form the response."""
 
     def __init__(self, status: str, **more: Any) -> None:
         super().__init__(status)
@@ -50,7 +50,7 @@ class Refused(Exception):
 
 
 class Frame:
-    """The next so many bytes of a stream, hashed as they come."""
+    """Reader for the next ``size`` bytes of a stream, which also hashes them."""
 
     def __init__(self, stream: BufferedReader, size: int) -> None:
         self._stream = stream
@@ -58,20 +58,20 @@ class Frame:
         self.hash = hashlib.sha256()
 
     def read(self, size: int = _PIECE) -> bytes:
-        """At most so many bytes; b"" at the frame's end."""
-        # Around the waiting alone: what comes after it, a slow card's writes, may take its time.
+        """Read at most ``size`` bytes; b"" at the frame's end."""
+        # Limit only the read: later writes to a slow card may take long.
         signal.alarm(STALL_S)
         data = self._stream.read1(min(size, self._left))
         signal.alarm(0)
         if self._left and not data:
-            raise Refused("failed", why="the link broke in the middle of a package", errno=errno.EPIPE)
+            raise Refused("failed", why="the connection broke while receiving a package", errno=errno.EPIPE)
         self._left -= len(data)
         self.hash.update(data)
         return data
 
 
 class Place:
-    """hil's folder on the board."""
+    """hil's directory on the board."""
 
     def __init__(self, folder: Path) -> None:
         self.packages = folder / "packages"
@@ -88,7 +88,7 @@ class Place:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def lock(self) -> int:
-        """Keep every other deploy, and `clean`, out until this process ends."""
+        """Lock out other deploys and `clean` until this process ends."""
         path = self.run / "deploy.lock"
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -102,12 +102,12 @@ class Place:
                 raise FileNotFoundError
         except FileNotFoundError as error:  # `clean` removed it meanwhile
             raise Refused("missing", packages=[]) from error
-        if not self._marker.exists():  # likewise; what is there now was made above
+        if not self._marker.exists():  # `clean` removed it; this process created the current directory
             self._marker.write_text(MARKER)
         return file
 
     def running(self) -> tuple[int, str]:
-        """The agent that runs: process and build; (0, "") where none does."""
+        """Return PID and build of the running agent, or (0, "")."""
         try:
             pid, build = self.pid_file.read_text().split()
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -116,9 +116,9 @@ class Place:
         return (int(pid), build) if {f"unix:{self.socket}", build} <= set(words) else (0, "")
 
     def accepts(self) -> bool:
-        """Whether somebody takes connections on the socket."""
+        """Return whether a process accepts connections on the socket."""
         with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1.0)  # one that hangs, with others waiting for it, would keep us as well
+            probe.settimeout(1.0)  # a hanging agent with a full backlog would block connect()
             try:
                 probe.connect(str(self.socket))
             except OSError:
@@ -126,7 +126,7 @@ class Place:
             return True
 
     def write(self, path: Path, text: str) -> None:
-        """Put a file there whole, or not at all."""
+        """Write a file atomically."""
         temporary = self.run / f"{path.name}.new"
         with temporary.open("w") as file:
             file.write(text)
@@ -136,7 +136,7 @@ class Place:
 
 
 def sync(folder: Path) -> None:
-    """Have everything on the folder's file system on the disk."""
+    """Flush the directory's file system to the disk."""
     directory = os.open(folder, os.O_RDONLY)
     try:
         ctypes.CDLL(None).syncfs(directory)
@@ -147,12 +147,12 @@ def sync(folder: Path) -> None:
 
 
 def unpack(frame: Frame, folder: Path) -> None:
-    """Unpack a package's files, which nobody else may read."""
+    """Unpack a package's files with private permissions."""
     source: Any = frame
     with tarfile.open(fileobj=source, mode="r|gz") as archive:
         for member in archive:
             if not member.isreg() or member.name.startswith("/") or ".." in member.name.split("/"):
-                raise Refused("failed", why=f"a package holds {member.name!r}, which is none of its files", errno=0)
+                raise Refused("failed", why=f"unexpected member {member.name!r} in a package", errno=0)
             path = folder / member.name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             mode = 0o700 if member.mode & 0o100 else 0o600
@@ -165,7 +165,7 @@ def unpack(frame: Frame, folder: Path) -> None:
 
 
 def install(place: Place, stream: BufferedReader, frames: list[dict[str, Any]]) -> None:
-    """Unpack the packages that come, each of which appears whole or not at all."""
+    """Unpack the sent packages, each atomically."""
     for left in place.packages.glob(".new-*"):
         shutil.rmtree(left)
     for wanted in frames:
@@ -176,22 +176,24 @@ def install(place: Place, stream: BufferedReader, frames: list[dict[str, Any]]) 
             temporary.mkdir(mode=0o700)
             unpack(frame, temporary)
             if frame.hash.hexdigest() != wanted["sha256"]:
-                raise Refused("failed", why=f"package {wanted['id']} arrived damaged", errno=errno.EIO)
+                raise Refused("failed", why=f"package {wanted['id']} was corrupted during upload", errno=errno.EIO)
             sync(temporary)
             if not final.is_dir():
                 temporary.rename(final)
         except (tarfile.TarError, EOFError) as error:
-            raise Refused("failed", why=f"package {wanted['id']} arrived damaged: {error}", errno=errno.EIO) from error
+            raise Refused(
+                "failed", why=f"package {wanted['id']} was corrupted during upload: {error}", errno=errno.EIO
+            ) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     sync(place.packages)
 
 
 def make_way(place: Place, build: str) -> int:
-    """Have the agent of any other build leave; returns the process of one of this build that runs already, or 0."""
+    """Stop an agent of a different build. Return the PID of a running agent of this build, or 0."""
     pid, old = place.running()
     if pid and old != build:
-        with contextlib.suppress(ProcessLookupError):  # it left by itself just now
+        with contextlib.suppress(ProcessLookupError):  # it just exited
             os.kill(pid, signal.SIGHUP)
         deadline = time.monotonic() + LEAVE_S
         while place.running()[0] == pid:
@@ -203,16 +205,16 @@ def make_way(place: Place, build: str) -> int:
 
 
 def start(place: Place, order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start the agent in a session of its own, with nothing of this connection in its hands."""
+    """Start the agent in a new process session, without open files of this connection."""
     for stale in (place.socket, place.pid_file):
         stale.unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
         place.log.replace(f"{place.log}.1")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SSH_", "PYTHON"))}
     environment["PYTHONPATH"] = ":".join(str(place.packages / name) for name in order["packages"])
-    # What a library keeps for itself must not lie about in the login's home.
+    # Libraries must not write caches to the user's home directory.
     environment["XDG_CACHE_HOME"] = str(place.run / "cache")
-    # Threads of numpy's BLAS, a core each, which the agent has no work for, sleep at once instead of spinning.
+    # Let idle threads of numpy's BLAS sleep instead of spinning. The agent does not need them.
     environment.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     argv = [sys.executable, "-m", "hil.agent", "--listen", f"unix:{place.socket}", "--store", str(place.store)]
     argv += ["--build", order["build"], *order["options"]]
@@ -224,33 +226,35 @@ def start(place: Place, order: dict[str, Any]) -> subprocess.Popen[bytes]:
     try:
         place.write(place.pid_file, f"{process.pid} {order['build']}\n")
     except BaseException:
-        process.kill()  # nobody would ever find it
+        process.kill()  # without a PID file, later deploys would not find it
         raise
     return process
 
 
 def wait_until_up(place: Place, process: subprocess.Popen[bytes] | None) -> None:
-    """Wait until the agent takes connections; ``process`` where it was started just now."""
+    """Wait until the agent accepts connections. ``process`` is the new agent, or None if it already ran."""
     deadline = time.monotonic() + START_S
     while not place.accepts():
-        # Just after it was started it may not have its command line yet, by which others know it.
+        # A new process may not show the final command line yet, which running() checks.
         ended = not place.running()[0] if process is None else process.poll() is not None
         if ended or time.monotonic() > deadline:
             log = place.log.read_bytes()[-LOG_TAIL:].decode(errors="replace") if place.log.exists() else ""
-            last = log.strip().rpartition("\n")[2]
-            why = (last or "it ended at once") if ended else f"it took no connection within {START_S:g} s"
+            lines = log.strip().splitlines()
+            # A hint may follow the agent's error line.
+            last = next((line for line in reversed(lines) if line.startswith("hil.agent: ")), (lines or [""])[-1])
+            why = (last or "it exited immediately") if ended else f"it did not accept connections within {START_S:g} s"
             raise Refused("failed", why=f"the agent did not start: {why}", errno=0, log=log)
         time.sleep(0.02)
 
 
 def record(place: Place, order: dict[str, Any]) -> None:
-    """Note what is installed, and drop what neither this agent nor the one before it needs."""
+    """Record the installed agent, and remove files that neither it nor the previous agent needs."""
     facts = {"recipe": order["recipe"], "python": sys.executable}
     facts.update({key: " ".join(order[key]) for key in ("runtimes", "packages")})
     place.write(place.agents / order["build"], "".join(f"{key}\t{value}\n" for key, value in facts.items()))
     place.write(place.agents / "current", f"{order['build']}\n")
     agents = [path for path in place.agents.iterdir() if path.name != "current"]
-    # A board without a clock of its own may have been in the future before: this agent is the newest whatever it says.
+    # A board without a hardware clock may have had a future time. This agent is the newest regardless of timestamps.
     agents.sort(key=lambda path: (path.name == order["build"], path.stat().st_mtime_ns), reverse=True)
     needed = set(order["packages"])
     for agent in agents[:2]:
@@ -264,7 +268,7 @@ def record(place: Place, order: dict[str, Any]) -> None:
 
 
 def carry_out(stream: BufferedReader) -> dict[str, Any]:
-    """Do what the order on the stream says; returns the answer."""
+    """Execute the order on the stream and return the response."""
     signal.alarm(STALL_S)
     order = json.loads(stream.readline())
     signal.alarm(0)

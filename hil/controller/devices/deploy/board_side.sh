@@ -158,6 +158,8 @@ probe() {
         fi
         tell_installed
         if serves "$@" && complete; then
+            # The disk may have become read-only or noexec since the deploy.
+            folder_works
             say complete
             return
         fi

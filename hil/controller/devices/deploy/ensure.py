@@ -1,6 +1,6 @@
-"""Having an agent on a board: what is there is asked, what is missing is sent, and it is started.
+"""Ensure that an agent runs on a board: probe the board, send missing packages, and start the agent.
 
-Sending and starting are one command on the board, see board_side.py.
+Sending and starting are one command on the board; see board_side.py.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -24,23 +25,26 @@ from hil.controller.devices.deploy.probe import AgentBuild, Seen, ask
 from hil.controller.devices.deploy.wheels import Group, agent_group, packages_for, runtime_group
 from hil.controller.storage.cache import Cache
 from hil.core import scratch
+from hil.core.disk_faults import FULL, disk_unfit
+from hil.core.files import open_file
 from hil.core.scratch import temporary_folder
 from hil.core.text import TextSink
-from hil.errors import BoardBusy, BoardError, locating
+from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnfit, locating
+from hil.protocol.local_socket import LONGEST_PATH
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
 
 _BOARD_SIDE = Path(__file__).with_name("board_side.py")
-# An agent that nobody has used for so long leaves; the next run starts it again within a second or two.
+# Idle timeout of the agent. The next run restarts it within one or two seconds.
 IDLE_EXIT_S = 900
-# The limit of one push: what starting takes on a slow board, and the slowest link that is worth waiting for.
+# Time limit of a push: start time on a slow board plus transfer time on the slowest supported link.
 _BASE_S = 180.0
-# Of the answer, where it has them.
+# Optional text fields of the response.
 _TEXTS = ("status", "socket", "why", "log")
 _SLOWEST_BYTES_S = 50_000
-# Reads the script and runs it, the rest of stdin still unread. Short: a small SSH server takes no long command.
+# Reads and runs the script, leaving the rest of stdin unread. Short, because small SSH servers limit command lengths.
 _LOADER = (
     "import sys; exec(compile(sys.stdin.buffer.read({size}), 'board_side.py', 'exec'), {{'__name__': '__main__'}})"
 )
@@ -49,9 +53,9 @@ _LOADER = (
 def install(
     shell: Shell, folder: str, agent: AgentBuild, pushed: Sequence[Package], *, say: TextSink = lambda text: None
 ) -> dict[str, Any]:
-    """Send packages to hil's folder on a board, have that agent run; returns the board's answer (see board_side.py).
+    """Send packages to hil's directory on a board and start the agent. Return the board's response (see board_side.py).
 
-    ``say`` is told how far the sending has come, where it takes long. OSError is of this machine.
+    ``say`` receives the progress of a long transfer. OSError means an error of this machine.
     """
     script = _BOARD_SIDE.read_bytes()
     order = {
@@ -60,7 +64,7 @@ def install(
         "recipe": agent.recipe,
         "runtimes": agent.runtimes,
         "packages": agent.packages,
-        "options": [f"--idle-exit={IDLE_EXIT_S}"],
+        "options": [f"--idle-exit={IDLE_EXIT_S}", "--claim-board"],
         "frames": [{"id": one.id, "size": one.size, "sha256": one.sha256} for one in pushed],
     }
     command = [agent.python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]
@@ -68,7 +72,7 @@ def install(
         stream.write(script)
         stream.write(json.dumps(order).encode() + b"\n")
         for package in pushed:
-            with package.path.open("rb") as source:
+            with open_file(package.path) as source:
                 shutil.copyfileobj(source, stream, 1 << 20)
         stream.flush()
         total = stream.tell()
@@ -82,14 +86,14 @@ def install(
             if _is_answer(answer):
                 return answer
     raise BoardError(
-        f"putting the agent on the board failed with exit code {done.code}",
-        hint="the board's own words are below",
+        f"installing the agent on the board failed with exit code {done.code}",
+        hint="see the board's output below",
         detail=(done.err or done.text).strip()[-4000:],
     )
 
 
 def _is_answer(answer: Any) -> bool:
-    """Whether it is what board_side.py answers, and not another line that is JSON."""
+    """Return whether a JSON value is a response of board_side.py, and not other output."""
     if not isinstance(answer, dict) or not all(isinstance(answer.get(key, ""), str) for key in _TEXTS):
         return False
     return bool(answer.get("socket") if answer.get("status") == "ok" else answer.get("status"))
@@ -98,34 +102,32 @@ def _is_answer(answer: Any) -> bool:
 _OLDEST_PYTHON = (3, 10)
 _TRIED_PYTHON = (3, 13)
 _NEWEST_PYTHON = (3, 14)
-# Beside the packages: bytecode, the log, and room for a first program.
+# Space in addition to the packages: bytecode, the log, and a first program.
 _MARGIN_BYTES = 16 << 20
-# A Unix socket's path, by Linux's own limit.
-_LONGEST_SOCKET = 107
 _POLL_S = 0.5
-# Somebody else's deploy over a slow link, and somebody else's session with another agent.
+# How long to wait for a concurrent deploy over a slow link, and for a session with a different agent.
 _WAIT_S = {"locked": 600.0, "busy": 60.0, "missing": 60.0}
 _WAITING = {
-    "locked": "another deploy to this board is under way; waiting for it",
-    "busy": "the agent of another version on this board is in use; waiting for its session to end",
+    "locked": "waiting for another deploy to this board to finish",
+    "busy": "waiting: the agent of another version on this board is in use",
 }
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class AgentPlace:
-    """An agent that runs on a board."""
+    """Running agent on a board."""
 
     socket: str
     folder: str
-    build: str  # its content id, which Describe tells too
+    build: str  # content id, same as in Describe
     python: str
     pushed_bytes: int
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an agent is to be made of, wherever it will run: hil's own files, its packages, the runtimes asked for."""
+    """Contents of an agent for any board: hil's files, the agent's packages, and the requested runtimes."""
 
     files: dict[str, File]
     agent: Group
@@ -133,13 +135,16 @@ class Recipe:
 
     @staticmethod
     def of(runtimes: Sequence[str]) -> Recipe:
-        """The recipe of this hil, with these runtimes."""
+        """Return the recipe of this hil with these runtimes."""
         groups = tuple(map(runtime_group, dict.fromkeys(runtimes)))
         return Recipe(packing.own_files(), agent_group(), groups)
 
     @property
     def digest(self) -> str:
-        """What two agents have in common that may stand for each other, their runtimes aside."""
+        """Digest of hil's files and the agent's packages.
+
+        Agents with the same digest are interchangeable, except for runtimes.
+        """
         own = hashlib.sha256(packing.archive_of(self.files)).hexdigest()
         parts = [str(packing.FORMAT), packing.package_id(packing.own_title(), own)]
         parts += sorted(one.loose for one in self.agent.wanted)
@@ -147,36 +152,37 @@ class Recipe:
 
     @property
     def runtime_names(self) -> tuple[str, ...]:
-        """The runtimes, with the version where only one will do: ``iree=3.13.0``."""
+        """Names of the runtimes, with the version if it is pinned: ``iree=3.13.0``."""
         return tuple(sorted(group.name for group in self.runtimes))
 
     def joined(self, others: Sequence[str]) -> Recipe:
-        """With the runtimes too that a board has already: two users must not take each other's away."""
+        """Return the recipe plus the board's installed runtimes, so that users do not remove each other's runtimes."""
         have = {group.name.partition("=")[0] for group in self.runtimes}
         names = [name for name in (one.partition("=")[0] for one in others) if name not in have]
         return replace(self, runtimes=self.runtimes + tuple(runtime_group(name) for name in names))
 
 
 def ensure_agent(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
-    """Have an agent of a recipe run on a board: one round trip where it does already.
+    """Ensure that an agent of a recipe runs on a board. If it already runs, this takes one round trip.
 
     Args:
-        recipe: what it is made of. It keeps the runtimes that it was given before, too.
-        folder: hil's folder there; "" is ``.hil`` in the login's home, as relative ones lie there too.
+        recipe: Contents of the agent. Runtimes that the board already has are added.
+        folder: hil's directory on the board, relative to the home directory; "" means ``.hil``.
 
     Raises:
-        NoAgentHere: no agent can run there: no Python (NoPython), or no wheels for it (NoWheels).
-        BoardBusy: an agent of another build is there, and somebody goes on using it.
-        BoardError: the folder cannot be used, the disk is full, the agent does not start.
-        BoardLost: the board stopped answering.
-        StorageError: there is no room here for what is to be sent.
+        NoAgentHere: The board cannot run an agent: Python (NoPython) or wheels (NoWheels) are missing.
+        BoardBusy: An agent of a different build stays in use.
+        BoardUnfit: The directory is unusable, the disk is full or read-only, or the agent does not start.
+        BoardError: The board's Python did not execute the order.
+        BoardLost: The board stopped responding.
+        StorageError: This machine lacks space for the packages.
     """
     with locating(stage="deploy", board=board):
         return _put(shell, recipe, folder=folder, board=board, say=say)
 
 
 def _put(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
-    # When the deploy began to wait for each thing. Not set back: two things may go on taking turns.
+    # Start time of the wait for each status. Never reset, because two statuses may alternate.
     since: dict[str, float] = {}
     pushed_bytes = 0
     status = ""
@@ -187,7 +193,7 @@ def _put(shell: Shell, recipe: Recipe, *, folder: str, board: str, say: TextSink
         with packing.at_home(), temporary_folder("hil-own-") as place:
             agent, packages = _plan(seen, recipe, Path(place), say)
             missing = [package for package in packages if package.id not in seen.packages]
-            # While another deploy is at work it sends what we would: ask first whether it is done.
+            # The other deploy may be sending the same packages, so check first whether it has finished.
             sent = [] if status == "locked" else missing
             if sent:
                 _check_room(seen, sent)
@@ -208,17 +214,17 @@ def _wait(status: str, since: dict[str, float], say: TextSink) -> None:
     if status not in since and status in _WAITING:
         say(_WAITING[status])
     if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_S[status]:
-        used = "an agent of another version is on the board, and somebody uses it"
-        what = used if status == "busy" else "another deploy to the board does not end"
-        raise BoardBusy(what, hint="try again once they are done; `hil board clean --force` ends what runs there")
+        used = "an agent of another version on the board is in use"
+        what = used if status == "busy" else "another deploy to the board did not finish"
+        raise BoardBusy(what, hint="retry later, or stop it with `hil board clean --force`")
     time.sleep(_POLL_S)
 
 
 def _plan(seen: Seen, recipe: Recipe, own: Path, say: TextSink) -> tuple[AgentBuild, list[Package]]:
-    """What to install, and the packages that it is made of; none where all of it is there already."""
+    """Return the agent to install and the packages. The packages are empty if everything is installed."""
+    _check_folder(seen)
     if seen.complete and seen.installed:
         return seen.installed, []
-    _check_folder(seen)
     if seen.installed:
         recipe = recipe.joined(seen.installed.runtimes)
     interpreter, packages = _choose(seen, recipe, say)
@@ -229,7 +235,7 @@ def _plan(seen: Seen, recipe: Recipe, own: Path, say: TextSink) -> tuple[AgentBu
 
 
 def _choose(seen: Seen, recipe: Recipe, say: TextSink) -> tuple[Interpreter, list[Package]]:
-    """The board's best Python for which there are packages, and these."""
+    """Return the board's best Python with available packages, and these packages."""
     groups = (recipe.agent, *recipe.runtimes)
     refused: list[NoWheels] = []
     for interpreter in usable_interpreters(seen):
@@ -241,54 +247,57 @@ def _choose(seen: Seen, recipe: Recipe, say: TextSink) -> tuple[Interpreter, lis
 
 
 def usable_interpreters(seen: Seen) -> list[Interpreter]:
-    """The Pythons of a board that can run an agent, the best first; raises NoAgentHere where there is none."""
+    """Return a board's Pythons that can run an agent, the best first. Raises NoAgentHere if none can."""
     if seen.system not in ("", "Linux"):
-        raise NoAgentHere(f"the agent needs Linux, and the board runs {seen.system}")
+        raise NoAgentHere(f"the agent requires Linux, but the board runs {seen.system}")
     good = [one for one in seen.interpreters if _OLDEST_PYTHON <= one.version <= _NEWEST_PYTHON and not one.problem]
     if not good:
         lines = [f"{one.text}, {one.path}" + (f": {one.problem}" if one.problem else "") for one in seen.interpreters]
         lines += [f"{path}: {words}" for path, words in seen.broken]
         raise packing.NoPython(
-            "the board has no Python 3.10 or newer that the agent could run on",
-            hint=f"install one (python3 and its standard library), or: {packing.COMMAND_HINT}",
+            "Python 3.10 or newer, which the agent requires, not found on the board",
+            hint=f"install python3 with its standard library, or: {packing.COMMAND_HINT}",
             detail="\n".join(lines),
         )
     here = tuple(sys.version_info[:2])
-    # This machine's own version first: what is installed here is sure to be published for it.
+    # Prefer this machine's version: its installed packages are known to be published for it.
     return sorted(good, key=lambda one: (one.version != here, one.version > _TRIED_PYTHON, -one.version[1]))
 
 
 def _check_folder(seen: Seen) -> None:
-    hint = 'name a folder that will do in the board\'s config: [connection] folder = "/..."'
+    hint = 'set another directory in the board\'s config: [connection] folder = "/..."'
     problem = ""
     if seen.unusable:
-        problem = f"cannot be used: {seen.unusable}"
+        problem = f"is unusable: {seen.unusable}"
     elif seen.noexec:
-        problem = "is on a file system from which nothing can be run (noexec)"
-    elif len(f"{seen.folder}/run/agent.sock".encode()) > _LONGEST_SOCKET:
-        problem = "has too long a path for a Unix socket in it"
+        problem = "is on a file system mounted noexec"
+    elif len(f"{seen.folder}/run/agent.sock".encode()) > LONGEST_PATH:
+        problem = "is too long for the path of a Unix socket"
     elif ":" in seen.folder or not seen.folder.isprintable():
-        problem = "has a name that cannot be used in a path list"
+        problem = "contains a character that is invalid in a path list"
     if problem:
-        raise BoardError(f"hil's folder on the board, {seen.folder}, {problem}", hint=hint)
+        raise BoardUnfit(f"hil's directory on the board, {seen.folder}, {problem}", hint=hint)
 
 
 def _check_room(seen: Seen, packages: Sequence[Package]) -> None:
     needed = sum(package.disk_bytes for package in packages) + _MARGIN_BYTES
     if seen.free_bytes is not None and seen.free_bytes < needed:
         have = megabytes(seen.free_bytes)
-        raise BoardError(
-            f"the agent needs {megabytes(needed)} in {seen.folder} on the board, which has {have} left",
-            hint='make room there, or name another folder in the board\'s config: [connection] folder = "/..."',
+        raise BoardUnfit(
+            f"the agent needs {megabytes(needed)} in {seen.folder} on the board, but only {have} are free",
+            hint='free disk space, or set another directory in the board\'s config: [connection] folder = "/..."',
         )
 
 
 def _failed(answer: dict[str, Any], seen: Seen) -> BoardError:
-    what = f"putting the agent there failed: {answer.get('why')}"
-    hint = "`hil board clean` removes what is there; the next run puts it there anew"
-    if answer.get("errno") in (errno.ENOSPC, errno.EDQUOT):
-        what, hint = f"the board's disk is full: {seen.folder}", "make room there; what has arrived is kept"
-    return BoardError(what, hint=hint, detail=answer.get("log", ""))
+    number = answer.get("errno")
+    if number in {*FULL, errno.EROFS}:
+        return disk_unfit(OSError(number, os.strerror(number)), Path(seen.folder), is_here=False)
+    return (BoardLost if number == errno.EPIPE else BoardUnfit)(
+        f"installing the agent failed: {answer.get('why')}",
+        hint="remove the old files with `hil board clean`; the next run installs the agent",
+        detail=answer.get("log", ""),
+    )
 
 
 def _named(packages: Sequence[Package]) -> str:

@@ -1,7 +1,7 @@
-"""Packages: what is sent to a board. A wheel's files without what an agent never needs, or hil's own files.
+"""Packages to send to a board: the files of a wheel that an agent needs, or hil's files.
 
-A package's name on the board holds a digest of its content, so what is there never has to be sent again. Here too are
-the platforms that packages are for, and why no agent can be put on a board.
+A package's name on the board contains a digest of its content, so an installed package is never sent twice. This module
+also has platform tags, and the errors of boards that cannot run an agent.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from hil.core import own_version
+from hil.core.files import read_file
 from hil.core.runtimes import RUNTIMES
 from hil.errors import BoardError, StorageError
 
-# What is left out of a wheel: tests, what only building against it needs, and the certificates for clients that gRPC
-# brings; of a runtime's, what its entry says. Patterns of paths in the wheel.
-# (numpy imports numpy.random only for whoever asks for it, and nothing of an agent or a runtime does.)
+# Files to omit from wheels: tests, build files, gRPC's client certificates, and the patterns of a runtime's entry.
+# Patterns match paths in the wheel. numpy imports numpy.random lazily, and neither agents nor runtimes use it.
 _LEFT_OUT = {
     "numpy": (
         *("*/tests/*", "*/include/*", "*/f2py/*", "*/distutils/*", "*/_core/lib/*", "*.pyi", "*.pxd"),
@@ -39,21 +39,22 @@ _LEFT_OUT = {
     "ml-dtypes": ("*/include/*", "*.pyi"),
     **{wheel.name: wheel.left_out for info in RUNTIMES.values() for wheel in info.wheels},
 }
-# Of every wheel: its `.data` folder holds scripts and headers, which are for installing; so is the list of its files.
+# Files to omit from every wheel: scripts and headers of the `.data` directory, and the list of files. Only installers
+# need them.
 _LEFT_OUT_ALWAYS = (
     *("*.data/scripts/*", "*.data/headers/*", "*.data/data/*"),
     *("*.dist-info/RECORD", "*.dist-info/sboms/*"),
 )
-# A change of these rules or of a package's form makes every package anew.
+# Increment after a change of these rules or of the package format: this rebuilds all packages.
 FORMAT = 3
 _BLOCK = 4096
-# Gzip's own default; a board unpacks it faster than a network brings it.
+# gzip's default. A board unpacks it faster than a network transfers it.
 _LEVEL = 6
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a package. One of a wheel may have hundreds of megabytes: it is read as it is packed."""
+    """File of a package. Files of wheels may have hundreds of megabytes, so they are read during packing."""
 
     open: Callable[[], IO[bytes]]
     size: int
@@ -61,29 +62,29 @@ class File:
 
     @staticmethod
     def of(data: bytes, *, executable: bool = False) -> File:
-        """A file with this content."""
+        """Return a file with this content."""
         return File(partial(io.BytesIO, data), len(data), executable)
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package, ready to be sent."""
+    """Package that is ready to send."""
 
-    id: str  # its folder's name on the board, ``numpy-2.4.6-<digest>``
+    id: str  # directory name on the board, ``numpy-2.4.6-<digest>``
     title: str
-    path: Path  # the gzipped tar
+    path: Path  # gzipped tar
     size: int
     sha256: str
-    disk_bytes: int  # what its files take on a disk
+    disk_bytes: int  # disk space of the files
 
 
 def package_id(title: str, digest: str) -> str:
-    """The name, on a board, of a package with content of that SHA-256 digest."""
+    """Return a package's name on a board, given the SHA-256 digest of the content."""
     return f"{title.replace(' ', '-')}-{digest[:16]}"
 
 
 class _Hashed(io.RawIOBase):
-    """A file to write to, and the digest of what was written."""
+    """Writer that hashes the data it writes to a file."""
 
     def __init__(self, target: IO[bytes] | gzip.GzipFile) -> None:
         self._target = target
@@ -95,19 +96,19 @@ class _Hashed(io.RawIOBase):
 
 
 def archive_of(files: Mapping[str, File]) -> bytes:
-    """A tar of files, the same bytes for the same files."""
+    """Return a reproducible tar of files."""
     buffer = io.BytesIO()
     _archive(sorted(files.items()), _Hashed(buffer))
     return buffer.getvalue()
 
 
 def write_package(title: str, files: Mapping[str, File], folder: Path) -> Package:
-    """Pack files, into a file in a folder."""
+    """Pack files into a package in a directory."""
     return _pack(title, sorted(files.items()), folder)
 
 
 def _pack(title: str, files: Iterable[tuple[str, File]], folder: Path) -> Package:
-    """Pack files that come in the order of their names."""
+    """Pack files that are sorted by name."""
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as target:
         compressed = _Hashed(target)
         with gzip.GzipFile("", "wb", _LEVEL, compressed, mtime=0) as packing:
@@ -119,7 +120,7 @@ def _pack(title: str, files: Iterable[tuple[str, File]], folder: Path) -> Packag
 
 
 def _archive(files: Iterable[tuple[str, File]], target: _Hashed) -> int:
-    """Write a tar, the same bytes for the same files; returns what they take on a disk."""
+    """Write a reproducible tar. Return the disk space of the files in bytes."""
     blocks = 0
     folders: set[Path] = set()
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.GNU_FORMAT) as archive:
@@ -135,13 +136,13 @@ def _archive(files: Iterable[tuple[str, File]], target: _Hashed) -> int:
 
 
 def wheel_title(wheel: Path) -> tuple[str, str]:
-    """Name and version of a wheel, from its file's name; the name as package indexes write it."""
+    """Return a wheel's normalized name and version, from the file name."""
     name, version = wheel.name.split("-")[:2]
     return name.replace("_", "-").lower(), version
 
 
 def wheel_files(wheel: Path) -> Iterator[tuple[str, File]]:
-    """The files of a wheel that belong on a board, in the order of their names; each can be opened until the next."""
+    """Yield a wheel's files for a board, sorted by name. Open each file before requesting the next."""
     name, _ = wheel_title(wheel)
     left_out = (*_LEFT_OUT.get(name, ()), *_LEFT_OUT_ALWAYS)
     found: dict[str, zipfile.ZipInfo] = {}
@@ -157,31 +158,31 @@ def wheel_files(wheel: Path) -> Iterator[tuple[str, File]]:
 
 
 def write_wheels(wheels: Iterable[Path], folder: Path) -> None:
-    """Make packages of wheels in a folder, and the index that :func:`read_index` reads."""
+    """Pack wheels into packages in a directory, and write the index for :func:`read_index`."""
     packages = [_pack(" ".join(wheel_title(wheel)), wheel_files(wheel), folder) for wheel in wheels]
     entries = [{**asdict(package), "path": package.path.name} for package in packages]
     (folder / "index.json").write_text(json.dumps(entries, indent=1))
 
 
 def read_index(folder: Path) -> list[Package]:
-    """The packages in a folder."""
-    entries = json.loads((folder / "index.json").read_bytes())
+    """Return the packages in a directory."""
+    entries = json.loads(read_file(folder / "index.json"))
     return [Package(**{**entry, "path": folder / entry["path"]}) for entry in entries]
 
 
-# The rooms of the package that are the controller's alone.
+# Top-level parts of hil that only the controller uses.
 _CONTROLLERS = {"api.py", "plugins.py", "board_configs", "controller", "py.typed", "sim", "testing"}
-# What only the controller asks of the rooms that it shares with the agent.
+# Modules in shared packages that only the controller uses.
 _OF_CONTROLLER = {"core/board_config.py", "core/boards.py", "core/config_files.py"}
 
 
 def own_title() -> str:
-    """hil's name and version."""
+    """Return hil's name and version."""
     return f"hil {own_version()}"
 
 
 def own_files() -> dict[str, File]:
-    """The files of the package ``hil`` that an agent needs, and metadata that tell its version."""
+    """Return the files of ``hil`` that an agent needs, and metadata with the version."""
     root = Path(__file__).parents[3]
     files = {}
     for path in sorted(root.rglob("*.py")):
@@ -197,7 +198,7 @@ _EVERY_S = 10.0
 
 
 class Progress:
-    """Tells how far something has come, every ten seconds: of what is done sooner nothing is heard."""
+    """Progress reporter that prints at most every ten seconds. Shorter operations print nothing."""
 
     def __init__(self, say: Callable[[str], None], what: str) -> None:
         self._say = say
@@ -206,38 +207,39 @@ class Progress:
         self._done = 0
 
     def more(self, size: int, total: int) -> None:
-        """So many more bytes are done."""
+        """Add ``size`` bytes to the progress."""
         self._done += size
         self.at(self._done, total)
 
     def at(self, done: int, total: int) -> None:
-        """So many bytes of so many are done."""
+        """Set the progress to ``done`` of ``total`` bytes."""
         if time.monotonic() - self._told >= _EVERY_S:
             self._told = time.monotonic()
             self._say(f"{self._what}: {megabytes(done)} of {megabytes(total)}")
 
 
 def megabytes(size: int) -> str:
-    """A size for messages, such as ``4.7 MB``."""
+    """Format a size for messages, such as ``4.7 MB``."""
     return f"{size / 1e6:.1f} MB" if size < 1e7 else f"{size / 1e6:.0f} MB"
 
 
-COMMAND_HINT = 'the board can be served without an agent: set runtime.kind = "command" in its config'
+COMMAND_HINT = 'use the board without an agent: set runtime.kind = "command" in its config'
 
 
 @contextlib.contextmanager
 def at_home() -> Iterator[None]:
-    """Turn this machine's own troubles with files, which are none of the board's, into StorageError."""
+    """Translate file errors of this machine to StorageError, so that they are not blamed on the board."""
     try:
         yield
     except OSError as error:
         raise StorageError(
-            f"the agent could not be made ready on this machine: {error}", hint="is its disk full? TMPDIR names another"
+            f"cannot prepare the agent's packages on this machine: {error}",
+            hint="free disk space, or set TMPDIR to another directory",
         ) from error
 
 
 class NoAgentHere(BoardError):
-    """The board cannot run hil's agent, now or ever; without an agent it may still serve."""
+    """The board cannot run hil's agent at all. It may still work without an agent."""
 
 
 class NoPython(NoAgentHere):
@@ -245,10 +247,10 @@ class NoPython(NoAgentHere):
 
 
 class NoWheels(NoAgentHere):
-    """A package that the agent needs is not published for the board's platform."""
+    """A required package is not published for the board's platform."""
 
 
-# The oldest glibc that manylinux tags speak of, and the tags' older names.
+# Oldest glibc with manylinux tags per architecture, and the tags' older names.
 _OLDEST_GLIBC = {"x86_64": 5, "i686": 5}
 _NEWER_MACHINES_GLIBC = 17
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -257,23 +259,23 @@ _LIBC = re.compile(r"(glibc|musl)-([0-9]{1,3})\.([0-9]{1,3})")
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python on a board."""
+    """Python interpreter on a board."""
 
-    path: str  # the executable, links followed
-    version: tuple[int, int]  # (3, 11), say
-    machine: str  # the architecture that it was built for, as ``uname -m`` would say it
-    libc: str  # ``glibc-2.36`` or ``musl-1.2``; "" where it could not be told
-    problem: str = ""  # why it cannot be used; "" where it can
+    path: str  # the executable with symbolic links resolved
+    version: tuple[int, int]  # for instance (3, 11)
+    machine: str  # target architecture of the build, in the form of ``uname -m``
+    libc: str  # ``glibc-2.36`` or ``musl-1.2``; "" if unknown
+    problem: str = ""  # why it cannot be used; "" if it can
 
     @property
     def text(self) -> str:
-        """It in a few words, such as ``Python 3.11 on aarch64, glibc 2.36``."""
+        """Short description, such as ``Python 3.11 on aarch64, glibc 2.36``."""
         name = f"Python {'.'.join(map(str, self.version))} on {self.machine}"
         return f"{name}, {self.libc.replace('-', ' ')}" if self.libc else name
 
 
 def platform_tags(interpreter: Interpreter) -> list[str]:
-    """The platform tags of the wheels that it takes, the newest first; none where its C library is unknown."""
+    """Return the platform tags of supported wheels, the newest first. Return none if the C library is unknown."""
     found = _LIBC.fullmatch(interpreter.libc)
     if not found or found[2] != ("2" if found[1] == "glibc" else "1"):
         return []
@@ -289,7 +291,7 @@ def platform_tags(interpreter: Interpreter) -> list[str]:
 
 
 def pip_options(interpreter: Interpreter) -> list[str]:
-    """Options with which pip, on this machine, picks wheels for that interpreter."""
+    """Return pip options that select wheels for that interpreter instead of this machine's."""
     number = "".join(map(str, interpreter.version))
     options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={number}"]
     options += [f"--abi={abi}" for abi in (f"cp{number}", "abi3", "none")]

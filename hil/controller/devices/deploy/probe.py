@@ -1,4 +1,4 @@
-"""What a board is asked by plain sh, and its answers: what hil has there, its log; end the agent, clean up."""
+"""Query and clean a board with a plain sh script: probe, status, logs, stop, clean and reset_fence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
 _SCRIPT = Path(__file__).with_name("board_side.sh")
-# Starting five interpreters on a slow board takes its time; so does removing a thousand files from a memory card.
+# A slow board needs long to start five interpreters, or to remove a thousand files from a memory card.
 _ANSWER_S = 120.0
 _KIB = 1024
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True)
 class AgentBuild:
-    """What an agent is made of and runs on: ``build`` is its content id, ``recipe`` what it was made to."""
+    """Contents of an agent: ``build`` is its content id, ``recipe`` the digest of the recipe."""
 
     build: str = ""
     recipe: str = ""
@@ -34,52 +34,52 @@ class AgentBuild:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is on a board."""
+    """State of hil on a board."""
 
-    folder: str = ""  # hil's folder there, absolute
-    running: tuple[int, str] | None = None  # (process, build) of the agent that runs, or None
-    python: str = ""  # the interpreter that an agent runs on which is as it was asked for; "" without one
+    folder: str = ""  # absolute path of hil's directory
+    running: tuple[int, str] | None = None  # (PID, build) of the running agent, or None
+    python: str = ""  # interpreter of a running agent that matches the request; "" without such an agent
     installed: AgentBuild | None = None
-    complete: bool = False  # nothing of that agent is missing, and it is what was asked for
+    complete: bool = False  # the installed agent has all files and matches the request
     packages: frozenset[str] = frozenset()
-    # machine, system: ``aarch64``, ``Linux``; "" where they were not asked for.
+    # machine and system, such as ``aarch64`` and ``Linux``; "" if not requested.
     machine: str = ""
     system: str = ""
     interpreters: tuple[Interpreter, ...] = ()
-    broken: tuple[tuple[str, str], ...] = ()  # (path, what it said) of those that did not
-    free_bytes: int | None = None  # what the folder's disk has left; None where it could not be told
-    used_bytes: int | None = None  # what hil's folder takes; None where there is none, or it was not asked for
-    unusable: str = ""  # why the folder cannot be written; "" where it can
-    noexec: bool = False  # nothing can be run from it
-    left: tuple[tuple[str, str], ...] = ()  # (path, why) of what cleaning left behind
-    busy: int = 0  # the process of an agent that did not leave because somebody has the device, or 0
-    stopped: int = 0  # the process of an agent that was ended, or 0
-    deploying: bool = False  # somebody puts an agent there just now, which kept `clean` out
+    broken: tuple[tuple[str, str], ...] = ()  # (path, output) of interpreters that failed
+    free_bytes: int | None = None  # free space on the directory's disk; None if unknown
+    used_bytes: int | None = None  # size of hil's directory; None if missing or not requested
+    unusable: str = ""  # why the directory is not writable; "" if it is writable
+    noexec: bool = False  # the file system forbids execution
+    left: tuple[tuple[str, str], ...] = ()  # (path, reason) of files that clean did not remove
+    busy: int = 0  # PID of an agent that did not exit because the device is in use, or 0
+    stopped: int = 0  # PID of an agent that was stopped, or 0
+    deploying: bool = False  # a deploy in progress blocked `clean`
 
     @property
     def agent(self) -> AgentBuild:
-        """The agent that was deployed last; its texts are empty where none was."""
+        """Agent that was deployed last. All fields are empty if none was deployed."""
         return self.installed or AgentBuild()
 
     @property
     def pid(self) -> int:
-        """The agent's process; 0 where none runs."""
+        """PID of the agent; 0 if it does not run."""
         return self.running[0] if self.running else 0
 
     @property
     def build(self) -> str:
-        """The content id of the agent that runs, or else of the one that was deployed last; "" without either."""
+        """Content id of the running agent, or else of the last deployed agent; "" without either."""
         return self.running[1] if self.running else self.agent.build
 
 
 def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -> Seen:
-    """Ask a board something: ``probe``, ``status``, ``stop``, ``clean`` or ``reset_fence``, each in one round trip.
+    """Run an action on a board: ``probe``, ``status``, ``stop``, ``clean`` or ``reset_fence``. Each is one round trip.
 
     Raises:
-        BoardBusy: somebody has the device and the agent does not leave before that session ends, or somebody puts an
-            agent there; what ``force`` ends is not waited for.
-        BoardError: it has no usable sh, or answered something else, or something could not be removed.
-        BoardLost: it did not answer.
+        BoardBusy: The device is in use, so that the agent does not exit, or a deploy is in progress. With ``force``,
+            the action does not wait for either.
+        BoardError: The board has no usable sh, printed an invalid response, or could not remove a file.
+        BoardLost: The board did not respond.
     """
     with locating(stage="deploy", board=board or shell.address):
         text = _output_of(shell, act, folder, *arguments)
@@ -88,19 +88,19 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
             raise _strange(act, text)
         if seen.busy:
             raise BoardBusy(
-                "somebody uses the agent on the board", hint="it leaves once that session ends; --force ends it now"
+                "the agent on the board is in use", hint="wait for the session to end, or stop it with --force"
             )
         if seen.deploying:
             raise BoardBusy(
-                "somebody puts an agent on the board just now",
-                hint="try again in a moment; `hil board clean --force` does not wait for them",
+                "another deploy to the board is in progress",
+                hint="retry in a moment, or use `hil board clean --force`, which does not wait",
             )
         if seen.left and act == "reset_fence":
-            raise BoardError(f"{seen.left[0][0]} could not be removed: {seen.left[0][1]}")
+            raise BoardError(f"cannot remove {seen.left[0][0]}: {seen.left[0][1]}")
         if seen.left:
             raise BoardError(
-                f"not all of {seen.folder} could be removed",
-                hint="what is none of hil's stays; remove it by hand if it is not needed",
+                f"cannot remove all of {seen.folder}",
+                hint="hil does not remove unknown files; remove them manually if they are not needed",
                 detail="\n".join(f"{path}: {why}" for path, why in seen.left),
             )
     return seen
@@ -109,21 +109,21 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
 def _output_of(shell: Shell, act: str, folder: str, *arguments: str) -> str:
     command = ["sh", "-s", "--", act, folder, *arguments]
     done = shell.run(command, stdin=_SCRIPT.read_bytes(), timeout=_ANSWER_S, check=False)
-    if done.code:  # the script itself ends with 0 whatever it finds
+    if done.code:  # the script itself always exits with 0
         raise _strange(act, done.err or done.text)
     return done.out.decode(errors="replace")
 
 
 def _strange(act: str, answer: str) -> BoardError:
     return BoardError(
-        f"the board did not answer `{act}` as a Unix system would",
-        hint="hil needs a login with a POSIX sh on the board",
+        f"unexpected response of the board to `{act}`",
+        hint="hil requires a login with a POSIX sh on the board",
         detail=answer.strip()[-2000:],
     )
 
 
 def parse(text: str) -> Seen:
-    """Read a board's answers; lines that are none, a login's greeting say, are left out."""
+    """Parse the script's output. Other lines, such as a login banner, are ignored."""
     found: dict[str, list[Sequence[str]]] = {}
     for line in text.splitlines():
         word, *values = line.split("\t")
@@ -170,7 +170,7 @@ def _interpreter(values: Sequence[str]) -> Interpreter | None:
 
 
 def _number(text: str) -> int | None:
-    """A whole number that a board told; None for what no board has, such as one of 6,000 digits."""
+    """Parse a decimal integer of at most 15 digits. Return None otherwise."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
@@ -180,29 +180,32 @@ def _kib(text: str) -> int | None:
 
 
 def status(shell: Shell, folder: str, *, board: str = "") -> Seen:
-    """What hil has on a board, without changing anything; raises as :func:`ask`."""
+    """Return the state of hil on a board without changing it. Raises as :func:`ask`."""
     return ask(shell, "status", folder, board=board)
 
 
 def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> bool:
-    """End the agent, by ``force`` even if somebody has the device or it is silent; returns whether one ran."""
+    """Stop the agent.
+
+    With ``force``, also stop a hanging agent, or one with the device in use. Return whether an agent ran.
+    """
     return bool(ask(shell, "stop", folder, _manner(force), board=board).stopped)
 
 
 def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> Seen:
-    """End the agent and remove all that hil put on the board; returns what there was. Raises as :func:`ask`."""
+    """Stop the agent and remove all of hil's files from the board. Return the previous state. Raises as :func:`ask`."""
     before = status(shell, folder, board=board)
     ask(shell, "clean", folder, _manner(force), board=board)
     return before
 
 
 def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> None:
-    """End the agent and let its count of fences begin anew; raises as :func:`ask`."""
+    """Stop the agent and reset the fence counter. Raises as :func:`ask`."""
     ask(shell, "reset_fence", folder, _manner(force), board=board)
 
 
 def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
-    """The last lines that the agent wrote; "" where there are none; raises as :func:`ask`."""
+    """Return the last lines of the agent's log; "" if it is empty. Raises as :func:`ask`."""
     with locating(stage="deploy", board=shell.address):
         return _output_of(shell, "logs", folder, str(lines))
 

@@ -1,4 +1,4 @@
-"""Wheels for a board's platform, fetched on the host with pip, once; and IREE's command-line tools out of one."""
+"""Fetch wheels for a board's platform with pip, cache them, and extract IREE's command-line tools."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hil.controller.devices.deploy import packages
 from hil.controller.devices.deploy.packages import COMMAND_HINT, Interpreter, NoWheels, Package, Progress, platform_tags
 from hil.controller.storage.cache import Cache
 from hil.core import installed
+from hil.core.files import copy_file
 from hil.core.processes import module_command
 from hil.core.runtimes import RUNTIMES, Wheel
 from hil.core.scratch import temporary_folder
@@ -27,12 +28,13 @@ from hil.errors import BoardError, LoadFailed, StorageError, UsageError
 from hil.formats.iree_command import PROFILE_TOOL, RUN_TOOL, own_tool
 
 _CPU_HINT = (
-    "PyPI's torch needs CUDA on Linux: set PIP_EXTRA_INDEX_URL to the index of CPU builds that PyTorch's "
-    "installation page names"
+    "PyPI's torch requires CUDA on Linux: set PIP_EXTRA_INDEX_URL to the index of CPU builds from PyTorch's "
+    "installation page"
 )
-# What a package of ours needs beside those that hil names itself.
+# Dependencies of the agent's packages that hil's metadata does not list.
 _BESIDES = ("typing-extensions",)
-# pip itself gives a dead connection up; these end what hangs. PyTorch's wheel has 427 MB, IREE's tools some 80.
+# Time limits for a hanging pip; pip itself detects dead connections. PyTorch's wheel has 427 MB, IREE's tools about 80
+# MB.
 _FETCH_S, _TOOL_S = 3600.0, 600.0
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*?)\s*(?:;\s*extra == ['\"](\w+)['\"])?")
 _LEAST = re.compile(r">=\s*([0-9.]+)")
@@ -43,52 +45,53 @@ _NO_NETWORK = re.compile(
     r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|MaxRetryError|connection (?:error|broken)"
 )
 
-# What pip says of its search when it is asked for details: where it looked, and that an index refused to answer (a page
-# that an index does not have is a package that it does not have).
+# Verbose output of pip's search: the searched indexes, and an index that failed to respond. A missing page (404) only
+# means that the index does not have the package.
 _LOOKED = re.compile(r"Looking in indexes: |[1-9]\d* location\(s\) to search")
 _UNFETCHED = re.compile(r"Could not fetch URL (?!.*404 Client Error)")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A distribution that a board needs."""
+    """Distribution that a board needs."""
 
     name: str
-    range: str  # the versions that will do
-    here: str = ""  # the one that this machine has itself
-    pinned: bool = False  # no other version than this machine's will do
+    range: str  # allowed versions
+    here: str = ""  # version installed on this machine
+    pinned: bool = False  # whether only this machine's version is allowed
 
     @property
     def exact(self) -> str:
-        """The requirement of this machine's own version, where there is one."""
+        """Requirement of this machine's version, or of any allowed version if none is installed."""
         return f"{self.name}=={self.here}" if self.here else self.loose
 
     @property
     def loose(self) -> str:
-        """The requirement of any version that will do."""
+        """Requirement of any allowed version."""
         return f"{self.name}=={self.here}" if self.pinned and self.here else f"{self.name}{self.range}"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Distributions that are fetched together: the agent's own, or those of a runtime."""
+    """Distributions that are fetched together: those of the agent, or of a runtime."""
 
-    name: str  # says what was asked for: two groups of the same name serve the same
+    name: str  # identifies the contents: groups with the same name are interchangeable
     wanted: tuple[Wanted, ...]
 
 
 def agent_group() -> Group:
-    """What every agent needs."""
+    """Return the distributions that every agent needs."""
     wanted = (*sorted(_requirements()["agent"].items()), *((name, "") for name in _BESIDES))
     return Group("agent", tuple(Wanted(name, allowed, _installed(name)) for name, allowed in wanted))
 
 
 def runtime_group(runtime: str) -> Group:
-    """What a runtime adds to an agent: nothing, where hil knows no package of it.
+    """Return the distributions that a runtime adds to an agent.
 
-    A vendor's runtime, of which hil knows none, has to be on the board already.
+    The group is empty for runtimes without known packages, such as a vendor's runtime. These must already be on the
+    board.
     """
-    # A runtime's extra names the versions of what it brings; where several name a package, they say the same.
+    # The runtime's extra specifies the versions. Extras that list the same package agree on the version.
     allowed = {name: versions for extra in _requirements().values() for name, versions in extra.items()}
     wheels = RUNTIMES[runtime].wheels if runtime in RUNTIMES else ()
     wanted = tuple(_of_runtime(wheel, allowed.get(wheel.name, "")) for wheel in wheels)
@@ -99,12 +102,12 @@ def runtime_group(runtime: str) -> Group:
 def packages_for(
     interpreter: Interpreter, groups: Iterable[Group], *, say: Callable[[str], None], cache: Cache
 ) -> list[Package]:
-    """The packages of some groups for a board's Python, from the cache or else fetched with pip.
+    """Return the packages of groups for a board's Python, from the cache or fetched with pip.
 
     Raises:
-        NoWheels: one of them is not published for that platform.
-        BoardError: they could not be fetched, or not even be looked for.
-        StorageError: there is no room for them here.
+        NoWheels: A package is not published for that platform.
+        BoardError: Fetching failed, or no package index was available.
+        StorageError: This machine lacks space for the packages.
     """
     found: list[Package] = []
     for group in groups:
@@ -135,14 +138,17 @@ def packages_for(
 def _fetch(
     interpreter: Interpreter, group: Group, folder: Path, limit_s: float, progress: Progress | None = None
 ) -> None:
-    """Fetch a group's wheels: of this machine's own versions, or where one does not fit, the newest that will do."""
+    """Fetch a group's wheels in this machine's versions.
+
+    If a version is not available, fetch the newest allowed version.
+    """
     if not platform_tags(interpreter):
         raise NoWheels(f"no packages are published for {interpreter.text}", hint=COMMAND_HINT)
     loose: set[str] = set()
     while True:
         chosen = [one.loose if one.name in loose else one.exact for one in group.wanted]
         command = module_command("pip", "download", "--no-input", "--disable-pip-version-check", "--no-deps", "-vv")
-        # Without retries pip does not say that its index cannot be reached.
+        # Without retries, pip does not report an unreachable index.
         command += ["--progress-bar=raw", "--retries=3", f"--dest={folder}"]
         command += [*packages.pip_options(interpreter), *chosen]
         code, printed = _call(command, limit_s, progress)
@@ -150,13 +156,13 @@ def _fetch(
             return
         if code < 0:
             raise BoardError(
-                f"the agent's packages could not be fetched within {limit_s:g} s",
-                hint="see that pip reaches its package index",
+                f"timed out after {limit_s:g} s: fetching the agent's packages",
+                hint="check pip's connection to its package index",
             )
         if _FULL.search(printed):
             raise StorageError(
-                f"there is no room in {folder.parent} for the packages that the board is to get",
-                hint="make room there, or name another folder for what is fetched: TMPDIR",
+                f"not enough disk space in {folder.parent} for the board's packages",
+                hint="free disk space, or set TMPDIR to another directory",
             )
         missing = _NONE_FITS.search(printed)
         name = missing[1].lower().replace("_", "-") if missing else ""
@@ -167,13 +173,14 @@ def _fetch(
 
 
 def _unreached(printed: str) -> bool:
-    """Whether an index did not answer: then nobody knows what it has."""
+    """Return whether an index did not respond, so that the available packages are unknown."""
     return bool(_NO_NETWORK.search(printed) or _UNFETCHED.search(printed))
 
 
 def _not_had(name: str, requirement: str, printed: str, interpreter: Interpreter) -> BoardError:
-    """Why a package (``name``; "" where pip did not come as far) was not to be had: nobody publishes it, or no index
-    answers.
+    """Return the error for a package that could not be fetched: not published, or no index available.
+
+    ``name`` is "" if pip failed before it searched for the package.
     """
     detail = printed.strip()[-4000:]
     looked = _LOOKED.search(printed)
@@ -181,19 +188,17 @@ def _not_had(name: str, requirement: str, printed: str, interpreter: Interpreter
         hint = _CPU_HINT if requirement.endswith("+cpu") else COMMAND_HINT
         return NoWheels(f"{requirement} is not published for {interpreter.text}", hint=hint, detail=detail)
     if "No module named pip" in printed:
-        hint = "pip is missing beside hil: python -m ensurepip"
+        hint = "install pip: python -m ensurepip"
     else:
-        hint = f"the first deploy for a platform needs a package index: see pip's words below; or {COMMAND_HINT}"
+        hint = f"the first deploy for a platform requires a package index: see pip's output below; or {COMMAND_HINT}"
     if name and not looked:
-        text = f"{requirement} for {interpreter.text} is not at hand, and pip may not look into a package index"
-        return BoardError(
-            text, hint=f"PIP_NO_INDEX, or no-index in pip's configuration, forbids it: {hint}", detail=detail
-        )
+        text = f"{requirement} for {interpreter.text} is not cached, and pip's access to a package index is disabled"
+        return BoardError(text, hint=f"unset PIP_NO_INDEX, or no-index in pip's configuration: {hint}", detail=detail)
     return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, detail=detail)
 
 
 def _call(command: Sequence[str], limit_s: float, progress: Progress | None) -> tuple[int, str]:
-    """Run pip; its exit code, negative where it was ended for taking too long, and what it said of its troubles."""
+    """Run pip. Return its exit code (negative after a timeout) and the error output."""
     searched: list[str] = []
     with (
         tempfile.TemporaryFile("w+") as printed,
@@ -238,12 +243,12 @@ def _installed(name: str) -> str:
 
 @once
 def _requirements() -> dict[str, dict[str, str]]:
-    """hil's own requirements: extra ("" for none) -> distribution -> the versions that will do."""
+    """Return hil's requirements: extra ("" for none) -> distribution -> allowed versions."""
     try:
         lines = requires("hil") or []
     except PackageNotFoundError as error:
         raise UsageError(
-            "hil is not installed here, so its agent cannot be deployed", hint="pip install hil"
+            "hil is not installed on this machine, so its agent cannot be deployed", hint="pip install hil"
         ) from error
     found: dict[str, dict[str, str]] = {"": {}, "agent": {}, "sim": {}}
     for line in lines:
@@ -254,24 +259,24 @@ def _requirements() -> dict[str, dict[str, str]]:
 
 
 PACKAGE = "iree-base-runtime"
-# What hil takes out of it, at once: who has one of them can have the other without the network.
+# Tools to extract from it together, so that a cached tool implies that the others are cached too.
 _TOOLS = (RUN_TOOL, PROFILE_TOOL)
 _ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-# What a board is taken to have that does not tell: whether the program starts there will show.
+# Assumed C library of a board that does not report it. A wrong guess fails when the program starts.
 _LIBC = "glibc-2.35"
 
 
 def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache: Cache, board: str) -> Path:
-    """One of IREE's tools for a Linux board, kept in the cache.
+    """Return one of IREE's tools for a Linux board, from the cache if possible.
 
     Args:
-        arch: the board's, as ``uname -m`` says.
-        libc: the board's, as ``glibc 2.36``; "" where it does not tell.
-        version: of IREE; "" is this host's own.
+        arch: The board's architecture, as printed by ``uname -m``.
+        libc: The board's C library, such as ``glibc 2.36``; "" if unknown.
+        version: IREE version; "" means this host's version.
 
     Raises:
-        LoadFailed: there is none for such a board.
-        BoardError: the package cannot be had.
+        LoadFailed: The tool does not exist for such a board.
+        BoardError: The package could not be fetched.
     """
     family = _ARCHES.get(arch.lower())
     if family is None:
@@ -280,7 +285,7 @@ def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache:
         )
     if libc and not libc.startswith("glibc "):
         raise LoadFailed(
-            f"the {tool} of {PACKAGE} needs glibc, and the board has {libc}", board=board, hint=_BUILD_HINT
+            f"the {tool} of {PACKAGE} requires glibc, but the board has {libc}", board=board, hint=_BUILD_HINT
         )
     wanted = version or installed.version(PACKAGE)
     newest = libc.replace(" ", "-") or _LIBC
@@ -294,7 +299,7 @@ def _fill(folder: Path, wanted: str, arch: str, libc: str, board: str) -> None:
     own = {tool: _own(tool, wanted, arch) for tool in _TOOLS}
     if all(own.values()):
         for tool, path in own.items():
-            shutil.copyfile(str(path), folder / tool)
+            copy_file(str(path), folder / tool)
         return
     with temporary_folder("hil-wheel-") as place:
         wheel = _download(Path(place), wanted, arch, libc, board)
@@ -308,20 +313,20 @@ def _fill(folder: Path, wanted: str, arch: str, libc: str, board: str) -> None:
 
 
 def _own(tool: str, wanted: str, arch: str) -> Path | None:
-    """This host's own, where the board's platform and IREE are the same."""
+    """Return this host's tool if platform and IREE version match, else None."""
     if sys.platform != "linux" or _ARCHES.get(platform.machine().lower()) != arch or not platform.libc_ver()[0]:
         return None
     return own_tool(tool) if installed.version(PACKAGE) == wanted else None
 
 
 def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Path:
-    # The program itself has nothing to do with Python: any version's package will do, and this host's has one.
+    # The tools do not depend on Python, so the package for this host's Python version is sufficient.
     python = Interpreter("", sys.version_info[:2], arch, libc)
     try:
         _fetch(python, Group(PACKAGE, (Wanted(PACKAGE, "", wanted, pinned=True),)), folder, _TOOL_S)
     except BoardError as error:
         raise BoardError(
-            f"the package of {PACKAGE} {wanted} for {arch}, {libc.replace('-', ' ')} cannot be had",
+            f"cannot fetch the package {PACKAGE} {wanted} for {arch}, {libc.replace('-', ' ')}",
             board=board,
             hint=_OWN_HINT,
             detail=error.detail or error.message,
@@ -329,8 +334,7 @@ def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Pa
     return next(folder.glob("*.whl"))
 
 
-_BUILD_HINT = "build one for the board and name it in its config: [runtime] file = ..., or program = ..."
+_BUILD_HINT = "build it for the board, and set its path in the config: [runtime] file = ..., or program = ..."
 _OWN_HINT = (
-    "connect this host to a package index, or have the board use a command of its own: [runtime] file = ... in its "
-    "config"
+    "connect this machine to a package index, or set a custom command in the board's config: [runtime] file = ..."
 )

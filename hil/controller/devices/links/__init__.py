@@ -1,1 +1,1 @@
-"""Links: how the controller gets to an agent."""
+"""Links: connections from the controller to an agent."""

@@ -1,8 +1,8 @@
-"""Simulators that outlive the command that started them: the next command need not wait for one to start.
+"""Simulators that keep running after the command that started them, so that the next command starts faster.
 
-Each is kept for whoever asks for exactly the same: the same user, board config, code of hil's, packages, environment
-and limits. It serves one command at a time, which holds the lock on its folder; another takes, or starts, another. One
-that nobody has used for a while ends: it takes the lock itself, so that nobody comes in meanwhile.
+A simulator is reused only for the same user, board config, hil code, packages, environment and limits. It serves one
+command at a time; the command locks the simulator's directory. Concurrent commands use or start other simulators. After
+an idle timeout the simulator takes the lock and exits, so that no command can start using it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from hil.controller.devices.calls import Calls
 from hil.controller.devices.links import simulator_process
 from hil.core.board_config import BoardConfig
 from hil.core.digest import digest_of
+from hil.core.files import read_file
 from hil.core.processes import signal_group
 from hil.core.scratch import lasting_folder, remove_tree
 
 KEPT_S = 300
-# At most so many of a kind at a time; more commands at once have one of their own each.
+# Maximum number of reusable simulators per kind. Further concurrent commands start temporary simulators.
 _MOST = 4
 _ANSWER_S = 5.0
 PACKAGE = Path(__file__).parents[3]
-# Of hil, what no simulator imports.
+# Parts of hil that a simulator does not import.
 _NOT_ITS_CODE = ("controller", "testing", "__pycache__")
-# What differs from one terminal, shell or test to the next, and says nothing to a simulator.
+# Environment variables that differ between terminals, shells and tests and do not affect a simulator.
 _OF_THE_CALLER = frozenset(
     "_ COLORTERM COLUMNS DBUS_SESSION_BUS_ADDRESS DISPLAY INVOCATION_ID JOURNAL_STREAM LINES LS_COLORS MAIL OLDPWD "
     "OPENBLAS_THREAD_TIMEOUT PS1 PWD PYTEST_CURRENT_TEST SHLVL SSH_AUTH_SOCK SSH_CLIENT SSH_CONNECTION SSH_TTY STY "
@@ -44,32 +45,32 @@ _OF_THE_CALLER = frozenset(
 
 @dataclass(frozen=True)
 class Loan:
-    """A simulator that is ours until it is given back."""
+    """Simulator reserved for this process until it is returned."""
 
     folder: Path
     lock: int
-    begins: int  # where in its log our time begins, in bytes
+    begins: int  # byte offset in the log at which this loan begins
 
     def printed(self) -> str:
-        """What it has printed in our time, and why there is no sandbox."""
-        printed = simulator_process.log_of(self.folder).read_bytes()
+        """Return the output during this loan, and the reason for a missing sandbox."""
+        printed = read_file(simulator_process.log_of(self.folder))
         before = [line for line in printed[: self.begins].splitlines() if line.startswith(b"not sandboxed: ")]
         return b"\n".join([*before, printed[self.begins :]]).decode(errors="replace")
 
     def give_back(self) -> None:
-        """Leave it to the next command."""
+        """Release the simulator for the next command."""
         os.close(self.lock)
 
 
 def borrow(config: BoardConfig) -> Loan | None:
-    """Take a kept simulator for a board config, or start one to be kept.
+    """Reserve a running simulator for a board config, or start a reusable one.
 
-    None where there are as many in use as are kept, or where none can be.
+    Returns None if all reusable simulators are in use, or if reuse is not possible on this machine.
 
     Raises:
-        BoardUnreachable: it does not start.
+        BoardUnreachable: The simulator does not start.
     """
-    # A relative path would mean another folder where it stands.
+    # A relative path would resolve to another directory in the simulator.
     paths = [Path(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     if sys.platform != "linux" or not all(path.is_absolute() for path in paths):
         return None
@@ -97,11 +98,11 @@ def _start(config: BoardConfig, folder: Path) -> None:
     process = simulator_process.start(
         config, folder, "--idle-exit", str(KEPT_S), "--kept", stdin=subprocess.DEVNULL, cwd=folder
     )
-    process.returncode = 0  # it outlives us: nobody is to wait for it
+    process.returncode = 0  # it outlives this process: suppress Popen's wait and warning
 
 
 def _lock(folder: Path) -> int | None:
-    """The lock on a folder, which is made; None where somebody has it."""
+    """Create a directory and lock it. Return None if another process has the lock."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     try:
@@ -110,14 +111,14 @@ def _lock(folder: Path) -> int | None:
         return None
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock), folder.stat()):  # and nobody removed it meanwhile
+        if os.path.samestat(os.fstat(lock), folder.stat()):  # the directory was not removed meanwhile
             return lock
     os.close(lock)
     return None
 
 
 def _answers(folder: Path) -> bool:
-    """Whether its simulator is there and well; one that hangs is killed."""
+    """Return whether the directory's simulator responds. Kill a hanging simulator."""
     if not simulator_process.is_served(folder):
         return False
     address = simulator_process.address_in(folder)
@@ -133,7 +134,7 @@ def _answers(folder: Path) -> bool:
 
 
 def _sweep(base: Path, mine: Path) -> None:
-    """Remove what those left that ended otherwise than by themselves; ``mine``, which is locked, is only emptied."""
+    """Remove directories of crashed simulators. ``mine``, which this process has locked, is only emptied."""
     for folder in base.iterdir():
         if folder == mine:
             for left in folder.iterdir():
@@ -145,14 +146,14 @@ def _sweep(base: Path, mine: Path) -> None:
 
 
 def _kind(config: BoardConfig) -> str:
-    """What a simulator must have been started with to be the same as one that is started now, as a short name."""
+    """Return a short digest of everything that must match to reuse a simulator."""
     environment = sorted((name, value) for name, value in os.environ.items() if name not in _OF_THE_CALLER)
     code = sorted(_files(PACKAGE))
     packages = [(path, Path(path).stat().st_mtime_ns) for path in sys.path if path.endswith("-packages")]
     own = Path("/proc/self")
     where = [*map(str, map(Path.readlink, sorted(own.joinpath("ns").iterdir()))), own.joinpath("cgroup").read_text()]
     share = sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0), own.joinpath("limits").read_text()
-    program = sys.executable, str(config.path.absolute()), config.path.read_bytes()
+    program = sys.executable, str(config.path.absolute()), read_file(config.path)
     told = (program, environment, code, packages, where, share)
     return digest_of(repr(told).encode()).partition(":")[2][:16]
 

@@ -1,8 +1,8 @@
-"""What a link is: how the controller gets to a board, as long as it is open; what kinds there may be; lent boards.
+"""Links to boards, link kinds, and the interface of board providers.
 
-Who lends boards, such as a lab farm, registers a :class:`BoardProvider` under the entry-point group
-``hil.board_providers``: the prefix of its addresses, without the colon. What follows the colon is a selector, which the
-provider reads.
+A board provider, such as a lab farm, registers a :class:`BoardProvider` under the entry-point group
+``hil.board_providers``. The name is the prefix of its addresses without the colon. The provider parses the selector
+after the colon.
 """
 
 from __future__ import annotations
@@ -22,85 +22,94 @@ if TYPE_CHECKING:
 
 @dataclass
 class Link:
-    """A way to a board, as long as it is open."""
+    """Open connection to a board."""
 
     target: Target
     close: Callable[[], None] = field(default=lambda: None)
-    # what the far side's process printed so far, for an error's detail.
+    # Return the output of the remote process so far, for an error's detail.
     log: Callable[[], str] = field(default=lambda: "")
-    renew: Callable[[], Target] | None = None  # mends the way after a break, where it can be, and gives the target anew
+    renew: Callable[[], Target] | None = (
+        None  # reconnects after a break and returns the new target; None if not supported
+    )
     shell: Shell | None = None
-    pushed_bytes: int = 0  # what the link itself sent to the board, to put an agent there
-    build: str = ""  # the agent that the link put there or found, as Describe calls it; "" where any will do
-    config: BoardConfig | None = None  # the board's config, where only who is at the far end decides which board it is
-    # why the board is ours no more, "" where nothing is known of that; asked when it failed.
+    pushed_bytes: int = 0  # bytes that the link sent to install an agent on the board
+    build: str = ""  # build of the agent that the link installed or found, as in Describe; "" accepts any
+    config: BoardConfig | None = None  # the board's config, if the provider selects the board
+    # Return why the lease ended, or "" if unknown. Called after a failure.
     over: Callable[[], str] = field(default=lambda: "")
-    # makes the client of a board without an agent, for errors of that name; None: an agent's, at the target.
+    # Make the client for a board without an agent; the argument is the board's name for errors. None: use an agent at
+    # the target.
     connect: Callable[[str], BoardClient] | None = None
 
 
 @dataclass(frozen=True)
 class LinkKind:
-    """A kind of link; :mod:`hil.controller.devices.board_resolver` lists them."""
+    """Kind of link. :mod:`hil.controller.devices.board_resolver` lists all kinds."""
 
     name: str
-    # opens a link. It imports what is heavy when it is called. It raises UsageError for an address or a config that is
-    # wrong, and BoardError where nobody answers, the board refuses us, or cannot be used.
+    # Open a link. Imports heavy modules on demand. Raises UsageError for an invalid address or config. Raises
+    # BoardError if the board does not respond, refuses the connection, or cannot be used.
     connect: Callable[[BoardChoice], Link]
-    # whether a text is an address of this kind, and not a board's name or config file.
+    # Return whether a text is an address of this kind rather than a board's name or config file.
     is_address: Callable[[str], bool] = lambda text: False
-    serves: Callable[[BoardChoice], bool] | None = None  # whether this kind leads to a board; None: its address tells
+    serves: Callable[[BoardChoice], bool] | None = None  # whether this kind opens a board; None: decide by address
     takes_faults: bool = False
 
     def is_for(self, choice: BoardChoice) -> bool:
-        """Whether this kind leads to the board."""
+        """Return whether this kind opens the board."""
         return self.serves(choice) if self.serves is not None else self.is_address(choice.target)
 
 
 class BoardLoan(Protocol):
-    """A board that is waited for, then lent, until it is given back."""
+    """Request for a board: queued first, then lent until it is returned."""
 
     @property
     def name(self) -> str:
-        """The board's name, once there is one."""
+        """Name of the lent board."""
 
     @property
     def config(self) -> BoardConfig:
-        """The board's config, once there is one; its address leads to the agent."""
+        """Config of the lent board. The address leads to the agent."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a board, at most so long; whether there is one. FarmError where none will ever do."""
+        """Wait up to ``seconds`` for a board.
+
+        Return whether a board is lent. Raises FarmError if none can ever match.
+        """
 
     def queue_text(self) -> str:
-        """How many go first, in words; "" while that is not known."""
+        """Return the position in the queue as text, or "" while it is unknown."""
 
     def ended(self, seconds: float) -> str:
-        """Why the loan ended, though nobody here gave it back; waits so long for that. "" where it goes on."""
+        """Return why the loan ended although this client did not return the board, or "" if it has not ended.
+
+        Waits up to ``seconds`` for the end.
+        """
 
     def close(self) -> None:
-        """Give the board back, or leave the queue."""
+        """Return the board, or leave the queue."""
 
 
 class BoardProvider(Protocol):
-    """Lends boards."""
+    """Provider of boards."""
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: TextSink) -> Link:
-        """The link to a board, which is given back when the link is closed; options are those of :class:`BoardChoice`.
+        """Return the link to a board. Closing the link returns the board. For the options see :class:`BoardChoice`.
 
         Raises:
-            UsageError: no provider is known here, or the selector cannot be read.
-            NoSuchBoard: no board will ever do.
-            BoardBusy: none was free in time.
+            UsageError: No provider is configured, or the selector is invalid.
+            NoSuchBoard: None of the boards can ever match.
+            BoardBusy: No board was free in time.
         """
 
     def order(self, selector: str, purpose: str) -> BoardLoan:
-        """Wait in the queue for a board.
+        """Join the queue for a board.
 
         Args:
-            selector: what the board must be; "" is any.
-            purpose: told to others who wait for a board.
+            selector: Requirements for the board; "" means any board.
+            purpose: Shown to others who wait for a board.
 
         Raises:
-            UsageError: no provider is known here, or the selector cannot be read.
-            FarmUnreachable: nobody answers.
+            UsageError: No provider is configured, or the selector is invalid.
+            FarmUnreachable: The provider does not respond.
         """

@@ -1,4 +1,4 @@
-"""Links and lent boards of packages: each call is guarded, and what it returns is checked."""
+"""Links and boards from packages, with guarded calls and checked results."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def connect_by_package(point: EntryPoint, choice: BoardChoice) -> Link:
     """Open the link to a board through a function of a package.
 
     Raises:
-        UsageError: the function cannot be loaded, or refuses the address.
-        BoardError: it fails, or returns no link.
+        UsageError: The function cannot be loaded, or it refuses the address.
+        BoardError: The function fails or does not return a link.
     """
     connect = load(point)
     return open_guarded(where(point), lambda: connect(choice.target, choice.config), choice.say)
 
 
 def open_guarded(who: str, connect: Callable[[], Any], say: TextSink) -> Link:
-    """Open a link, and guard its own calls. Raises UsageError and BoardError, as :func:`connect_by_package`."""
+    """Open a link and guard the callbacks. Raises UsageError and BoardError, as :func:`connect_by_package`."""
     with guarded(who, BoardUnreachable, BoardError, UsageError):
         link: Link = connect()
         is_a(Link)(link)
@@ -75,17 +75,17 @@ def open_guarded(who: str, connect: Callable[[], Any], say: TextSink) -> Link:
 
 
 def provider_of(address: str) -> tuple[BoardProvider, str]:
-    """Return who lends the boards of an address, and the selector in it.
+    """Return the provider for an address, and the selector in it.
 
     Raises:
-        UsageError: nobody does, or its provider cannot be loaded.
-        BoardUnreachable: its provider fails.
+        UsageError: No provider is registered for the prefix, or the provider cannot be loaded.
+        BoardUnreachable: The provider fails.
     """
     prefix, _, selector = address.partition(":")
     for point in points(PROVIDERS):
         if point.name == prefix:
             return _provider(point), selector.strip()
-    raise UsageError(f"nobody lends boards of {address}")
+    raise UsageError(f"no board provider for {address}")
 
 
 def _provider(point: EntryPoint) -> BoardProvider:
@@ -94,12 +94,12 @@ def _provider(point: EntryPoint) -> BoardProvider:
     with guarded(who, BoardUnreachable, BoardError, UsageError):
         provider: BoardProvider = make()
         if not all(callable(getattr(provider, name, None)) for name in ("connect", "order")):
-            raise TypeError("it is no hil.plugins.BoardProvider: it lacks connect or order")
+            raise TypeError("not a hil.plugins.BoardProvider: connect or order is missing")
     return _GuardedProvider(provider, who) if package_of(point.group, point.name) else provider
 
 
 class _GuardedProvider:
-    """A provider of a package; what it lends is guarded too."""
+    """Provider of a package, guarded together with links and loans."""
 
     def __init__(self, provider: BoardProvider, who: str) -> None:
         self._provider, self._who = provider, who
@@ -127,12 +127,12 @@ LENT_KIND = LinkKind("lent board", _connect, is_lent)
 def _check_info(info: Any) -> None:
     is_a(Mapping)(info)
     if not isinstance(info.get("machine"), Mapping):
-        raise TypeError("machine is missing in what it returned, or is no object")
+        raise TypeError("connect() must return a machine object")
     runtimes = info.get("runtimes", ())
     if not isinstance(runtimes, list | tuple) or not all(
         isinstance(one, Mapping) and "name" in one for one in runtimes
     ):
-        raise TypeError("runtimes in what it returned is no list of objects with a name")
+        raise TypeError("connect() must return runtimes as a list of objects with a name")
 
 
 _CLIENT: Mapping[str, Callable[[Any], None]] = {

@@ -1,4 +1,4 @@
-"""The link to a simulator: one that is kept for the next command, or one for this alone, which ends with the link."""
+"""Link to a simulator: a reusable simulator, or a temporary simulator that ends with the link."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from hil.controller.devices.board_client import Target
 from hil.controller.devices.links import kept_simulators, simulator_process
 from hil.controller.devices.links.link import Link, LinkKind
 from hil.core.board_config import BoardConfig
+from hil.core.files import read_end
 from hil.core.installed import points
 from hil.core.processes import wait_or_kill
 from hil.core.scratch import new_folder, remove_tree
 from hil.core.text import TextSink
 
-# Of the environment; "fresh": each command starts a simulator of its own.
+# Environment variable, and the value "fresh": start a new simulator for each command.
 VARIABLE, FRESH = "HIL_SIMULATOR", "fresh"
 _END_S = 10.0
 
 
 def open_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextSink = lambda text: None) -> Link:
-    """Take a simulator for a board config that is kept, or start one, and wait until it serves (BoardUnreachable).
+    """Open a link to a simulator for a board config. Reuse a running simulator or start one.
 
-    None is kept that has faults, which remember how often they came, nor beside runtimes of other packages, whose files
-    may change meanwhile.
+    Simulators with faults are not reused, since faults count their occurrences. Nor are simulators while a package
+    registers a runtime, whose files may change.
 
-    Raises UsageError where a fault is written wrongly.
+    Raises:
+        BoardUnreachable: The simulator does not start in time.
+        UsageError: A fault has invalid syntax.
     """
     faulty = bool(faults) or bool(config.simulator and config.simulator.faults)
     link = None
@@ -34,7 +37,7 @@ def open_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextS
     if link is None:
         link = _own(config, faults, faulty)
     if lines := [one for one in link.log().splitlines() if one.startswith("not sandboxed: ")]:
-        say(f"{lines[0]}; programs run on this machine with all rights that you have")
+        say(f"{lines[0]}; programs run on this machine with all your permissions")
     return link
 
 
@@ -46,7 +49,7 @@ def _kept(config: BoardConfig) -> Link | None:
 
 
 def _own(config: BoardConfig, faults: tuple[str, ...], faulty: bool) -> Link:
-    # Unix socket paths are short by law (104 bytes on macOS), so not below the user's own deep folders.
+    # The paths of Unix sockets are limited (104 bytes on macOS), so do not use the user's directories.
     folder = new_folder("hil-sim-", for_sockets=True)
     try:
         given = [word for fault in faults for word in ("--fault", fault)]
@@ -62,7 +65,7 @@ def _own(config: BoardConfig, faults: tuple[str, ...], faulty: bool) -> Link:
         remove_tree(folder)
 
     target = Target(simulator_process.address_in(folder), faults=faulty)
-    return Link(target, close, lambda: simulator_process.log_of(folder).read_text(errors="replace"))
+    return Link(target, close, lambda: read_end(simulator_process.log_of(folder)))
 
 
 SIM_KIND = LinkKind(

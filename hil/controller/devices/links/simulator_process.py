@@ -1,4 +1,4 @@
-"""A simulator's process: it listens in a folder that it is given, and keeps its blobs and its log there."""
+"""Process of a simulator. The socket, blob store and log are in a given directory."""
 
 from __future__ import annotations
 
@@ -8,39 +8,43 @@ from pathlib import Path
 
 from hil.controller.devices.links.agent import probe
 from hil.core.board_config import BoardConfig
+from hil.core.files import read_end
 from hil.core.processes import module_command
-from hil.errors import BoardUnreachable, UsageError
+from hil.errors import BoardUnfit, BoardUnreachable, StorageError, UsageError
 
 _START_S = 30.0
 _LOOK_S = 0.01
+# Exit code -> error type. A simulator uses this machine's disk, so disk errors are StorageError.
+_REFUSALS: dict[int | None, type[UsageError]] = {UsageError.exit_code: UsageError, BoardUnfit.exit_code: StorageError}
 
 
 def address_in(folder: Path) -> str:
-    """Where the simulator of a folder listens."""
+    """Return the address of a directory's simulator."""
     return f"unix:{folder}/sim.sock"
 
 
 def log_of(folder: Path) -> Path:
-    """The file that the simulator of a folder prints to."""
+    """Return the log file of a directory's simulator."""
     return folder / "log"
 
 
 def start(
     config: BoardConfig, folder: Path, *more: str, stdin: int, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a simulator for a board config; returns once it listens.
+    """Start a simulator for a board config and wait until it listens.
 
     Args:
-        more: further arguments of `python -m hil.sim`.
+        more: Further arguments of `python -m hil.sim`.
 
     Raises:
-        UsageError: it refuses its arguments.
-        BoardUnreachable: it ended, or did not listen in time.
+        UsageError: The simulator rejects the arguments.
+        StorageError: The directory is on a full, read-only or failing disk.
+        BoardUnreachable: The simulator exited or did not listen in time.
     """
     command = module_command("hil.sim", "--config", str(config.path.absolute()), *more)
     command += ["--listen", address_in(folder), "--store", str(folder / "store")]
     with log_of(folder).open("wb") as log:
-        # A session of its own: Ctrl-C in the terminal is the controller's to handle.
+        # A separate process session, so that the controller handles Ctrl-C of the terminal.
         process = subprocess.Popen(
             command, stdin=stdin, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=cwd
         )
@@ -60,17 +64,17 @@ def _wait(process: subprocess.Popen[bytes], config: BoardConfig, folder: Path) -
     while not is_served(folder):
         code = process.poll()
         if code is not None or time.monotonic() > until:
-            printed = log_of(folder).read_text(errors="replace").strip()
-            if code == UsageError.exit_code:
+            printed = read_end(log_of(folder)).strip()
+            if (kind := _REFUSALS.get(code)) is not None:
                 message, _, hint = printed.removeprefix("hil.sim: ").partition("\n  hint: ")
-                raise UsageError(message, hint=hint)
-            detail = printed or f"it did not serve within {_START_S:g} s"
+                raise kind(message, hint=hint)
+            detail = printed or f"it did not accept connections within {_START_S:g} s"
             raise BoardUnreachable("the simulator did not start", board=config.name, detail=detail)
         time.sleep(_LOOK_S)
 
 
 def is_served(folder: Path) -> bool:
-    """Whether somebody listens there."""
+    """Return whether a simulator listens in the directory."""
     try:
         probe(address_in(folder))
     except OSError:

@@ -1,9 +1,8 @@
-"""Boards that are reached by SSH: an agent is put there and gRPC goes through a tunnel to it, or commands run there."""
+"""Links over SSH: install an agent and tunnel gRPC to it, or run shell commands."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
 from typing import TYPE_CHECKING
 
 from hil.controller.devices.board_choice import BoardChoice
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _SshLink:
-    """The shell and, where there is an agent, the tunnel to it; they are made anew together after a break."""
+    """Link with a shell and, if the board has an agent, a tunnel. Renewing replaces both."""
 
     def __init__(self, choice: BoardChoice, *, board: str) -> None:
         self._choice = choice
@@ -44,7 +43,7 @@ class _SshLink:
         return shell
 
     def open(self) -> Link:
-        """Log in, no more: commands are going to be run there."""
+        """Log in for running shell commands."""
         self._log_in()
         self.link.connect = self._client
         return self.link
@@ -57,11 +56,11 @@ class _SshLink:
 
 
 class _AgentLink(_SshLink):
-    """With an agent, which is put there. Of a link that breaks meanwhile: what arrived is not sent again."""
+    """Link to an agent that it installs. After a break it resumes uploads instead of repeating them."""
 
     def open(self) -> Link:
-        """Log in, have the agent run, and make the tunnel to it."""
-        import tenacity  # 3 ms, of every command that any link is known to
+        """Log in, start the agent, and open the tunnel to it."""
+        import tenacity  # importing at module level would cost every command 3 ms
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(BoardLost),
@@ -74,16 +73,11 @@ class _AgentLink(_SshLink):
     def _open(self) -> Link:
         from hil.controller.devices.deploy.ensure import Recipe, ensure_agent
         from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
-        from hil.controller.devices.ssh.login import exposure
-        from hil.controller.devices.ssh.transport import FileKey
         from hil.controller.devices.ssh.tunnel import NoTunnel, open_any_tunnel
 
         choice, link = self._choice, self.link
         say, folder = choice.say, choice.config.connection.folder
         shell = self._log_in()
-        for path in {hop.source.path for hop in shell.hops if isinstance(hop.source, FileKey)}:
-            if text := exposure(path):
-                say(f"{text}: ssh itself would not use it; mend it with: chmod 600 {shlex.quote(str(path))}")
         try:
             recipe = Recipe.of([choice.runtime or choice.config.runtime])
             place = ensure_agent(shell, recipe, folder=folder, board=self._board, say=say)
@@ -102,9 +96,9 @@ class _AgentLink(_SshLink):
 def _connect_command(choice: BoardChoice) -> Link:
     if not is_ssh_address(choice.target):
         raise UsageError(
-            f"programs run by command over SSH only, and {choice.target or 'no address'} is none for that",
+            f"running programs by command requires SSH, got {choice.target or 'no address'}",
             board=choice.name,
-            hint="--board USER@HOST, or an address in the config's [connection]",
+            hint="use --board USER@HOST, or set the address in [connection] of the config",
         )
     return _SshLink(choice, board=choice.name).open()
 

@@ -1,0 +1,52 @@
+"""Read the memory of a board without an agent after the OOM killer ended a program."""
+
+from __future__ import annotations
+
+import re
+
+_MARK = "hil-memory"
+_LINE = re.compile(r"([A-Za-z]+):? +([0-9]{1,18})(?: kB| ([0-9]{1,18}))?")
+
+# Shell functions. oom_kills prints the number of OOM kills so far (nothing before Linux 4.13). memory prints the
+# machine's memory, and LIMIT USED in bytes for each control group of a run.
+MEMORY_FUNCTIONS = """
+oom_kills() { grep '^oom_kill ' /proc/vmstat 2>/dev/null; }
+groups() {
+  group=$2
+  while :; do
+    [ -r "$1$group/$3" ] && echo "group $(cat "$1$group/$3") $(cat "$1$group/$4")"
+    case $group in /*) group=${group%/*} ;; *) break ;; esac
+  done
+}
+memory() {
+  echo hil-memory
+  grep -e '^MemTotal:' -e '^MemAvailable:' /proc/meminfo
+  all=/proc/self/cgroup
+  groups /sys/fs/cgroup "$(sed -n 's/^0:://p' $all)" memory.max memory.current
+  groups /sys/fs/cgroup/memory "$(sed -n 's/^[0-9]*:memory://p' $all)" memory.limit_in_bytes memory.usage_in_bytes
+  echo hil-memory
+} 2>/dev/null
+"""
+
+
+def split_memory(lines: list[str]) -> tuple[tuple[int, int] | None, list[str]]:
+    """Split off the output of the shell function memory, if present.
+
+    Returns:
+        The total and the available memory for a program in bytes, or None if unknown. Then the remaining lines.
+    """
+    if not lines or lines[0] != _MARK or _MARK not in lines[1:]:
+        return None, lines
+    end = lines.index(_MARK, 1)
+    machine: dict[str, int] = {}
+    found = []
+    for line in lines[1:end]:
+        match = _LINE.fullmatch(line.strip())
+        if match and match[1] == "group" and match[3]:
+            limit, used = int(match[2]), int(match[3])
+            found.append((limit, max(limit - used, 0)))
+        elif match:
+            machine[match[1]] = int(match[2]) * 1024
+    if {"MemTotal", "MemAvailable"} <= machine.keys():
+        found.append((machine["MemTotal"], machine["MemAvailable"]))
+    return min(found, default=None), lines[end + 1 :]
